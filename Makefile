@@ -118,7 +118,7 @@ bench: $(STAMP) ## measure, each figure beside its comparison (15 minutes; CHECK
 bench-vllm: $(ENGINES)/.installed ## measure the gpu lane beside vLLM's own batch class, on the CPU (half an hour; a GPU: --gpu)
 	@$(ENGINES)/bin/python -m benchmarks.engine
 
-soak: $(STAMP) ## run every fault of tests/fault_table.py on both databases, and the long kill storms (about an hour; seeds: FAULT_SEEDS=1,2)
+soak: $(STAMP) ## run every fault of tests/harness/fault_table.py on both databases, and the long kill storms (about an hour; seeds: FAULT_SEEDS=1,2)
 	@$(BIN)/python -m pytest -q -m soak
 
 audit: $(AUDIT)/.installed ## list what is installed (audit/sbom.json, CycloneDX) and its known vulnerabilities, as far as the database is reached

@@ -1,7 +1,7 @@
-"""Put random passwords into .env, where the example's are: python3 docker/passwords.py
+"""Put random passwords into .env, where the example's are.
 
-Makes .env from .env.example where there is none. What was chosen already stays. Needs Python 3 and
-nothing else.
+Run it as `python3 docker/passwords.py`. Makes .env from .env.example where there is none. What was
+chosen already stays. Needs Python 3 and nothing else.
 """
 
 from __future__ import annotations

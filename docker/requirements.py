@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def requirements(project: Path, extras: Iterable[str]) -> list[str]:
-    """The base install and these extras. Raises KeyError for an extra that there is not."""
+    """Return the base install and these extras. Raises KeyError for an unknown extra."""
     table = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
     found, left, seen = set(table["dependencies"]), list(extras), set[str]()
     while left:

@@ -30,22 +30,22 @@ with suppress(MissingServer):
 ON_BOTH = {
     f"tests/{name}.py"
     for name in (
-        "integration/test_account",
-        "integration/test_batch_crashes",
-        "integration/test_commit_order",
-        "integration/test_control_shards",
-        "integration/test_door_stores",
-        "integration/test_ledger_away",
-        "integration/test_ledger_conformance",
-        "integration/test_ledger_migrations",
-        "integration/test_ledger_odd_texts",
-        "integration/test_ledger_processes",
-        "integration/test_ledger_shards",
-        "integration/test_provider_batch_stores",
-        "integration/test_sources_tables",
-        "integration/test_spending",
-        "integration/test_tables_into",
-        "integration/test_tenant_budgets",
+        "integration/ledger/test_account",
+        "integration/workers/lanes/batch/test_crashes",
+        "integration/ledger/test_commit_order",
+        "integration/workers/control/test_shards",
+        "integration/ledger/test_door_stores",
+        "integration/ledger/test_away",
+        "integration/ledger/test_conformance",
+        "integration/ledger/test_migrations",
+        "integration/ledger/test_odd_texts",
+        "integration/ledger/test_processes",
+        "integration/ledger/test_shards",
+        "integration/ledger/test_provider_batch_stores",
+        "integration/producer/sources/test_tables",
+        "integration/ledger/test_spending",
+        "integration/producer/outputs/test_tables_into",
+        "integration/workers/control/test_tenant_budgets",
     )
 }
 

@@ -85,11 +85,11 @@ class Member:
 
 @contextlib.contextmanager
 def arena() -> Iterator[Arena]:
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path.insert(0, str(ROOT / "tests/harness"))
     try:
         servers = import_module("servers")
     finally:
-        sys.path.remove(str(ROOT / "tests"))
+        sys.path.remove(str(ROOT / "tests/harness"))
     with folder() as place, contextlib.ExitStack() as stack:
         running = []
         for name in ("quota", "provider"):

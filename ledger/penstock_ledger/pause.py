@@ -121,15 +121,20 @@ def stored_pause(pause: Pause) -> str:
 
 
 def read_pause(text: str | None, reason: str | None) -> Pause | None:
-    """Return what ``stored_pause`` has written; None for a pause that is over, or of which nothing
-    can be read."""
+    """Return what ``stored_pause`` has written.
+
+    None for a pause that is over, or of which nothing can be read.
+    """
     found = _loaded(text)
     return None if found is None or found[1] != reason else found[0]
 
 
 def accepted_with(text: str | None, before: Accepted | None) -> Accepted | None:
-    """Return what a person accepts by letting a job go on that is paused as the column `pause`
-    says, beside what was accepted ``before``; None where that is no stop-loss."""
+    """Return what a person accepts by letting a paused job go on.
+
+    The column `pause` is ``text``; what was accepted ``before`` is kept beside it. None where a
+    stop-loss did not pause the job.
+    """
     found = _loaded(text)
     if found is None or found[0].by is not PausedBy.STOP_LOSS:
         return None

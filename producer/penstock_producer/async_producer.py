@@ -102,8 +102,10 @@ class AsyncProducer:
         return await self._run(lambda: producer.status(job))
 
     async def results(self, job: str) -> AsyncIterator[Result]:
-        """Every visible result so far, in flat memory: ``async for result in
-        producer.results(job)``."""
+        """Yield every visible result so far, in flat memory.
+
+        Use it as ``async for result in producer.results(job)``.
+        """
         producer = await self._producer()
         async for result in self._pages(lambda: producer.results(job)):
             yield result

@@ -92,8 +92,10 @@ def seen(value: Any) -> str:
 
 
 def _repr_of(value: Any) -> Iterator[str]:
-    """Yield its repr piece by piece: that of a 100 MB line, or of a million objects, would cost
-    more than reading them."""
+    """Yield a value's repr piece by piece.
+
+    That of a 100 MB line, or of a million objects, would cost more than reading them.
+    """
     if isinstance(value, (str, bytes)):
         yield repr(value[: MAX_SEEN_CHARS + 1])
     elif type(value) is dict:
@@ -115,8 +117,10 @@ def _repr_of(value: Any) -> Iterator[str]:
 
 
 def pointer_to(*names: object) -> str:
-    """The JSON pointer to a field, each name in it cut to 80 characters: a caller may have chosen
-    it."""
+    """Return the JSON pointer to a field.
+
+    Each name in it is cut to 80 characters: a caller may have chosen it.
+    """
     return "".join(f"/{str(name)[:MAX_SEEN_CHARS]}" for name in names)
 
 
@@ -259,8 +263,10 @@ class SourceChanged(SourceError):
 
 
 class BadReference(SourceChanged):
-    """A message names a place in its job's source where its document is not: the message is wrong,
-    not the source."""
+    """A message names a place in its job's source where its document is not.
+
+    The message is wrong, not the source.
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(message, code="bad_reference")
@@ -326,8 +332,10 @@ class SinkError(ProducerError):
 
 
 class SinkUnfit(SinkError):
-    """It cannot be written as it is: trying again helps once the table, the URL or the software was
-    changed."""
+    """The destination cannot be written as it is.
+
+    Trying again helps once the table, the URL or the software was changed.
+    """
 
 
 class SinkTaken(SinkError):
@@ -410,8 +418,10 @@ class BadMessage(WireError):
 
 
 class UnknownMessageVersion(WireError):
-    """The message was written by a release that this one does not understand: keep it aside, never
-    drop it."""
+    """The message was written by a release that this one does not understand.
+
+    Keep it aside, never drop it.
+    """
 
     def __init__(self, version: Any) -> None:
         self.version = version

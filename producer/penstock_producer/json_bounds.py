@@ -23,8 +23,10 @@ _PIECE: Final = 256 * 1024  # bytes that are counted together, within millisecon
 
 
 def overfull(text: bytes | bytearray) -> str | None:
-    """Say what a JSON text has too much of; None for one within the bounds, and perhaps for one
-    that is not JSON."""
+    """Return what a JSON text has too much of; None for one within the bounds.
+
+    It may be None for a text that is not JSON, too.
+    """
     if len(text) < _LEAST_BYTES:
         return None
     values, fields = _counted(text)
@@ -36,14 +38,18 @@ def overfull(text: bytes | bytearray) -> str | None:
 
 
 def _counted(text: bytes | bytearray) -> tuple[int, int]:
-    """Return how many values there are, give or take one, and how many fields: a value follows a
-    comma or a bracket."""
+    """Return how many values there are, give or take one, and how many fields.
+
+    A value follows a comma or a bracket.
+    """
     return text.count(b",") + text.count(b"[") + text.count(b"{"), text.count(b":")
 
 
 def _counted_outside_texts(text: bytes | bytearray) -> tuple[int, int]:
-    """The same without what stands inside of texts, as far as it takes to know that there is too
-    much."""
+    """Return the same two numbers without what stands inside of texts.
+
+    Counting ends once it is known that there is too much.
+    """
     values = fields = at = 0
     is_inside = False
     while at < len(text) and values <= MAX_VALUES and fields <= MAX_FIELDS:

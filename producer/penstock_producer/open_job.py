@@ -68,7 +68,10 @@ class PushedLines:
         self._max_line_bytes = max_line_bytes
 
     def push(self, lines: bytes) -> list[PushedLine]:
-        """Raises InvalidDocument for too many lines, JobNotFound and JobClosed."""
+        """Store the lines and return what became of each.
+
+        Raises InvalidDocument for too many lines, JobNotFound and JobClosed.
+        """
         numbered = list(enumerate(lines.split(b"\n", LINES_MAX), 1))
         if len(numbered) > LINES_MAX and numbered[-1][1].strip():
             raise InvalidDocument(
@@ -85,8 +88,10 @@ class PushedLines:
     def _groups(
         self, lines: list[tuple[int, bytes]], fates: list[PushedLine]
     ) -> Iterator[list[tuple[int, str, bytes]]]:
-        """Documents that can be stored, one transaction's at a time; what cannot goes to
-        ``fates``."""
+        """Yield documents that can be stored, one transaction's at a time.
+
+        What cannot be stored goes to ``fates``.
+        """
         group, size = list[tuple[int, str, bytes]](), 0
         for number, line in lines:
             checked = self._checked(number, line)
@@ -148,8 +153,10 @@ class PushedLines:
 
 
 class DocumentChecker:
-    """Turns what services push into request bodies: records where the spec has a prompt, request
-    bodies otherwise."""
+    """A checker that turns what services push into request bodies.
+
+    Records are pushed where the spec has a prompt, request bodies otherwise.
+    """
 
     def __init__(
         self, spec: JobSpec, max_bytes: int, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
@@ -158,7 +165,7 @@ class DocumentChecker:
         self._max_bytes = max_bytes
 
     def check(self, doc_id: str | int, given: Mapping[str, Any] | bytes | str) -> tuple[str, bytes]:
-        """The document id and the request body as JSON. Raises InvalidDocument."""
+        """Return the document id and the request body as JSON. Raises InvalidDocument."""
         try:
             name = check_doc_id(str(doc_id) if type(doc_id) is int else doc_id, "doc_id")
             raw = _as_json(given)
@@ -226,8 +233,10 @@ class OpenJob:
         _OPEN.add(self)
 
     def _begin(self) -> None:
-        """Empty, and with locks that no other thread holds: at first, and in the child of a
-        fork."""
+        """Begin empty, with locks that no other thread holds.
+
+        This happens at first, and in the child of a fork.
+        """
         # held while documents are written, so that `flush` returns after all of them
         self._writing = threading.Lock()
         # guards what follows; never held while anything is waited for
@@ -255,8 +264,7 @@ class OpenJob:
             self.flush_quietly()
 
     def enqueue(self, doc_id: str | int, document: Mapping[str, Any] | bytes | str) -> None:
-        """Take one document: a record for the spec's prompt, or a request body where the spec has
-        none.
+        """Take one document: a record for the spec's prompt, or a request body without one.
 
         It is durable after ``flush``, or by itself within FLUSH_AFTER_S. The same ``doc_id`` again
         is ignored when it holds the same; when it does not, the first one counts and a later
@@ -268,8 +276,10 @@ class OpenJob:
             self.make_room()
 
     def offer(self, doc_id: str | int, document: Mapping[str, Any] | bytes | str) -> bool:
-        """As ``enqueue``, but never waits: False when the buffer is full, and then ``make_room``
-        writes it."""
+        """Take one document as ``enqueue`` does, but never wait.
+
+        False when the buffer is full: then ``make_room`` writes it.
+        """
         return self._take(self._checker.check(doc_id, document))
 
     def make_room(self) -> None:
@@ -277,8 +287,7 @@ class OpenJob:
         self._write(ask=False)
 
     def flush(self) -> int:
-        """Make everything enqueued so far durable; returns how many of those that it wrote were
-        new.
+        """Make everything enqueued so far durable; return how many of the written ones were new.
 
         Raises SpoolConflict for documents whose id is taken by another body, once each: all others
         are stored then. Raises JobCancelled, JobClosed (the error names the documents that were not

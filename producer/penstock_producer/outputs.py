@@ -1,5 +1,6 @@
-"""A job's outcomes as files: OpenAI Batch output lines and error lines, streamed from the ledger in
-flat memory.
+"""A job's outcomes as files: OpenAI Batch output lines and error lines, in flat memory.
+
+They are streamed from the ledger.
 
 Lines are in the ledger's order, which is not that of the source; `custom_id` says whose they are.
 Writing them again gives the same bytes for the same outcomes. A folder and a bucket get both files,
@@ -128,9 +129,11 @@ def output_line(result: Result) -> bytes:
 
 
 def provenance_line(result: Result, made_with: Sequence[MadeWith], spec_digest: str) -> bytes:
-    """The same line with what made it, under `penstock`: a list of one combination, of more where
-    the fleet was changed at that moment, and of none for an answer that another request was
-    given."""
+    """Return the output line with what made the result, under `penstock`.
+
+    That is a list of one combination, of more where the fleet was changed at that moment, and of
+    none for an answer that another request was given.
+    """
     more: dict[str, Any] = {"spec_digest": spec_digest, "model": result.model}
     if result.reason is not None:
         more |= {"cached": True, "from": result.reason}
@@ -176,7 +179,7 @@ def _line(key: ItemKey, **fields: Any) -> bytes:
 
 
 def _request_id(key: ItemKey) -> str:
-    """The same item always has the same one."""
+    """Return an id of the item's request; the same item always has the same one."""
     named = f"{key.job_id}\0{key.generation}\0{key.doc_id}".encode()
     return "batch_req_" + hashlib.sha256(named).hexdigest()[:24]
 
@@ -195,8 +198,11 @@ def on_one_line(body: bytes) -> bytes:
 
 
 def _refusal(letter: DeadLetter) -> Any:
-    """The provider's own error body; one made from what is known where only an excerpt, no JSON, or
-    JSON too deep to be written again was kept."""
+    """Return the provider's own error body.
+
+    One is made from what is known where only an excerpt, no JSON, or JSON too deep to be written
+    again was kept.
+    """
     try:
         body = orjson.loads(letter.response or b"")
         if isinstance(body, dict) and "error" in body:

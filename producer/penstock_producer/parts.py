@@ -62,7 +62,7 @@ class Index:
 
     @classmethod
     def read(cls, bucket: Place, job_id: str) -> Self:
-        """Raises SinkError."""
+        """Read the index of a job's parts, empty where there is none. Raises SinkError."""
         found = bucket.read(INDEX_NAME)
         if found is None:
             return cls(job_id)
@@ -84,9 +84,10 @@ class Index:
     def write(
         self, bucket: Place, *, parts: tuple[Part, ...], cursor: str | None, conditional: bool
     ) -> Self:
-        """The index with these parts, in the place of this one.
+        """Write an index with these parts in the place of this one, and return it.
 
-        Raises SinkTaken where another process has replaced it."""
+        Raises SinkTaken where another process has replaced it.
+        """
         content = {
             "version": _VERSION,
             "job": self.job_id,
@@ -233,7 +234,7 @@ class GrowingOutput:
             self._replaced(index, (), None)
 
     def _write(self, index: Index, metadata: dict[str, str], condition: Condition | None) -> None:
-        """The parts, and what came after them."""
+        """Write the parts, and what came after them, as the one file of results."""
         writer = writer_of(self._bucket, OUTPUT_NAME, metadata=metadata, condition=condition)
         try:
             for part in index.parts:

@@ -1,5 +1,6 @@
-"""What of a pin is content, and the names in it that are not: how, when, through which door and for
-whom a source was read.
+"""Which fields of a pin are content, and the names of those that are not.
+
+The others say how, when, through which API and for whom a source was read.
 
 A pin is what the ledger keeps of a job's source. By its content the same submit is known again,
 wherever the file lies by then.
@@ -73,16 +74,19 @@ _BESIDE_CONTENT: Final = frozenset(
 
 
 def shown_uri(pin: Mapping[str, Any]) -> str:
-    """Where the source lies, as its submitter may know it: of an uploaded file the name, not where
-    this machine keeps it."""
+    """Return where the source lies, as its submitter may know it.
+
+    Of an uploaded file that is the name, not where this machine keeps it.
+    """
     uri = str(pin.get("uri", ""))
     return uri.rpartition("/")[2] if pin.get(DOOR) == UPLOADED else uri
 
 
 def content_of(pin: Mapping[str, Any]) -> dict[str, Any]:
-    """What was read, not where or when.
+    """Return what was read, not where or when.
 
-    A moved or touched file is the same source, and so is one read with other limits."""
+    A moved or touched file is the same source, and so is one read with other limits.
+    """
     return {
         name: value for name, value in pin.items() if name not in _BESIDE_CONTENT and name != "uri"
     }

@@ -1,5 +1,7 @@
-"""The door for other services: submit a file as a job, or push documents into an open one, and read
-its outcomes."""
+"""The Python API for other services.
+
+They submit a file as a job, or push documents into an open one, and read its outcomes.
+"""
 
 from __future__ import annotations
 
@@ -126,10 +128,10 @@ class Producer:
         borders: Borders | None = None,
         database: Database | None = None,
     ) -> None:
-        """``borders`` are for a remote door: its jobs may ask for no more, and read `source_roots`
-        only.
+        """Open the ledger.
 
-        A ``database`` that is open already is used as it is, and stays open.
+        ``borders`` are for remote clients: their jobs may ask for no more, and read `source_roots`
+        only. A ``database`` that is open already is used as it is, and stays open.
         """
         self._borders = borders
         self._settings = settings or ProducerSettings.load(database_url=database_url)
@@ -188,8 +190,9 @@ class Producer:
         check: Check | None = None,
         sample_of: Mapping[str, int] | None = None,
     ) -> Job:
-        """Accept every document of ``source`` (a path, an `s3://` URI, a database's URL) as one
-        job.
+        """Accept every document of ``source`` as one job.
+
+        ``source`` is a path, an `s3://` URI or a database's URL.
 
         With a ``job_key``, submitting the same again returns the same job. Raises JobConflict when
         the key belongs to another spec or content, SpecError, SourceError (as when reading takes
@@ -229,9 +232,10 @@ class Producer:
         timeout_s: float | None = None,
         uploaded: bool = False,
     ) -> JobEstimate:
-        """What a submit of these would accept, and about what it may cost.
+        """Return what a submit of these would accept, and about what it may cost.
 
-        Nothing is accepted. Raises as ``submit``."""
+        Nothing is accepted. Raises as ``submit``.
+        """
         spec = self._new.accepted(spec)
         found = survey(self._source(source, spec, uploaded, timeout_s), spec)
         usd = estimated_usd(spec, found.estimate, self._settings.prices(spec.provider))
@@ -255,9 +259,10 @@ class Producer:
         timeout_s: float | None = None,
         uploaded: bool = False,
     ) -> FirstRows:
-        """The first rows of a source as requests, and why others are none.
+        """Return the first rows of a source as requests, and why others are none.
 
-        Nothing is accepted. Raises as ``submit``."""
+        Nothing is accepted. Raises as ``submit``.
+        """
         accepted = self._new.accepted(spec)
         return first_rows(self._source(source, accepted, uploaded, timeout_s), most)
 
@@ -270,9 +275,10 @@ class Producer:
         timeout_s: float | None = None,
         uploaded: bool = False,
     ) -> Sample:
-        """``number`` documents drawn at random, as lines that are submitted as a job of its own.
+        """Draw ``number`` documents at random, as lines that are submitted as a job of its own.
 
-        Raises as ``submit``."""
+        Raises as ``submit``.
+        """
         accepted = self._new.accepted(spec)
         return sample_of(
             lambda: self._source(source, accepted, uploaded, timeout_s), accepted, number
@@ -289,8 +295,9 @@ class Producer:
         among: Sequence[str] | None = None,
         timeout_s: float | None = None,
     ) -> tuple[Job | None, int]:
-        """Accept those files of a folder, prefix or pattern as one job that ``taken`` does not
-        know; None for no such file.
+        """Accept the files that ``taken`` does not know as one job; None where there are none.
+
+        ``source`` is a folder, prefix or pattern.
 
         With ``among``, of these names only, without a listing. For schedules; the job and what it
         takes are written together. The number is of files that may still be written, and were left
@@ -309,9 +316,10 @@ class Producer:
         return self._new.create_surveyed(spec, found, came), unsettled
 
     def gone_files(self, source: str, taken_between: TakenBetween) -> Iterator[Sequence[bytes]]:
-        """The keys of files that were taken of a folder, prefix or pattern, and are there no more.
+        """Return the keys of files that were taken and are there no more.
 
-        Raises SourceError."""
+        ``source`` is a folder, prefix or pattern. Raises SourceError.
+        """
         chosen = choose(source, self._settings.s3_endpoint_url)
         return iter(()) if chosen is None else gone_files(chosen, taken_between)
 
@@ -326,13 +334,11 @@ class Producer:
         started_by: Mapping[str, Any] | None = None,
         after_generation: int = 0,
     ) -> Job:
-        """Accept the outcomes of a job that has ended, those for which each condition of ``where``
-        holds, as one job.
+        """Accept outcomes of a job that has ended as one job.
 
-        See sources/outcomes/. Raises as ``submit``, JobNotFound, and SourceUnavailable while the
-        job
-        has not ended. The last two are for schedules, which take each generation of a job once:
-        raises FilesTaken.
+        They are those for which each condition of ``where`` holds; see sources/outcomes/. Raises as
+        ``submit``, JobNotFound, and SourceUnavailable while the job has not ended. The last two
+        arguments are for schedules, which take each generation of a job once: raises FilesTaken.
         """
         spec = self._new.accepted(spec)
         source = self.outcomes_source(job, spec, where=where, after_generation=after_generation)
@@ -358,9 +364,10 @@ class Producer:
     def outcomes_source(
         self, job: str, spec: JobSpec, *, where: Sequence[str] = (), after_generation: int = 0
     ) -> OutcomesSource:
-        """What ``submit_from`` reads, for those who look at it first.
+        """Return what ``submit_from`` reads, for those who look at it first.
 
-        Raises as that, and accepts nothing."""
+        Raises as that, and accepts nothing.
+        """
         if self._borders is not None:
             raise SourceError(
                 "unsupported_source", "remote doors read no outcomes of other jobs; submit a file"
@@ -384,7 +391,7 @@ class Producer:
         job_key: str | None = None,
         awaited: bool = False,
     ) -> OpenJob:
-        """A job that documents are pushed into until it is closed.
+        """Open a job that documents are pushed into until it is closed.
 
         The same ``job_key`` opens the same job again.
 
@@ -425,14 +432,17 @@ class Producer:
         return self._found(job).source.get(DOOR) == REMOTE
 
     def check_tenant(self, job: str) -> None:
-        """Raises SpecError where this door's clients may not act for the tenant of this job, and
-        JobNotFound."""
+        """Raise SpecError where remote clients may not act for the tenant of this job.
+
+        Raises JobNotFound, too.
+        """
         tenant = self._found(job).spec.get("tenant")
         self._new.check_tenant(None if tenant is None else str(tenant))
 
     def push_lines(self, job: str, lines: bytes) -> list[PushedLine]:
-        """Store documents of an open job that come as lines of JSON, `{"id": "a-1", "document":
-        {…}}`; returns each line's fate.
+        """Store documents of an open job that come as lines of JSON; return each line's fate.
+
+        A line is `{"id": "a-1", "document": {…}}`.
 
         All lines that are not refused are durable then; the same lines again change nothing. Raises
         JobNotFound, SourceError, JobCancelled and JobClosed where the job takes none of them.
@@ -448,7 +458,10 @@ class Producer:
     def _source(
         self, source: str | Path, spec: JobSpec, uploaded: bool, timeout_s: float | None
     ) -> FileSource:
-        """What is read of it, within the borders of this door. Raises SourceError and SpecError."""
+        """Open what is read of the source, within the limits of remote clients.
+
+        Raises SourceError and SpecError.
+        """
         if self._borders is None:
             return open_source(source, spec, self._settings, timeout_s=timeout_s)
         formats, remote = self._borders.doors.formats, not uploaded
@@ -490,7 +503,10 @@ class Producer:
         return self._jobs.get(job)
 
     def status(self, job: str) -> JobStatus:
-        """Raises JobNotFound. ``job`` is an id or a key, here and below."""
+        """Return where a job stands. Raises JobNotFound.
+
+        ``job`` is an id or a key, here and below.
+        """
         found = self._jobs.get(job)
         return JobStatus(found, self._outcomes.counts(found.job_id))
 
@@ -501,8 +517,9 @@ class Producer:
     def outcomes(
         self, job: str, *, after: str | None = None, dead_letters: bool = True
     ) -> Iterator[Committed]:
-        """Results and dead letters as they were stored, in flat memory, also while the job runs:
-        each comes once.
+        """Return results and dead letters as they were stored, in flat memory, each once.
+
+        It can be called while the job runs.
 
         The iteration ends with what was stored when it began. ``after`` is the `cursor` of one of
         them: the next iteration goes on there, in this process or another, with nothing repeated
@@ -515,8 +532,9 @@ class Producer:
         return (Committed(outcome, place) for place, outcome in read)
 
     def record_batches(self, job: str) -> pyarrow.RecordBatchReader:
-        """Results and dead letters so far as Arrow batches, one after the other; docs/results.md
-        names the columns.
+        """Return results and dead letters so far as Arrow batches, one after the other.
+
+        docs/results.md names the columns.
 
         ``reader.read_all()`` is a pyarrow table, ``reader.read_pandas()`` a frame of pandas,
         ``polars.from_arrow(reader)`` one of polars, ``duckdb.from_arrow(reader)`` a relation.
@@ -529,13 +547,16 @@ class Producer:
         return reader_of(reading, reading.table.columns)
 
     def made_with(self, job: str) -> list[MadeWith]:
-        """Releases, engines, providers and prices that results of this job came from, by
-        generation; a result has its model."""
+        """Return what results of this job came from, by generation.
+
+        These are releases, engines, providers and prices; a result has its model.
+        """
         return Provenance(self._database).of(self._jobs.get(job).job_id)
 
     def vectors(self, job: str) -> Iterator[tuple[ItemKey, Vectors]]:
-        """The embeddings of an embed job so far as they are stored, without JSON between; in the
-        order of ``results``.
+        """Return the stored embeddings of an embed job, in the order of ``results``.
+
+        They come without JSON between.
 
         With numpy a row is ``numpy.frombuffer(vectors.rows()[0], "<f4")`` where ``vectors.dtype``
         is float32. Answers of providers are JSON, and only among ``results``.

@@ -22,8 +22,10 @@ _COMES_BACK: Final = frozenset({"media_unavailable", "media_forbidden"})
 
 
 def no_longer(code: str, words: str) -> SourceError | None:
-    """What it means that a row which was a document at submit is refused now; None where only the
-    row itself decides."""
+    """Return what it means that a row which was a document at submit is refused now.
+
+    None where only the row itself decides.
+    """
     if not code.startswith(OUTSIDE):
         return None
     return SourceUnavailable(words) if code in _COMES_BACK else SourceChanged(words)
@@ -63,7 +65,10 @@ def lost(key: ItemKey, why: str) -> DeadLetter:
 
 
 def lost_of(waiting: Remainder, why: str) -> DeadLetter:
-    """The same, of a document that waits: what earlier attempts used up on it was paid for."""
+    """Return the dead letter of a waiting document that was lost.
+
+    What earlier attempts used up on it was paid for.
+    """
     return replace(
         lost(waiting.key, why),
         attempts=waiting.attempts,

@@ -35,7 +35,7 @@ class Tally:
 
     @classmethod
     def of_pin(cls, pin: Mapping[str, Any]) -> Self:
-        """What the survey of a job counted; nothing for a job of an earlier release."""
+        """Return what the survey of a job counted; nothing for a job of an earlier release."""
         stored = pin.get(PREPARED)
         if not isinstance(stored, Mapping):
             return cls()
@@ -48,8 +48,9 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def id_fault(value: str) -> tuple[str, str] | None:
-    """What is wrong with ``value`` as a document id, and the fix ("" where that is up to the door);
-    None: it is one.
+    """Return what is wrong with ``value`` as a document id, and the fix; None where it is one.
+
+    The fix is "" where it is up to the caller.
 
     An id is text of 1 to 512 bytes without control characters and lone surrogates.
     """
@@ -144,7 +145,10 @@ class Source(Protocol):
     """Documents that can be read again from any cursor, in the same order."""
 
     def pin(self) -> dict[str, Any]:
-        """What identifies the content, so that a later reader can tell that it reads the same."""
+        """Return what identifies the content.
+
+        A later reader can tell by it that it reads the same.
+        """
         ...
 
     def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]:
@@ -162,7 +166,7 @@ class Source(Protocol):
         ...
 
     def mark_published(self, documents: Sequence[Document]) -> None:
-        """Called once these documents are in the queue's window and before the cursor moves."""
+        """Note that these documents are in the queue's window; the cursor has not moved yet."""
         ...
 
 
@@ -178,5 +182,5 @@ class FileSource(Source, Protocol):
         ...
 
     def place(self, line: int) -> Place:
-        """The file that a row lies in, and its line there."""
+        """Return the file that a row lies in, and its line there."""
         ...

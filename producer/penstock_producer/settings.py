@@ -1,5 +1,6 @@
-"""The producer's settings: one frozen object from flags, `PENSTOCK_*` variables and
-`penstock.toml`, in that order.
+"""The producer's settings: one frozen object.
+
+They come from flags, `PENSTOCK_*` variables and `penstock.toml`, in that order.
 
 Other roles subclass ``ProducerSettings`` and add fields; nested ones are set as
 `PENSTOCK_PROVIDERS__OPENAI__RPM=600`. The only place of the producer that reads the environment.
@@ -57,8 +58,7 @@ PLACEHOLDER = "CHANGE_ME"  # where .env.example has no password
 
 
 class DoorFiles(BaseModel):
-    """What every process knows of the HTTP doors, where its settings say it: the place of
-    uploads."""
+    """The settings of the HTTP gateway that every process knows: the place of uploads."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -125,8 +125,10 @@ class ProducerSettings(BaseSettings):
 
     @property
     def private_places(self) -> Mapping[str, str]:
-        """What belongs to all tenants, by the setting that names it: no remote job reads it,
-        whatever `source_roots` says."""
+        """Return what belongs to all tenants, by the setting that names it.
+
+        No remote job reads it, whatever `source_roots` says.
+        """
         places = {}
         if "files" in self.gateway.model_fields_set:
             places["gateway.files"] = self.gateway.files
@@ -149,11 +151,10 @@ class ProducerSettings(BaseSettings):
         return SourceRoots(self.source_roots, (*places.values(), *beside))
 
     def refuse_shared_roots(self, state: Path | None = None) -> None:
-        """Raise SettingsError where a remote job could read by its path what belongs to other
-        tenants.
+        """Raise SettingsError where a remote job could read what belongs to other tenants.
 
-        For processes with a remote door, before they open it. ``state`` is the state folder of one
-        that has one.
+        It would read it by its path. For processes that serve remote clients, before they start to.
+        ``state`` is the state folder of one that has one.
         """
         places = dict(self.private_places) | (
             {} if state is None else {"the state folder": str(state.absolute())}
@@ -254,9 +255,10 @@ class ProducerSettings(BaseSettings):
 
     @classmethod
     def _refuse_typos(cls, config: Path | None) -> None:
-        """A misspelt setting would silently mean its default.
+        """Raise SettingsError for a misspelt setting, which would silently mean its default.
 
-        Names unlike any setting belong to other roles."""
+        Names unlike any setting belong to other roles.
+        """
         names = list(cls.model_fields)
         for where, name in _given_names(config):
             close = (
@@ -269,10 +271,10 @@ class ProducerSettings(BaseSettings):
 
 
 def config_path() -> Path | None:
-    """The settings file: `PENSTOCK_CONFIG`, else `penstock.toml` in the working folder, else none.
+    """Return the settings file: `PENSTOCK_CONFIG`, else `penstock.toml` here, else None.
 
-    Raises SettingsError when `PENSTOCK_CONFIG` names no file: a misspelt path must not mean the
-    defaults.
+    Here is the working folder. Raises SettingsError when `PENSTOCK_CONFIG` names no file: a
+    misspelt path must not mean the defaults.
     """
     named = os.environ.get(CONFIG_VARIABLE)
     if named:
@@ -287,7 +289,7 @@ def config_path() -> Path | None:
 
 
 def variable(name: str) -> str | None:
-    """A variable that a source names."""
+    """Return the value of a variable that a source names."""
     return os.environ.get(name)
 
 
@@ -336,8 +338,10 @@ def _explain(error: ValidationError) -> Iterable[str]:
 
 
 def _shown(name: str, value: Any) -> str:
-    """A refused value without what may be a secret: tables are not shown at all, since a key may be
-    in any of them."""
+    """Return a refused value without what may be a secret.
+
+    Tables are not shown at all, since a key may be in any of them.
+    """
     if is_secret_name(name):
         return HIDDEN
     if isinstance(value, (dict, list, tuple, set)):
@@ -349,7 +353,7 @@ def _shown(name: str, value: Any) -> str:
 
 
 def refuse_example_password(url: str) -> None:
-    """The example's password is public. Raises ValueError."""
+    """Raise ValueError for the example's password, which is public."""
     if f":{PLACEHOLDER}" in url:
         raise ValueError(
             "this is the example's password: choose your own; `python3 docker/passwords.py` writes "
@@ -358,8 +362,10 @@ def refuse_example_password(url: str) -> None:
 
 
 def _refuse_open_passwords(url: str) -> None:
-    """Libraries would take a part of such a password for the port, and repeat it in their
-    message."""
+    """Raise ValueError for a password with characters that must be escaped in a URL.
+
+    Libraries would take a part of such a password for the port, and repeat it in their message.
+    """
     if url.startswith("sentinel"):  # which has a port for each of several hosts
         return
     try:

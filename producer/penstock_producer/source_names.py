@@ -64,14 +64,16 @@ def is_database(where: str) -> bool:
 
 
 def variable_in(where: str) -> str | None:
-    """The variable that `env:NAME` names; None where this is no such name."""
+    """Return the variable that `env:NAME` names; None where this is no such name."""
     found = _VARIABLE.fullmatch(where)
     return None if found is None else found[1]
 
 
 def in_folder(where: str, folder: str) -> str:
-    """The name of a database that a file in ``folder`` has: a file of SQLite or DuckDB counts from
-    there."""
+    """Return the name of a database as a file in ``folder`` means it.
+
+    A file of SQLite or DuckDB counts from there.
+    """
     for scheme in _FILES:
         path = where.removeprefix(scheme)
         if path != where and not path.startswith(MOTHERDUCK):

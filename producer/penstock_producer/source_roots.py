@@ -1,5 +1,6 @@
-"""Where sources may lie that a remote door names: the setting `source_roots`, folders and bucket
-prefixes.
+"""Where sources may lie that remote clients name: the setting `source_roots`.
+
+Roots are folders and bucket prefixes.
 
 A file is checked by name, then resolved, then opened from its root one name at a time without
 following any link: what is exchanged between the check and the opening is refused, not read. A path
@@ -62,8 +63,10 @@ class SourceRoots:
     private: Sequence[str] = ()  # folders, files, and prefixes of buckets
 
     def admit(self, where: str) -> None:
-        """Raises SourceForbidden for what is not plainly a file or object inside; looks at the name
-        only."""
+        """Raise SourceForbidden for what is not plainly a file or object inside.
+
+        Only the name is looked at.
+        """
         if where.startswith(_BUCKETS):
             inside = self._has_object(where)
         else:
@@ -74,9 +77,10 @@ class SourceRoots:
             raise self._refused(where)
 
     def open(self, path: str) -> int:
-        """A descriptor of the file, opened for reading.
+        """Return a descriptor of the file, opened for reading.
 
-        Raises SourceForbidden, and OSError for a file inside."""
+        Raises SourceForbidden, and OSError for a file inside.
+        """
         self.admit(path)
         real = os.path.realpath(path)
         for root in self._folders():
@@ -128,8 +132,10 @@ class SourceRoots:
 
 
 def overlap(root: str, place: str) -> bool:
-    """Return whether one of both holds the other, by whatever name: through links, `..`, mounts, or
-    another case."""
+    """Return whether one of both holds the other, by whatever name.
+
+    It may be held through links, `..`, mounts, or another case.
+    """
     if root.startswith(_BUCKETS) or place.startswith(_BUCKETS):
         return _names_inside(root, place) or _names_inside(place, root)
     return _is_within(place, root) or _is_within(root, place)
@@ -155,8 +161,10 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def _names_inside(where: str, place: str) -> bool:
-    """Return whether ``where`` is at or below ``place``, by the names alone; in buckets as keys
-    are."""
+    """Return whether ``where`` is at or below ``place``, by the names alone.
+
+    In buckets names are compared as keys are.
+    """
     if where.startswith(_BUCKETS) != place.startswith(_BUCKETS):
         return False
     if not place.startswith(_BUCKETS):
@@ -186,8 +194,10 @@ def _object(uri: str) -> tuple[str, str]:
 
 
 def _is_plain(path: str, *, may_be_empty: bool = False) -> bool:
-    """Names between single slashes, none of which means another place, and text that can be a path
-    at all."""
+    """Return whether a path has names between single slashes, none of which means another place.
+
+    Text that cannot be a path at all is none.
+    """
     if not path:
         return may_be_empty
     return path.isprintable() and all(name not in ("", ".", "..") for name in path.split("/"))

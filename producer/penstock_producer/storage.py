@@ -48,9 +48,10 @@ class Sink(Protocol):
 
 
 def check_destination(text: str) -> str:
-    """A place for outputs by its looks alone: nothing is opened.
+    """Check a place for outputs by its looks alone; nothing is opened.
 
-    Raises ValueError saying what to write instead."""
+    Raises ValueError saying what to write instead.
+    """
     if "://" not in text:
         return text
     parts = urlsplit(text)
@@ -68,7 +69,7 @@ def check_destination(text: str) -> str:
 
 
 def open_sink(destination: str | Path, *, s3_endpoint_url: str | None = None) -> Sink:
-    """The sink for a folder or a prefix of a bucket. Raises SinkError for anything else."""
+    """Return the sink for a folder or a prefix of a bucket. Raises SinkError for anything else."""
     text = str(destination)
     try:
         check_destination(text)
@@ -80,9 +81,10 @@ def open_sink(destination: str | Path, *, s3_endpoint_url: str | None = None) ->
 
 
 def bucket_at(destination: str, *, s3_endpoint_url: str | None = None) -> Place:
-    """The place that `s3://bucket/prefix` names, or one of gs:// or az://.
+    """Return the place that `s3://bucket/prefix` names, or one of gs:// or az://.
 
-    Raises SinkError where its package is missing."""
+    Raises SinkError where its package is missing.
+    """
     parts = urlsplit(destination)
     prefix = unquote(parts.path).strip("/")
     if parts.scheme in STORES:
@@ -91,9 +93,10 @@ def bucket_at(destination: str, *, s3_endpoint_url: str | None = None) -> Place:
 
 
 def probe_parts(destination: str, *, s3_endpoint_url: str | None = None) -> bool:
-    """What parts of results need beyond writing: to read, list and delete.
+    """Try what parts of results need beyond writing: to read, list and delete.
 
-    Whether writes are conditional. Raises SinkError."""
+    Returns whether writes are conditional. Raises SinkError.
+    """
     place = bucket_at(destination, s3_endpoint_url=s3_endpoint_url)
     place.head(PROBE_NAME)
     next(place.names(f"{PROBE_NAME}/"), None)
@@ -170,8 +173,10 @@ class BucketSink:
 
 
 def read_object(uri: str, limit: int, *, s3_endpoint_url: str | None = None) -> bytes | None:
-    """At most ``limit`` bytes of a small object; None when there is none, or when only writing is
-    allowed."""
+    """Read at most ``limit`` bytes of a small object.
+
+    None when there is none, or when only writing is allowed.
+    """
     parts = urlsplit(uri)
     if parts.scheme in STORES:
         return _read_small(uri, limit)

@@ -9,8 +9,10 @@ __all__ = ["answer_text", "sent_text"]
 
 
 def answer_text(answer: Any) -> str | None:
-    """The text of a chat completion, a completion, a response or a message; None for other
-    answers."""
+    """Return the text of a chat completion, a completion, a response or a message.
+
+    None for other answers.
+    """
     if not isinstance(answer, Mapping):
         return None
     choice = _first(answer.get("choices"))
@@ -35,8 +37,10 @@ def answer_text(answer: Any) -> str | None:
 
 
 def sent_text(request: Any) -> str | None:
-    """The text that a request asked about: its last message of a user, its input or its prompt;
-    None where it is not text."""
+    """Return the text that a request asked about.
+
+    It is its last message of a user, its input or its prompt; None where that is not text.
+    """
     if not isinstance(request, Mapping):
         return None
     for message in reversed(_mappings(request.get("messages"))):

@@ -58,7 +58,7 @@ class BlockingLimiter:
         timeout: float | None = None,
         **options: Unpack[StartOptions],
     ) -> BlockingTicket:
-        """As ``Limiter.acquire``.
+        """Wait for a start, as ``Limiter.acquire`` does.
 
         Raises TimeoutError after ``timeout`` seconds without a start; nothing is charged then.
 
@@ -82,7 +82,7 @@ class BlockingLimiter:
         timeout: float | None = None,
         **options: Unpack[StartOptions],
     ) -> BlockingTicketScope:
-        """``with`` around one send.
+        """Make a ticket for a ``with`` around one send.
 
         Leaving the block charges the ticket, unless the block released it."""
 
@@ -92,7 +92,7 @@ class BlockingLimiter:
         return BlockingTicketScope(lambda: self._running(quota_id), open_scope, quota_id, timeout)
 
     def quota(self, quota_id: str) -> BlockingQuota:
-        """One quota, bound: ``with quota.ticket(requests=1, tokens=500) as t``.
+        """Bind one quota: ``with quota.ticket(requests=1, tokens=500) as t``.
 
         Raises ``UnknownQuota``."""
         if quota_id not in self._quotas:

@@ -81,7 +81,7 @@ class LoopThread:
         self._thread.join(CLOSE_S)
 
     def disown(self) -> None:
-        """In a forked child: the thread is not here."""
+        """Forget the thread in a forked child, where it is not."""
         self._lock = threading.Lock()
         self.closed = True
 

@@ -90,7 +90,7 @@ class Sketch:
             self.outputs = sum(self.bins.values())
 
     def quantile(self, part: float) -> float:
-        """Tokens of output that ``part`` of the observations do not exceed."""
+        """Return the tokens of output that ``part`` of the observations do not exceed."""
         left = part * self.outputs
         number = 0
         for number in sorted(self.bins):
@@ -121,7 +121,7 @@ class Estimator:
         self._fresh: OrderedDict[Hashable, Sketch] = OrderedDict()
 
     def estimate_prompt(self, key: Hashable, chars: int) -> float:
-        """Tokens to expect of a prompt of ``chars`` characters; at least one."""
+        """Return the tokens to expect of a prompt of ``chars`` characters; at least one."""
         known = self._look_up(key)
         return max(1.0, min(max(chars, 0), MAX_CHARS) / CHARS_PER_TOKEN * known.ratio)
 
@@ -281,7 +281,7 @@ def field_name(key: Hashable) -> str:
 
 
 def write_sketch(sketch: Sketch) -> str:
-    """As ``scripts/learn.lua`` reads it; nothing at all for an empty one."""
+    """Write a sketch as ``scripts/learn.lua`` reads it; an empty one is written as nothing."""
     if not sketch.weight and not sketch.bins:
         return ""
     return json.dumps([0, sketch.ratio, sketch.weight, *chain.from_iterable(sketch.bins.items())])

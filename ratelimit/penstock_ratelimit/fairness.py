@@ -93,7 +93,7 @@ class FairLine(Generic[T]):
         self._classes: _Crowd[T] = _Crowd()  # all others, since a second flow came
 
     def push(self, item: T, flow: Flow, cost: float) -> None:
-        """To the end of its flow.
+        """Put an item at the end of its flow.
 
         ``cost`` is its part of what all wait for, in any one unit. Raises ValueError."""
         if not 0 < cost < math.inf:
@@ -142,11 +142,13 @@ class FairLine(Generic[T]):
         return bool(self._alone or self._returned or self._classes)
 
     def __len__(self) -> int:
-        """Items in line, with those that are gone and were not passed yet. Takes O(flows)."""
+        """Count the items in line, with those that are gone and were not passed yet.
+
+        Takes O(flows)."""
         return len(self._returned) + len(self._alone) + len(self._classes)
 
     def __iter__(self) -> Iterator[T]:
-        """All items in line, in no order but that of each flow."""
+        """Yield all items in line, in no order but that of each flow."""
         return chain(self._returned, (item for item, _ in self._alone), self._classes)
 
 
@@ -204,7 +206,7 @@ class _Crowd(Generic[T]):
         self._now = 0.0
 
     def begin(self, path: _Path, cost: float) -> None:
-        """With one branch, which is ahead by an item of ``cost`` that was served just now.
+        """Begin with one branch, which is ahead by an item of ``cost`` that was served just now.
 
         Only while there is none."""
         name, weight = path.pop()

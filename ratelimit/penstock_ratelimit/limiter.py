@@ -81,13 +81,13 @@ class Limiter(Protocol):
     def ticket(
         self, quota_id: str, costs: Mapping[str, float], **options: Unpack[StartOptions]
     ) -> TicketScope:
-        """``async with`` around one send.
+        """Make a ticket for an ``async with`` around one send.
 
         Leaving the block charges the ticket, unless the block released it."""
         ...
 
     def quota(self, quota_id: str) -> BoundQuota:
-        """One quota, bound: ``async with quota.ticket(requests=1, tokens=500) as t``."""
+        """Bind one quota: ``async with quota.ticket(requests=1, tokens=500) as t``."""
         ...
 
     def not_before(self, quota_id: str, seconds: float) -> None:
@@ -113,7 +113,9 @@ class Limiter(Protocol):
         ...
 
     def stats(self) -> dict[str, QuotaStats]:
-        """By quota: what this process was given and charged, and what the fleet may start now."""
+        """Return by quota what this process was given and charged.
+
+        Also what the fleet may start now."""
         ...
 
     async def aclose(self) -> None:

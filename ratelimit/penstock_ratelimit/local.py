@@ -81,7 +81,7 @@ class LocalQuota:
         return Ticket(self, self.terms.dims, amounts)
 
     def at_once(self) -> None:
-        """Never: each start here goes through the buckets."""
+        """Let nothing start at once: each start here goes through the buckets."""
 
     async def take(self, amounts: tuple[float, ...]) -> None:
         """Wait in order until all dimensions fit at once, then charge them all.
@@ -167,7 +167,7 @@ class LocalQuota:
         self._held = ""
 
     def gauge(self, running: float, waiting: float) -> None:
-        """Ignored here: requests in flight are not controlled."""
+        """Ignore the gauges: requests in flight are not controlled here."""
 
     def stats(self) -> QuotaStats:
         return QuotaStats(
@@ -201,7 +201,7 @@ class LocalLimiter(QuotasLimiter):
         }
 
     def stats(self) -> dict[str, QuotaStats]:
-        """Of all quotas that were declared."""
+        """Return the figures of all quotas that were declared."""
         return {quota_id: quota.stats() for quota_id, quota in self._limiters.items()}
 
     async def aclose(self) -> None:

@@ -155,7 +155,7 @@ class Quota:
 
 
 def by_id(quotas: Iterable[Quota]) -> dict[str, Quota]:
-    """Quotas by their id; the same id twice is an error."""
+    """Return quotas by their id; the same id twice is an error."""
     found: dict[str, Quota] = {}
     for quota in quotas:
         if quota.id in found:

@@ -61,7 +61,7 @@ class PerSecond:
 
     @property
     def per_second(self) -> float:
-        """As ``PerMinute`` has it."""
+        """The rate in units per second, as ``PerMinute`` has it."""
         return self.amount
 
 
@@ -133,7 +133,7 @@ class Terms:
         return tuple(rate * self.margin for rate in self.rates)
 
     def amounts(self, costs: Mapping[str, float]) -> tuple[float, ...]:
-        """Costs in the order of ``dims``, clipped to what can ever fit.
+        """Return costs in the order of ``dims``, clipped to what can ever fit.
 
         Dimensions without a limit cost nothing."""
         if not self.dims:
@@ -170,7 +170,7 @@ class Terms:
         )
 
     def to_json(self) -> str:
-        """One canonical text, so that equal terms are equal strings."""
+        """Write one canonical text, so that equal terms are equal strings."""
         rows = zip(self.dims, self.rates, self.bursts, self.caps, self.ceilings, strict=True)
         idle_s = None if math.isinf(self.slope.after_idle_s) else self.slope.after_idle_s
         slope = [self.slope.start, self.slope.doubling_s, idle_s]

@@ -37,11 +37,11 @@ class Patience:
         self._good = 0
 
     def answered_well(self, in_flight: int) -> None:
-        """``in_flight``: how many more are under way."""
+        """Note a good answer; ``in_flight`` is how many more requests are under way."""
         self._good = min(self._good + 1, max(GOOD_PER_STRAY, in_flight))
 
     def is_stray(self) -> bool:
-        """Whether the refusal that just came is one among many good answers.
+        """Return whether the refusal that just came is one among many good answers.
 
         One that is not resets the count."""
         if self._good < GOOD_PER_STRAY:

@@ -70,6 +70,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:
-    """``asyncio.run`` in virtual time."""
+    """Run a coroutine in virtual time, as ``asyncio.run`` does in real time."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)

@@ -75,7 +75,7 @@ class QuotaStats:
     """Why nothing may be sent (out of credit, a refused key); empty when all is well."""
 
     def summary(self) -> str:
-        """As JSON, what `penstock limits` shows of one process."""
+        """Write as JSON what `penstock limits` shows of one process."""
         return json.dumps({name: getattr(self, name) for name in _SUMMARY})
 
 
@@ -130,7 +130,7 @@ class Feedback(NamedTuple):
 
     @property
     def hold(self) -> str:
-        """Not empty when no request can succeed before a person acts."""
+        """Why no request can succeed before a person acts; empty where that is not so."""
         if self.signal not in HOLDS:
             return ""
         return self.reason or self.signal.value

@@ -20,7 +20,7 @@ class ServerSlots:
         self._slots = slots
 
     def enter(self, now: float, service_s: float) -> float:
-        """Seconds that a call waits before its ``service_s`` seconds begin."""
+        """Return the seconds that a call waits before its ``service_s`` seconds begin."""
         if len(self._ends) < self._slots:
             heapq.heappush(self._ends, now + service_s)
             return 0.0
@@ -32,7 +32,9 @@ class ServerSlots:
         return start - now
 
     def change(self, slots: int) -> None:
-        """More servers are there at once; with fewer, those that are free last stay."""
+        """Change the number of servers.
+
+        More are there at once; with fewer, those that are free last stay."""
         self._slots = slots
         while len(self._ends) > slots:
             heapq.heappop(self._ends)
@@ -63,7 +65,7 @@ def resized(slots: ServerSlots | None, metering: Metering) -> ServerSlots | None
 
 
 def gauges(running: int, waiting: int, model: str) -> str:
-    """vLLM's two queue gauges as Prometheus text."""
+    """Write vLLM's two queue gauges as Prometheus text."""
     labels = f'{{engine="0",model_name="{model}"}}'
     rows = (
         ("vllm:num_requests_running", "Number of requests in model execution batches.", running),
@@ -86,7 +88,7 @@ class Wallet:
         self.change(config)
 
     def change(self, config: SimulatorConfig) -> None:
-        """Another credit, the spending kept: more of it and the account works again."""
+        """Change the credit and keep the spending: with more of it the account works again."""
         self._calls, self._usd = config.credit_calls, config.credit_usd
         self._usd_in = config.usd_per_mtok_in / TOKENS_PER_PRICE
         self._usd_out = config.usd_per_mtok_out / TOKENS_PER_PRICE
@@ -126,7 +128,7 @@ class RampDetector:
         self._allowed = max(1.0, self._growth * self._free)
 
     def wait_s(self, now: float) -> float:
-        """0 when one more request may be accepted, else the seconds until the next slot."""
+        """Return 0 when one more request may be accepted, else the seconds until the next slot."""
         self._turn(now)
         if self._accepted + 1 <= self._allowed or self._slot is None:
             return 0.0

@@ -164,7 +164,7 @@ def simulate(**given: Any) -> None:
 
 
 def _parameters() -> list[inspect.Parameter]:
-    """Each field as Typer reads a flag, in the order of the table."""
+    """Return each field as Typer reads a flag, in the order of the table."""
     types = get_type_hints(SimulatorConfig)
     defaults = {field.name: field.default for field in fields(SimulatorConfig)} | {"port": PORT}
     return [_parameter(name, types[name], defaults[name], flag) for name, flag in FLAGS.items()]

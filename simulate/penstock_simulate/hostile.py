@@ -72,7 +72,7 @@ def _said(text: bytes) -> bytes:
 
 
 def _echo(asked: Asked) -> Reply:
-    """As gateways do that print the request into the error."""
+    """Echo the request, as gateways do that print it into the error."""
     words = asked.authorization.replace("\\", "").replace('"', "")
     return Reply(400, error(f"Bad request with headers: Authorization: {words}"), JSON)
 
@@ -220,7 +220,7 @@ GZIP_WINDOW = 31  # zlib's number for a gzip header around the largest window
 
 @cache
 def bomb() -> bytes:
-    """100 MB of blanks in 100 kB of gzip."""
+    """Pack 100 MB of blanks into 100 kB of gzip."""
     packer = zlib.compressobj(9, zlib.DEFLATED, GZIP_WINDOW)
     return (
         b"".join(packer.compress(BLOCK) for _ in range(LARGE_BYTES // len(BLOCK))) + packer.flush()
@@ -423,7 +423,7 @@ def chosen(names: str | None) -> tuple[Kind, ...]:
 
 
 def listing() -> str:
-    """Every kind in a line of its own, by family."""
+    """List every kind in a line of its own, by family."""
     width = max(map(len, KINDS))
     return "\n".join(
         f"{family}\n" + "".join(f"  {kind.name:<{width}}  {kind.line}\n" for kind in kinds)

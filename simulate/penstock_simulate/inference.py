@@ -84,7 +84,7 @@ async def _drip(request: web.Request, reply: Reply, closing: asyncio.Event) -> w
 
 
 def _write_raw(request: web.Request, reply: Reply) -> web.StreamResponse:
-    """Bytes past the library, which would put them right."""
+    """Write bytes past the library, which would put them right."""
     transport = request.transport
     if transport is not None:
         transport.write(reply.body)
@@ -123,7 +123,7 @@ def inference(provider: Provider, endpoint: str, closing: asyncio.Event) -> Hand
 
 
 def messages(provider: Provider, closing: asyncio.Event) -> Handler:
-    """As other inference, with the key and the version in headers of its own."""
+    """Handle messages as other inference, with the key and the version in headers of their own."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         headers = request.headers
@@ -137,7 +137,9 @@ def messages(provider: Provider, closing: asyncio.Event) -> Handler:
 
 
 def generate(provider: Provider, closing: asyncio.Event) -> Handler:
-    """As other inference, with the model in the path and the key in a header of its own."""
+    """Handle Gemini's calls as other inference.
+
+    The model is in the path, and the key in a header of its own."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         tag = request.headers.get("X-Client-Request-Id")

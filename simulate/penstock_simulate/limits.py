@@ -69,7 +69,7 @@ class Timeline:
         self.next_at = self._due[0][0]
 
     def run(self, now: float) -> None:
-        """Everything due by ``now``, including what these events add."""
+        """Run everything due by ``now``, including what these events add."""
         while self.next_at <= now:
             at, _, event = heapq.heappop(self._due)
             self.next_at = self._due[0][0] if self._due else math.inf
@@ -203,7 +203,9 @@ class KeyLimits:
         self._set(config, 0.0)
 
     def change(self, config: SimulatorConfig, now: float) -> None:
-        """Other limits from ``now`` on; what is used stays used. A new limit starts full."""
+        """Change the limits from ``now`` on.
+
+        What is used stays used, and a new limit starts full."""
         self.catch_up(now)
         self._set(config, now)
 
@@ -226,13 +228,13 @@ class KeyLimits:
         self._foreign.share = config.foreign_share
 
     def catch_up(self, now: float) -> None:
-        """Everything that was due by ``now`` has happened."""
+        """Let everything happen that was due by ``now``."""
         self._foreign.start(self._timeline, now)
         if self._timeline.next_at <= now:
             self._timeline.run(now)
 
     def admit(self, cost: Charge, now: float) -> OverLimit | None:
-        """None when the call fits and is charged.
+        """Charge a call that fits, and return None.
 
         A refused one costs a request, as far as one is left."""
         if not self._measured:
@@ -270,9 +272,9 @@ class KeyLimits:
         self._timeline.add(end, lambda at, _: self._flow(-per_s, at))
 
     def stats(self, now: float) -> dict[str, dict[str, float]]:
-        """By dimension, in its units: utilisation is ``accepted / (per_s x seconds)``.
+        """Return the use of each dimension, in its units.
 
-        A peak is of any one second."""
+        Utilisation is ``accepted / (per_s x seconds)``. A peak is of any one second."""
         self.catch_up(now)
         return {name: self._account(name, meter, now) for name, meter in self.meters.items()}
 

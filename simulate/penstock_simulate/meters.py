@@ -34,15 +34,17 @@ class Meter(Protocol):
         ...
 
     def wait_s(self, cost: float, now: float) -> float:
-        """Seconds until ``cost`` fits: 0 when it fits now, infinite when it never will."""
+        """Return the seconds until ``cost`` fits.
+
+        0 when it fits now, infinite when it never will."""
         ...
 
     def reset_s(self, now: float) -> float:
-        """Seconds until it is full again."""
+        """Return the seconds until it is full again."""
         ...
 
     def change(self, rate: float, now: float) -> None:
-        """Another rate from now on. What is used stays used."""
+        """Change the rate from now on; what is used stays used."""
         ...
 
 

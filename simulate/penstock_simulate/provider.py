@@ -80,7 +80,7 @@ class Provider:
         }
 
     def metrics(self, now: float) -> str:
-        """Prometheus text with vLLM's names; without a queue everything in flight runs."""
+        """Write Prometheus text with vLLM's names; without a queue everything in flight runs."""
         running = self.book.in_flight if self._slots is None else self._slots.running(now)
         return gauges(running, 0 if self._slots is None else self._slots.waiting(now), MODELS[0])
 
@@ -98,7 +98,7 @@ class Provider:
         )
 
     def pay(self, usage: Usage, price: float) -> None:
-        """For work done, at this part of the price in real time."""
+        """Pay for work done, at this part of the price in real time."""
         self._wallet.pay(usage.prompt * price, usage.completion * price)
 
     def open_call(
@@ -142,7 +142,7 @@ class Provider:
         self.book.left(call.tag, reply.outcome, reply.usage, ok=reply.good, unread=unread)
 
     def _follow(self, config: SimulatorConfig) -> None:
-        """Everything that follows from the settings alone."""
+        """Make everything that follows from the settings alone."""
         metering = config.metering
         self._config = config
         self._replies = Replies(config, self._wall, self._request_id)
@@ -239,7 +239,9 @@ class Provider:
         return None
 
     def _charge(self, call: Call) -> Charge | None:
-        """None where nothing is limited: then nothing needs to be counted beforehand."""
+        """Charge a call; None where nothing is limited.
+
+        Then nothing needs to be counted beforehand."""
         return (
             at_admission(self._mode, call, self._unset_max_tokens) if self._limits.meters else None
         )

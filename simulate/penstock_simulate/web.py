@@ -103,7 +103,7 @@ async def _batches(request: web.Request) -> web.Response:
 
 
 async def _batch_requests(request: web.Request) -> web.Response:
-    """How often each request was submitted and answered by batches."""
+    """Show how often each request was submitted and answered by batches."""
     return web.Response(
         body=orjson.dumps(request.app[SERVICE].requests(_least(request, "min_submitted"))),
         headers=JSON,
@@ -144,7 +144,7 @@ async def _metrics(request: web.Request) -> web.Response:
 
 
 async def _trap(request: web.Request) -> web.Response:
-    """Where redirects lead. Clients that follow are counted, with and without a key."""
+    """Count clients that follow a redirect to here, with and without a key."""
     request.app[PROVIDER].book.trapped(
         "with a key" if "Authorization" in request.headers else "without a key"
     )
@@ -152,7 +152,7 @@ async def _trap(request: web.Request) -> web.Response:
 
 
 async def _health(_: web.Request) -> web.Response:
-    """As vLLM's server has it, for probes."""
+    """Answer probes as vLLM's server does."""
     return web.Response()
 
 

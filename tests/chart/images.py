@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from image_programs import ENTRYPOINT, PROGRAMS, local
+from images.image_programs import ENTRYPOINT, PROGRAMS, local
 from kubelet import Image
 
 STANDIN = Path(__file__).with_name("vllm_standin.py")

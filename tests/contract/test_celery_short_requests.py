@@ -10,12 +10,12 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from attempts import dead
 from celery import Celery
 from celery.worker import request as celery_request
 from celery.worker import state, strategy
 from celery_worker import Settings, no_engine
 from kombu.transport import virtual
-from outcomes import dead
 
 from penstock_ledger.model import ItemKey
 from penstock_producer.feed.wire import encode_item

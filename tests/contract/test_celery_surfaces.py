@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import redis
+from attempts import dead
 from celery import Celery
 from celery.events.dispatcher import EventDispatcher
 from celery.worker import request as celery_request
@@ -22,7 +23,6 @@ from kombu.asynchronous import Hub
 from kombu.connection import Connection
 from kombu.transport import redis as kombu_redis
 from kombu.transport import virtual
-from outcomes import dead
 from servers import RedisServer
 
 from penstock_workers.broker import transport

@@ -315,7 +315,7 @@ asyncio.run(main({name!r}, {folder!r}))
 def test_tls_is_verified(name: str, tmp_path: Path) -> None:
     """SSL_CERT_FILE is trusted, names are checked and sent along, strangers are refused; sessions
     are taken up again."""
-    code = TLS_PROGRAM.format(tests=str(ROOT / "tests"), name=name, folder=str(tmp_path))
+    code = TLS_PROGRAM.format(tests=str(ROOT / "tests/harness"), name=name, folder=str(tmp_path))
     environment = {**os.environ, "SSL_CERT_FILE": str(tmp_path / "ca.pem")}
     from http_tls import write_authority
 

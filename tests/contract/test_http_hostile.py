@@ -9,8 +9,18 @@ import zlib
 from collections.abc import AsyncIterator
 
 import pytest
-from http_answers import KIB, LIMITS, OK, answer, chunked, post, turn_the_loop
-from http_servers import Peer, canned, raw_server
+from http_servers import (
+    KIB,
+    LIMITS,
+    OK,
+    Peer,
+    answer,
+    canned,
+    chunked,
+    post,
+    raw_server,
+    turn_the_loop,
+)
 
 from penstock_workers.http import (
     ConnectionLost,

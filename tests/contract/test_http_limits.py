@@ -10,8 +10,21 @@ from collections.abc import AsyncIterator
 from typing import Literal
 
 import pytest
-from http_answers import KIB, LARGE, LIMIT_S, LIMITS, SHORT_S, answer, chunked, post, turn_the_loop
-from http_servers import Peer, Script, canned, raw_server
+from http_servers import (
+    KIB,
+    LARGE,
+    LIMIT_S,
+    LIMITS,
+    SHORT_S,
+    Peer,
+    Script,
+    answer,
+    canned,
+    chunked,
+    post,
+    raw_server,
+    turn_the_loop,
+)
 
 from penstock_workers.http import (
     AnswerTooLarge,

@@ -9,8 +9,19 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
-from http_answers import LARGE, LIMIT_S, LIMITS, OK, answer, post
-from http_servers import Peer, RawServer, Script, canned, raw_server
+from http_servers import (
+    LARGE,
+    LIMIT_S,
+    LIMITS,
+    OK,
+    Peer,
+    RawServer,
+    Script,
+    answer,
+    canned,
+    post,
+    raw_server,
+)
 
 from penstock_workers.http import HttpClient, TimedOut, make_client
 

@@ -10,8 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import one_item
 import pytest
+from contract import one_item
 from servers import RedisServer
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from compose_file import (
+from images.compose_file import (
     EXAMPLE,
     FILES,
     ROOT,

@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 
 import pytest
 import redis
-from compose_file import FILES, ROOT, Service, example_environment, services
 from fleet import Process, until
-from image_programs import local
+from images.compose_file import FILES, ROOT, Service, example_environment, services
+from images.image_programs import local
 from servers import free_port, redis_binary
 
 DOCUMENTS = 60

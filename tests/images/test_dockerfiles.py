@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from compose_file import ROOT
+from images.compose_file import ROOT
 
 DOCKERFILES = [
     ROOT / "docker" / name for name in ("Dockerfile", "Dockerfile.gpu", "Dockerfile.embed")

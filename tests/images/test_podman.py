@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from compose_file import EXAMPLE, FILES, ROOT, services
-from podman import PIP_FILES, NoPodman, Podman, Project
+from images.compose_file import EXAMPLE, FILES, ROOT, services
+from images.podman import PIP_FILES, NoPodman, Podman, Project
 from servers import free_port
 
 pytestmark = pytest.mark.images

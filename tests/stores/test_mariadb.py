@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mariadb import MariaDb
 from sqlalchemy import Engine, NullPool, create_engine
+from stores.mariadb import MariaDb
 
 from penstock_ledger import open_database
 from penstock_producer import JobSpec, Producer

@@ -8,7 +8,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from fleet import Fleet
-from pgbouncer import SERVER_CONNECTIONS, PgBouncer
+from stores.pgbouncer import SERVER_CONNECTIONS, PgBouncer
 
 from penstock_ledger.model import JobState
 

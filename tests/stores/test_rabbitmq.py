@@ -17,8 +17,8 @@ import pytest
 from celery import Celery
 from fleet import Fleet, Process, until
 from kombu.entity import Queue
-from rabbit import PASSWORD, RabbitServer
 from servers import free_port
+from stores.rabbit import PASSWORD, RabbitServer
 
 from penstock_cli.doctor.finding import Verdict
 from penstock_cli.doctor.fleet import rabbitmq

@@ -31,9 +31,8 @@ PICTURES: Final = (
 
 
 def main() -> None:
-    sys.path.insert(0, str(ROOT / "tests"))
-    from browser import chromium
-    from dashboard_ledger import seed
+    sys.path.insert(0, str(ROOT / "tests/harness"))
+    from dashboard_ledger import chromium, seed
     from doors import door, door_settings
     from servers import RedisServer
 

@@ -14,7 +14,7 @@ app: PenstockApp
 
 
 def __getattr__(name: str) -> PenstockApp:
-    """``app``, made from the settings of this process when Celery's command line asks for it."""
+    """Make ``app`` from the settings of this process when Celery's command line asks for it."""
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     settings = WorkerSettings.load()

@@ -160,7 +160,7 @@ class WorkerEngine:
             self._control = self._closing.enter_context(start_control(settings, self._decided))
 
     def _make_parts(self, bridge: Bridge, stores: Stores) -> _Parts:
-        """All that items go through, made and joined; nothing of it has started."""
+        """Make and join all that items go through; nothing of it has started."""
         settings = self._settings
         jobs, outcomes = JobStore(stores.database), OutcomeStore(stores.database, settings.lane)
         traces = None if self._tracing is None else self._tracing.of_items()
@@ -312,7 +312,7 @@ class WorkerEngine:
         return served
 
     def _note_queues(self) -> None:
-        """In a thread, with each heartbeat."""
+        """Note the queues of this worker's model; in a thread, with each heartbeat."""
         if self._model is not None:
             self._model.note_queues()
 
@@ -329,10 +329,10 @@ class WorkerEngine:
         try:
             await asyncio.to_thread(self._hot.note_drain, drained)
         except Exception as error:
-            log.warning("the drain is not in the fleet's figures: %s", error)
+            log.warning("this drain is missing from the fleet's figures: %s", error)
 
     def _ended(self) -> int:
-        """Items that ended here otherwise than by being released."""
+        """Count the items that ended here otherwise than by being released."""
         return self._tally.items.total() - self._tally.items["requeued"]
 
     @property

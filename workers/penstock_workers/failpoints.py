@@ -42,7 +42,7 @@ ACTS = ("kill", "raise", "cuda")
 
 
 class PlayedDeviceError(RuntimeError):
-    """Of a GPU that is lost; torch's are RuntimeErrors as well."""
+    """An error of a GPU that is lost; torch's are RuntimeErrors as well."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,9 @@ class Heartbeat:
         self._task: asyncio.Task[None] | None = None
 
     def beat(self) -> None:
-        """Now, and every few seconds from then on. Called on the loop."""
+        """Send a heartbeat now, and every few seconds from then on.
+
+        Called on the loop."""
         self._due.set()
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="heartbeat")

@@ -23,7 +23,8 @@ MODULES = (
 
 
 def preload(lane: str) -> None:
-    """Import everything that a worker of this lane runs with, engines excepted: their lanes load
-    those."""
+    """Import everything that a worker of this lane runs with.
+
+    Engines are left out: their lanes load those."""
     for name in (*MODULES, *lane_row(lane).modules):
         import_module(name)

@@ -1,5 +1,6 @@
-"""How each kind of provider is asked, in real time and in batches: its addresses, and the headers
-that carry its key."""
+"""How each kind of provider is asked, in real time and in batches.
+
+That is its addresses, and the headers that carry its key."""
 
 from __future__ import annotations
 
@@ -12,14 +13,16 @@ ANTHROPIC_VERSION = "2023-06-01"  # of its API: what an answer looks like
 
 
 def address(base_url: str, path: str) -> str:
-    """Base URLs are customary with and without their version (`/v1`); `path` always begins with
-    it."""
+    """Return the address of a path.
+
+    Base URLs are customary with and without their version (`/v1`); ``path`` always begins with it.
+    """
     head = "/" + path.split("/", 2)[1]
     return base_url + (path.removeprefix(head) if base_url.endswith(head) else path)
 
 
 def headers_of(kind: Kind, key: str | None) -> Mapping[str, str]:
-    """What each call carries."""
+    """Return the headers of each call."""
     always = {"User-Agent": f"penstock/{version('penstock')}"}
     if kind == "anthropic":
         always["anthropic-version"] = ANTHROPIC_VERSION

@@ -1,9 +1,8 @@
-"""What the model of a worker means to others: what its heartbeat says of it, and the queues that it
-takes items from.
+"""Makes known which model a worker has.
 
-A server beside the worker may come back with another model, or get adapters while it runs; so the
-lane is looked at now and then, and what it serves is taken up anew. Items of a model that is gone
-stay in its queue.
+Its heartbeat says so, and it takes items from the queues of that model. A server beside the worker
+may come back with another model, or get adapters while it runs; so the lane is looked at now and
+then, and what it serves is taken up anew. Items of a model that is gone stay in its queue.
 """
 
 from __future__ import annotations
@@ -27,7 +26,9 @@ Consume = Callable[[Sequence[str], Sequence[str]], None]
 
 
 class ServedModel:
-    """Of one worker whose lane hosts a model. On the item loop, but for ``note_queues``."""
+    """The model of one worker whose lane hosts one.
+
+    On the item loop, but for ``note_queues``."""
 
     def __init__(
         self,
@@ -39,7 +40,9 @@ class ServedModel:
         consume: Consume | None,
         announce: Callable[[], None],
     ) -> None:
-        """``loads`` is what the settings say of it. ``announce`` sends a heartbeat at once."""
+        """Begin with what the settings say of the model, which is ``loads``.
+
+        ``announce`` sends a heartbeat at once."""
         self._lane, self._home, self._loads = settings.lane, home_queue(settings), loads
         self._hot, self._check, self._consume, self._announce = hot, check, consume, announce
         self._served: Served | None = None  # once it is up
@@ -48,9 +51,9 @@ class ServedModel:
         self._following: asyncio.Task[None] | None = None
 
     async def open(self, served: Callable[[], Served]) -> None:
-        """The lane is up.
+        """Make known what the lane serves, now that it is up.
 
-        ``served`` is what it serves now, and is asked again as long as the worker runs."""
+        ``served`` returns that, and is asked again as long as the worker runs."""
         self._take_up(served())
         # before the first claim: what is held there must be found
         await asyncio.to_thread(self.note_queues)
@@ -62,14 +65,19 @@ class ServedModel:
             await asyncio.gather(self._following, return_exceptions=True)
 
     def announcement(self) -> dict[str, str]:
-        """For each heartbeat. A worker whose model loads takes and keeps nothing yet."""
+        """Return what each heartbeat says.
+
+        A worker whose model loads takes and keeps nothing yet."""
         if self._served is None:
             return {LOADS: self._loads.to_text(), "concurrency": "0"}
         return {SERVES: self._served.to_text(), HOME: self._home}
 
     def note_queues(self) -> None:
-        """In a thread, now and with each heartbeat: the control loop looks after the queues that
-        are noted."""
+        """Note the queues of this model in Redis.
+
+        The control loop looks after those that are noted. This runs in a thread, now and with each
+        heartbeat.
+        """
         if self._served is not None:
             lane, queues = queue_name(self._lane), self._served.queues(self._lane)
             self._hot.queues.note(lane, queues, by_worker=True)

@@ -109,7 +109,9 @@ class ProviderSettings(ProviderFacts):
     @field_validator("api_key_env", mode="before")
     @classmethod
     def _no_name_is_none(cls, name: Any) -> Any:
-        """A compose file or a chart can leave a variable empty more easily than out."""
+        """Check the name, and take an empty one for none.
+
+        A compose file or a chart can leave a variable empty more easily than out."""
         if isinstance(name, str) and name and (looks_secret(name) or not VARIABLE.fullmatch(name)):
             remember(name)
             raise ValueError(
@@ -138,7 +140,9 @@ class ProviderSettings(ProviderFacts):
         return check_url(url, ("http", "https"))
 
     def api_key(self, name: str) -> str | None:
-        """The key itself, read when a worker starts. Raises MissingApiKey and PlainHttp."""
+        """Return the key itself, which is read when a worker starts.
+
+        Raises MissingApiKey and PlainHttp."""
         if self.api_key_env is None:
             return None
         if self.shows_key and not self.allow_plain_http:
@@ -185,8 +189,9 @@ class ProviderSettings(ProviderFacts):
 
 
 class CostSettings(BaseModel):
-    """What a worker that hosts a model costs by the hour; its items share it by the time that they
-    compute."""
+    """What a worker that hosts a model costs by the hour.
+
+    Its items share the cost by the time that they compute."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -210,7 +215,7 @@ class CostSettings(BaseModel):
 
     @property
     def usd_per_hour(self) -> float:
-        """Of this worker; 0 where no price is known."""
+        """The price of this worker; 0 where none is known."""
         spot = self.spot_usd_per_gpu_hour if self.on_spot else None
         each = self.usd_per_gpu_hour if spot is None else spot
         if each is None and self.known is not None:
@@ -228,14 +233,14 @@ class CostSettings(BaseModel):
 
 
 def has_arena_limit() -> bool:
-    """Whether the one who started this process has said how many arenas glibc's malloc may have."""
+    """Return whether the environment says how many arenas glibc's malloc may have."""
     return bool(os.environ.get("MALLOC_ARENA_MAX")) or "arena_max" in os.environ.get(
         "GLIBC_TUNABLES", ""
     )
 
 
 def proxy_variables() -> list[str]:
-    """Variables that name a proxy and are set; a program may read either spelling."""
+    """Return the variables that name a proxy and are set; a program may read either spelling."""
     names = [
         name for kind in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY") for name in (kind, kind.lower())
     ]
@@ -243,7 +248,7 @@ def proxy_variables() -> list[str]:
 
 
 def is_open_to_others(url: str) -> bool:
-    """Whether a request to this URL crosses a network as plain text."""
+    """Return whether a request to this URL crosses a network as plain text."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     if parts.scheme != "http" or host == "localhost" or host.endswith(".localhost"):
@@ -334,7 +339,9 @@ class WorkerSettings(LaneFields, ProducerSettings):
     @field_validator("broker_url", check_fields=False)
     @classmethod
     def _check_broker_url(cls, url: str | None) -> str | None:
-        """A compose file or a chart can leave a variable empty more easily than out."""
+        """Check the address, and take an empty one for none.
+
+        A compose file or a chart can leave a variable empty more easily than out."""
         if not url:
             return None
         refuse_example_password(url)
@@ -383,8 +390,11 @@ class WorkerSettings(LaneFields, ProducerSettings):
     @model_validator(mode="before")
     @classmethod
     def _fill_concurrency(cls, given: Any) -> Any:
-        """Where none is given: as many items as suit the lane, and in a control process as many
-        jobs as it has threads."""
+        """Choose the concurrency where none is given.
+
+        It is as many items as suit the lane, and in a control process as many jobs as it has
+        threads.
+        """
         if not isinstance(given, dict) or given.get("concurrency") is not None:
             return given
         lane = given.get("lane")
@@ -396,7 +406,9 @@ class WorkerSettings(LaneFields, ProducerSettings):
         return given if suits is None else given | {"concurrency": min(suits, MAX_CONCURRENCY)}
 
     def provider(self, name: str) -> ProviderSettings:
-        """Raises UnknownProvider, naming those that are configured."""
+        """Return the settings of a provider.
+
+        Raises UnknownProvider, naming those that are configured."""
         try:
             return self.providers[name]
         except KeyError:
@@ -404,5 +416,5 @@ class WorkerSettings(LaneFields, ProducerSettings):
 
 
 def process_name() -> str:
-    """Names this process in leases and heartbeats: host and pid, readable in a status page."""
+    """Name this process in leases and heartbeats: host and pid, readable in a status page."""
     return f"{socket.gethostname()}-{os.getpid()}"

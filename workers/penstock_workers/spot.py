@@ -77,8 +77,11 @@ class SpotService(Protocol):
 
 
 def believed(cloud: str, event: str, ends_at: datetime) -> Notice:
-    """Raises Unusable for a time that no notice has: a wrong clock or a wrong service must not end
-    a worker."""
+    """Return the notice if its time can be right.
+
+    A wrong clock or a wrong service must not end a worker. Raises Unusable for a time that no
+    notice has.
+    """
     aware = ends_at if ends_at.tzinfo is not None else ends_at.replace(tzinfo=UTC)
     left = aware.timestamp() - time.time()
     if not -MAX_AGO_S <= left <= MAX_AHEAD_S:
@@ -105,7 +108,7 @@ def json_object(answer: HttpAnswer, asked: str) -> dict[str, Any]:
 
 
 def shown(what: object) -> str:
-    """As the log may show it: short, and on one line."""
+    """Say something as the log may show it: short, and on one line."""
     text = repr(what[: 2 * SHOWN_CHARS] if isinstance(what, (str, bytes)) else what)
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…"
 
@@ -311,8 +314,9 @@ STOP_S: Final = 1.0  # for the watch's thread to end with the worker; it is a da
 
 
 class SpotWatch:
-    """``act`` is called once, in the watch's thread, with the first notice; nothing is asked after
-    it."""
+    """Asks for a spot notice until one comes.
+
+    ``act`` is then called once, in the watch's thread, and nothing is asked after it."""
 
     def __init__(self, service: SpotService, act: Callable[[Notice], None]) -> None:
         self._service = service
@@ -330,7 +334,7 @@ class SpotWatch:
 
     @classmethod
     def of(cls, settings: WorkerSettings, act: Callable[[Notice], None]) -> SpotWatch | None:
-        """None where `spot_notices` is off."""
+        """Make a watch; None where `spot_notices` is off."""
         if settings.spot_notices is None:
             return None
         return cls(SERVICES[settings.spot_notices](settings.spot_notices_url or METADATA_URL), act)
@@ -378,7 +382,7 @@ class SpotWatch:
             await client.close()
 
     async def ask(self, client: LeanClient) -> float | None:
-        """One question.
+        """Ask once.
 
         Returns how long to wait before the next; None after a notice, which is the last."""
         try:

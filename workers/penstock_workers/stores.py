@@ -44,8 +44,9 @@ class Stores:
 
 
 def pool_sizes(settings: WorkerSettings) -> dict[Part, int]:
-    """Connections to PostgreSQL by part of a process that hosts both; together ``database_pool``,
-    when that is set."""
+    """Return how many connections to PostgreSQL each part of a process has.
+
+    For a process that hosts both parts; together they have ``database_pool``, when that is set."""
     whole = settings.database_pool
     if not settings.control:
         return {"worker": whole or POOL_SIZE}
@@ -57,7 +58,7 @@ def pool_sizes(settings: WorkerSettings) -> dict[Part, int]:
 
 @contextlib.contextmanager
 def open_stores(settings: WorkerSettings, part: Part) -> Iterator[Stores]:
-    """Connections of one part of a process, closed at the end.
+    """Open the connections of one part of a process, and close them at the end.
 
     Raises the database's errors, and RedisUnfit for a Redis that would lose work. A Redis that is
     down is waited for later.

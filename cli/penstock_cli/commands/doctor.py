@@ -1,4 +1,4 @@
-"""`penstock doctor`: is everything there that a job needs?"""
+"""`penstock doctor`, which checks that everything is there that a job needs."""
 
 from __future__ import annotations
 

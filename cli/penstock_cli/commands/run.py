@@ -55,7 +55,7 @@ def run(given: GivenJob, typed: RunFlags, provider: ProviderFlags) -> None:
 
 
 def _tell_sample(request: RunRequest) -> None:
-    """What a sample of this job, if one was run, says of all of it."""
+    """Print what a sample of this job, if one was run, says about the whole job."""
     from penstock_cli.plan.extrapolated import sample_says
     from penstock_cli.run.check import understood
     from penstock_cli.show.terminal import console

@@ -63,7 +63,7 @@ def submit(
 
 
 def _late(job: Job) -> str | None:
-    """That its deadline is not expected to be met, where it has one."""
+    """Return a warning that the job is not expected to meet its deadline, where it has one."""
     if job.spec.get("deadline_s") is None:
         return None
     from penstock_cli.connect import books

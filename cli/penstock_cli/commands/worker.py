@@ -62,10 +62,10 @@ def worker(
         ),
     ] = None,
 ) -> None:
-    """Run one worker process, or with --gpus one for each card; SIGTERM lets it finish what it
-    holds.
+    """Run one worker process, or one for each GPU with --gpus.
 
-    Everything else is read from penstock.toml and PENSTOCK_* variables.
+    SIGTERM lets it finish what it holds. Everything else is read from penstock.toml and PENSTOCK_*
+    variables.
     """
     from penstock_cli.job.given import parse_pairs
     from penstock_cli.processes.signals import end_with_parent
@@ -123,7 +123,7 @@ def _serve_cards(gpus: str, settings: WorkerSettings, flags: list[str], name: st
 
 
 def _flags(lane: str, concurrency: int | None, hosted: Mapping[str, Any]) -> list[str]:
-    """The same command line for one worker, without its cards and its name."""
+    """Return the same command line for one worker, without its GPUs and its name."""
     flags = ["--lane", lane]
     if concurrency is not None:
         flags += ["--concurrency", str(concurrency)]
@@ -142,7 +142,10 @@ def _flag(setting: str) -> str:
 
 
 def _with_tensor_parallel(engine: dict[str, Any], tensor_parallel: int | None) -> dict[str, Any]:
-    """Raises UsageProblem where both flags give another number."""
+    """Add --tensor-parallel to the engine's arguments.
+
+    Raises UsageProblem where both flags give another number.
+    """
     from penstock_cli.errors import UsageProblem
 
     if tensor_parallel is None:
@@ -157,7 +160,10 @@ def _with_tensor_parallel(engine: dict[str, Any], tensor_parallel: int | None) -
 
 
 def _cards_per_engine(settings: WorkerSettings) -> int:
-    """Raises UsageProblem where no engine of this machine's cards is meant."""
+    """Return how many GPUs each engine takes.
+
+    Raises UsageProblem where the lane hosts no engine on this machine's GPUs.
+    """
     from penstock_cli.errors import UsageProblem
 
     own = settings.of_lane(settings.lane)
@@ -171,7 +177,7 @@ def _cards_per_engine(settings: WorkerSettings) -> int:
 
 
 def _refuse_foreign_flags(lane: str, given: Iterable[str]) -> None:
-    """Raises UsageProblem for a flag that sets what this lane does not have."""
+    """Raise UsageProblem for a flag that sets what this lane does not have."""
     from penstock_cli.errors import UsageProblem
     from penstock_workers.lanes.registry import REGISTRY
 

@@ -1,5 +1,7 @@
-"""By what the commands that only look at a job count its tokens: --tokenizer counts there even
-where nothing is cut by it."""
+"""How the commands that only look at a job count its tokens.
+
+--tokenizer counts there even where nothing is cut by it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def for_a_look(given: GivenJob) -> tuple[GivenJob, str | None]:
-    """The job without a tokenizer that its spec has no use for, and that tokenizer."""
+    """Return the job without a tokenizer that its spec has no use for, and that tokenizer."""
     tokenizer = given.flags.get("tokenizer")
     if tokenizer is None or _cuts_by_tokens(given):
         return given, None
@@ -23,7 +25,10 @@ def for_a_look(given: GivenJob) -> tuple[GivenJob, str | None]:
 
 
 def meter(spec: JobSpec, tokenizer: str | None) -> TokenMeter:
-    """Raises UsageProblem for a tokenizer that was named and cannot be read."""
+    """Return the meter that counts the job's tokens.
+
+    Raises UsageProblem for a tokenizer that was named and cannot be read.
+    """
     from penstock_producer.accepting.estimates import meter_of
 
     try:

@@ -1,8 +1,4 @@
-"""The job that a command was given: by flags, by a job spec file, or by a file with flags over
-it.
-
-`name=value`, as flags take it.
-"""
+"""The job that a command was given: by flags, a job spec file, or a file with flags over it."""
 
 from __future__ import annotations
 
@@ -86,7 +82,7 @@ class GivenJob:
         raise self._no_source(self.file)
 
     def key(self, typed: str | None) -> str | None:
-        """The job key; None where neither a flag nor the file names one."""
+        """Return the job key; None where neither a flag nor the file names one."""
         return typed if typed is not None or self.file is None else self.file.job
 
     @staticmethod
@@ -98,8 +94,10 @@ class GivenJob:
 
     @property
     def lanes(self) -> tuple[str, ...]:
-        """Those that the job may go to, as they were given: names that there are not are refused
-        with the spec."""
+        """Return the lanes that the job may go to, as they were given.
+
+        Unknown names are refused later, together with the spec.
+        """
         lane, named = self.flags.get("lane"), self.flags.get("lanes")
         names = [name.strip() for name in named.split(",")] if isinstance(named, str) else named
         return permitted(
@@ -110,12 +108,10 @@ class GivenJob:
     def outcomes(
         self, job: str | None, where: Sequence[str] | None, names: str = "--from-job JOB"
     ) -> FromJob | None:
-        """The job whose outcomes are read, by a flag or the file; None where a source is.
+        """Return the job whose outcomes are read; None where a source is read.
 
-        What is typed goes before the file.
-
-        Raises UsageProblem for documents from nowhere, from two places, or conditions on no
-        outcomes.
+        What is typed goes before the file. Raises UsageProblem for documents from nowhere or from
+        two places, and for conditions without a job whose outcomes they choose.
         """
         if (
             job is None
@@ -135,7 +131,7 @@ class GivenJob:
         return None if job is None else FromJob(job, where or ())
 
     def of_run(self, name: str, typed: Any) -> Any:
-        """A field of the file's section `run`, where no flag says otherwise."""
+        """Return a field of the file's section `run`, where no flag says otherwise."""
         return typed if typed is not None or self.file is None else getattr(self.file.run, name)
 
     def provider(self, typed: ProviderFlags) -> ProviderFlags:
@@ -155,7 +151,7 @@ class GivenJob:
         return replace(self, flags={**self.flags, "endpoint": _ENDPOINTS[api]})
 
     def refusal(self, error: SpecError) -> UsageProblem:
-        """What is wrong with the spec, in the words of the flags and with the lines of the file."""
+        """Return what is wrong with the spec, in the words of the flags, with lines of the file."""
         from penstock_producer.errors import listed
 
         problems = (
@@ -173,10 +169,10 @@ def given_job(
     typed: frozenset[str],
     files: Mapping[str, Path],
 ) -> GivenJob:
-    """``typed`` are the fields whose flags were typed; ``files`` the text files that flags name for
-    some of them.
+    """Return the job that flags and a job spec file describe together.
 
-    Raises UsageProblem, and SpecError for a job spec file that cannot be used.
+    ``typed`` are the fields whose flags were typed; ``files`` are the text files that flags name
+    for some of them. Raises UsageProblem, and SpecError for a job spec file that cannot be used.
     """
     from penstock_producer.jobfile import JobFile, is_job_file
 
@@ -211,7 +207,10 @@ def given_job(
 
 
 def _text_of(flag: str, path: Path) -> str:
-    """What a text file holds, without the newline at its end. Raises UsageProblem."""
+    """Return what a text file holds, without the newline at its end.
+
+    Raises UsageProblem for a file that cannot be read.
+    """
     from penstock_producer.jobfile import FileFault, read_text
 
     try:
@@ -222,8 +221,11 @@ def _text_of(flag: str, path: Path) -> str:
 
 
 def _in_words(problem: Problem) -> str:
-    """``/params/max_tokens`` was typed as ``--param max_tokens``; what a file says has its place
-    there."""
+    """Write a problem of the spec in the words of the flags.
+
+    ``/params/max_tokens`` was typed as ``--param max_tokens``. A problem of a file names its line
+    there.
+    """
     if problem.place:
         return str(problem)
     name, _, rest = problem.pointer.lstrip("/").partition("/")

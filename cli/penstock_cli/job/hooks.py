@@ -22,10 +22,10 @@ Fault = tuple[Literal["module", "function"], str]  # what cannot be had, and why
 
 
 def check_hooks(paths: Iterable[str | None], *, workers_elsewhere: bool = False) -> None:
-    """Raises UsageProblem for a hook that is not there.
+    """Raise UsageProblem for a hook that is not there.
 
-    With ``workers_elsewhere`` a module that cannot be imported here is believed: their machines may
-    have it.
+    With ``workers_elsewhere`` a module that cannot be imported here is accepted: the workers'
+    machines may have it.
     """
     wanted = [path for path in paths if path is not None]
     if not wanted:

@@ -40,7 +40,10 @@ def parse_duration(flag: str, text: str) -> float:
 
 
 def job_spec(given: GivenJob) -> JobSpec:
-    """Raises UsageProblem, which lists every flag and every field of a file that is unusable."""
+    """Build the spec of the job that a command was given.
+
+    Raises UsageProblem, which lists every flag and every field of a file that is unusable.
+    """
     from penstock_producer.errors import SpecError
     from penstock_producer.job.spec import JobSpec
 
@@ -66,12 +69,15 @@ def job_spec(given: GivenJob) -> JobSpec:
 
 
 def _usual_endpoint(lane: Any) -> str | None:
-    """What the lane's jobs ask where they name none; None = the spec's default."""
+    """Return the endpoint of the lane's jobs that name none; None is the spec's default."""
     return LANES[lane].endpoint if isinstance(lane, str) and lane in LANES else None
 
 
 def _read(option: Option, typed: Any) -> Any:
-    """What was typed, as the spec has it; what a file says is that already. Raises UsageProblem."""
+    """Turn what was typed into a value of the spec; a value from a file is one already.
+
+    Raises UsageProblem for what cannot be read.
+    """
     match option.form, typed:
         case FlagForm.DURATION, str():
             return parse_duration(f"--{option.name}", typed)
@@ -92,7 +98,7 @@ def _read(option: Option, typed: Any) -> Any:
 
 
 def _schema_of(model: Path) -> Any:
-    """Raises UsageProblem."""
+    """Return the JSON schema of a Pydantic model. Raises UsageProblem where there is none."""
     try:
         return schema_of_model(str(model))
     except ModelFault as fault:
@@ -103,9 +109,10 @@ def _schema_of(model: Path) -> Any:
 
 
 def _schema_file(path: Path) -> Any:
-    """What a file with a JSON schema holds; whether it is a schema the spec finds out.
+    """Return what a file with a JSON schema holds; the spec finds out whether it is a schema.
 
-    Raises UsageProblem."""
+    Raises UsageProblem for a file that is too large or cannot be read.
+    """
     try:
         if path.stat().st_size > MAX_SCHEMA_BYTES:
             raise UsageProblem(
@@ -124,7 +131,10 @@ def _schema_file(path: Path) -> Any:
 
 
 def _lines_file(flag: str, path: Path) -> list[Any]:
-    """What a file of JSON Lines holds. Raises UsageProblem."""
+    """Return what a file of JSON Lines holds.
+
+    Raises UsageProblem for a file that cannot be read.
+    """
     from penstock_producer.jobfile import FileFault, read_lines, read_text
 
     try:
@@ -135,8 +145,10 @@ def _lines_file(flag: str, path: Path) -> list[Any]:
 
 
 def with_own_model(settings: WorkerSettings, spec: JobSpec) -> WorkerSettings:
-    """For a lane that hosts its model: --model names it, unless the settings have one and the flag
-    is only a label."""
+    """Return the settings with --model as the model that the lane hosts.
+
+    Where the settings already name a model, the flag is only a label.
+    """
     own = settings.of_lane(settings.lane)
     is_asked = settings.lane in spec.permitted_lanes and has_own_model(settings.lane)
     if spec.model is None or own is None or not is_asked:
@@ -152,11 +164,10 @@ def with_provider(
     *,
     needs_key: bool = True,
 ) -> WorkerSettings:
-    """The settings with the named provider, flags over file over defaults, and with those that
-    ``fallback`` names. Raises UsageProblem.
+    """Return the settings with the named provider and with those that ``fallback`` names.
 
-    Other providers are left out, because a worker insists on the API key of each provider that it
-    has.
+    Flags go before the file, and the file before the defaults. Other providers are left out,
+    because a worker insists on the API key of each provider that it has. Raises UsageProblem.
     """
     from penstock_producer.job.fallback import provider_and_model
     from penstock_workers.settings import DEFAULT_PROVIDER, ProviderSettings
@@ -215,8 +226,11 @@ def _refusal(detail: ErrorDetails) -> str:
 
 
 def _with_key(provider: ProviderSettings) -> ProviderSettings:
-    """The key's variable, checked; at its kind's own server it is the one that the provider's own
-    tools read."""
+    """Return the provider with the variable of its API key, which is checked.
+
+    Where none is named, the vendor's own server takes the variable that the vendor's own tools
+    read.
+    """
     variable = provider.api_key_env
     if variable is None and provider.base_url == BASE_URLS[provider.kind]:
         variable = KEY_VARIABLES[provider.kind]
@@ -230,10 +244,9 @@ def _with_key(provider: ProviderSettings) -> ProviderSettings:
 
 
 def default_job_key(source: str, table: str | None = None) -> str:
-    """The file's name without its ending, in safe characters: running the same file again resumes
-    the same job.
+    """Derive a job key from the file's name without its ending, in safe characters.
 
-    Of a database it is the table's name.
+    Running the same file again thus resumes the same job. A database gives the name of the table.
     """
     if is_database(source) and (table is not None or "@" in source.rpartition("/")[2]):
         return _safe(table or "") or "job"

@@ -208,8 +208,10 @@ class ProviderFlags:
 
 @dataclass(frozen=True, slots=True)
 class RunFlags:
-    """The options of `penstock run` itself as they were typed; None leaves what the job spec file
-    says, or the default."""
+    """The options of `penstock run` itself as they were typed.
+
+    None leaves what the job spec file says, or the default.
+    """
 
     out: Out = None
     job: Job = None

@@ -18,8 +18,10 @@ LOOK_TIMEOUT_S = 2.0  # a submit is not held up by a Redis that does not answer
 
 
 def look(settings: ProducerSettings, spec: JobSpec) -> Serving | None:
-    """What the lane's workers serve; None for lanes without models of their own, and where Redis
-    does not answer."""
+    """Return what the lane's workers serve.
+
+    None for lanes without models of their own, and where Redis does not answer.
+    """
     if not has_own_model(spec.lane):
         return None
     import redis
@@ -36,8 +38,10 @@ def look(settings: ProducerSettings, spec: JobSpec) -> Serving | None:
 
 
 def refuse_chance(serving: Serving | None, spec: JobSpec) -> None:
-    """Raises UsageProblem for a prompt without a model where workers serve several: which answers
-    must not be chance."""
+    """Raise UsageProblem for a prompt without a model where workers serve several.
+
+    Chance must not decide which model answers.
+    """
     if (
         serving is None
         or not spec.takes_records
@@ -52,8 +56,10 @@ def refuse_chance(serving: Serving | None, spec: JobSpec) -> None:
 
 
 def warning(serving: Serving | None, spec: JobSpec) -> str | None:
-    """What the person who submits should know: that the job, or what goes on to another model, will
-    wait for a worker."""
+    """Return what the person who submits should know before the job starts.
+
+    The job, or what goes on to another model, may have to wait for a worker.
+    """
     from penstock_producer.feed.queues import missing_model
 
     if serving is None:

@@ -63,10 +63,11 @@ class ServeFlags:
 
 @takes_flags
 def serve(typed: ServeFlags, provider: ProviderFlags) -> None:
-    """Serve on this machine, everything embedded: OpenAI's Files and Batches, Anthropic's Message
-    Batches, calls that wait for their answer, jobs, and a dashboard.
+    """Serve APIs, workers and a dashboard on this machine, with nothing else to start.
 
-    Ctrl-C lets what is asked finish, then ends; the same command goes on with the jobs.
+    It serves OpenAI's Files and Batches, Anthropic's Message Batches, calls that wait for their
+    answer, and jobs. Ctrl-C lets the requests in flight finish, then ends; the same command goes on
+    with the jobs.
 
     Exit status: 0 ended by Ctrl-C or SIGTERM, 2 bad usage, 1 failed.
     """

@@ -1,2 +1,1 @@
-"""The pages: jobs, their dead letters and answers, workers, quotas and spending, for people with a
-browser."""
+"""The web pages: jobs, their dead letters and answers, workers, quotas and spending."""

@@ -1,5 +1,7 @@
-"""What can be done to a job, each asked for on a page of its own: pause, resume, cancel, limits,
-and replays of dead letters."""
+"""What can be done to a job, each on a page that asks first.
+
+The actions are pause, resume, cancel, limits, and replays of dead letters.
+"""
 
 from __future__ import annotations
 
@@ -330,13 +332,13 @@ async def _replay_page(
 
 
 def _members(viewer: Viewer, job: Job, reason: str, words: str) -> list[str]:
-    """The documents of a group, as the page of dead letters has counted them."""
+    """Return the documents of a group, as the page of dead letters has counted them."""
     lines = letter_lines(viewer.desk.database, job.job_id, reason=reason or None, limit=GROUPED_MAX)
     return members(lines, reason, words)
 
 
 def _request_in(typed: str) -> Any:
-    """Raises Refused where it is not JSON."""
+    """Parse the request that was typed. Raises Refused where it is not JSON."""
     try:
         return orjson.loads(typed.encode("utf-8", "surrogatepass"))
     except ValueError as error:

@@ -47,8 +47,10 @@ class Sample(NamedTuple):
 
 
 def sample(database: Database, job: Job, settings: ProducerSettings) -> Sample:
-    """The first documents of the source that have an outcome; else some results without what was
-    asked."""
+    """Return the first documents of the source that have an outcome.
+
+    Where the source cannot be read, some results are returned without what was asked.
+    """
     outcomes = OutcomeStore(database)
     try:
         documents = _first(database, job, settings)

@@ -112,13 +112,16 @@ class Desk:
         self._secret: str | None = None
 
     def secret(self) -> str:
-        """What sessions are signed with."""
+        """Return the secret that sessions are signed with."""
         if self._secret is None:
             self._secret = Meta(self.database).session_secret()
         return self._secret
 
     def asked(self, read: Callable[[RedisLedger, redis.Redis], T]) -> T | None:
-        """What Redis answers; None where it does not: a page without it shows what SQL knows."""
+        """Return what Redis answers; None where it does not answer.
+
+        A page without Redis shows what SQL knows.
+        """
         if self._client is None:
             self._client = RedisAddress.parse(self._redis_url).connect(
                 socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_CONNECT_TIMEOUT_S
@@ -214,8 +217,10 @@ class Desk:
 
 
 def in_state_of(database_url: str) -> str:
-    """`` --state DIR`` for commands that are shown, where the ledger is that of `penstock serve`;
-    else nothing."""
+    """Return `` --state DIR`` where the ledger is that of `penstock serve`, else an empty text.
+
+    Commands that are shown end with it.
+    """
     kind, _, path = database_url.partition(":///")
     file = Path(unquote(path))
     if not kind.startswith("sqlite") or file.name != STATE_LEDGER:

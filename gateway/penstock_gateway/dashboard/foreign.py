@@ -1,8 +1,8 @@
-"""Text that others wrote (documents, models, providers), made fit to be shown: nothing in it acts,
-and nothing in it hides.
+"""Text that others wrote (documents, models, providers), made safe to show.
 
-Templates escape what would be markup. Here control characters and those that reorder a line become
-visible escapes, and long texts are cut, with all of it one click away.
+Nothing in it acts, and nothing in it hides. Templates escape what would be markup. Here control
+characters and those that reorder a line become visible escapes, and long texts are cut, with all of
+it one click away.
 """
 
 from __future__ import annotations
@@ -51,9 +51,11 @@ def shown(text: str, first: int = FIRST_CHARS) -> Shown:
 
 
 def json_text(body: bytes | None) -> str:
-    """A body with indents where it is JSON, as it is where it is not, or where indents would make
-    it too long for a page. What hides or reorders text stands as an escape of JSON, so that what is
-    shown is what is sent."""
+    """Return a body with indents where it is JSON, else unchanged.
+
+    It is unchanged, too, where indents would make it too long for a page. What hides or reorders
+    text stands as an escape of JSON, so that what is shown is what is sent.
+    """
     if not body:
         return ""
     text = body.decode("utf-8", "replace")
@@ -69,8 +71,10 @@ def json_text(body: bytes | None) -> str:
 
 
 def _indented(value: Any) -> str | None:
-    """None for what would be longer than INDENTED_MAX: a long list inside of many others is mostly
-    indents."""
+    """Return the value with indents; None where that would be longer than INDENTED_MAX.
+
+    A long list inside of many others is mostly indents.
+    """
     pieces, size = list[str](), 0
     for piece in _ENCODER.iterencode(value):
         pieces.append(piece)
@@ -81,7 +85,10 @@ def _indented(value: Any) -> str | None:
 
 
 def prompt_of(body: bytes) -> list[Turn]:
-    """What a request asks, message by message; the request itself where it has another form."""
+    """Return what a request asks, message by message.
+
+    A request of another form is returned as it is.
+    """
     request = _loaded(body)
     found: list[Turn] = []
     if isinstance(request, dict):
@@ -105,7 +112,7 @@ def prompt_of(body: bytes) -> list[Turn]:
 
 
 def answer_of(body: bytes | None) -> Shown:
-    """What a model said; the body itself where it has another form."""
+    """Return what a model said; the body itself where it has another form."""
     answer = _loaded(body or b"")
     if isinstance(answer, dict):
         for said in (

@@ -19,9 +19,10 @@ TOKEN: Final = "token"  # noqa: S105 — the name of a field
 
 
 async def read_form(request: Request, most: int) -> Mapping[str, str]:
-    """The fields, each once.
+    """Read the fields of a form, each once.
 
-    Raises Refused for a body of more than ``most`` bytes, and for another kind of body."""
+    Raises Refused for a body of more than ``most`` bytes, and for another kind of body.
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
         raise Refused(
@@ -42,8 +43,10 @@ async def read_form(request: Request, most: int) -> Mapping[str, str]:
 
 
 def check_form(request: Request, viewer: Viewer, form: Mapping[str, str]) -> None:
-    """Raises Refused for a form that was not made for this session: another site may send one,
-    too."""
+    """Raise Refused for a form that was not made for this session.
+
+    Another site may send one, too.
+    """
     check_origin(request, viewer.backend.settings.gateway.hosts)
     given = form.get(TOKEN, "").encode("utf-8", "surrogatepass")
     if viewer.new_visit or not hmac.compare_digest(given, viewer.token.encode()):

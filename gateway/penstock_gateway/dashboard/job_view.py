@@ -1,5 +1,4 @@
-"""One job, as its page shows it: figures in words, and what keeps it from going faster with the
-fix."""
+"""One job, as its page shows it: figures in words, what slows it down, and what helps."""
 
 from __future__ import annotations
 
@@ -206,7 +205,7 @@ def _told(seen: JobSeenNow) -> Iterator[str]:
 
 
 def _notes(seen: JobSeenNow, now: float) -> Iterator[Note]:
-    """The most serious first."""
+    """Yield what is to be said about the job, the most serious first."""
     job, key = seen.job, argument(seen.job.job_key)
     if job.state == "failed":
         yield Note("bad", f"The job has failed: {_why(job)}")
@@ -282,9 +281,10 @@ def _slow(seen: JobSeenNow, now: float, key: str) -> Iterator[Note]:
 
 
 def _waits(wait: Wait, *, one_machine: bool) -> Note:
-    """The reason, with what to do apart where there is something.
+    """Return why documents wait, with what to do as a text of its own where there is something.
 
-    On one machine `penstock serve` starts all workers."""
+    On one machine `penstock serve` starts all workers.
+    """
     text = f"{wait.said[:1].upper()}{wait.said[1:]}."
     if wait.code == "no_worker":
         lane = wait.params["lane"]
@@ -461,7 +461,7 @@ def _effort(seen: JobSeenNow) -> list[str]:
 
 
 def _options(seen: JobSeenNow) -> list[tuple[str, str]]:
-    """What the job was submitted with, without what has no value."""
+    """Return what the job was submitted with, without what has no value."""
     spec = seen.job.spec
     rows = [("source", shown_source(seen.job) or str(seen.job.source.get("kind") or ""))]
     rows += [(name, _option(value)) for name, value in spec.items() if _is_told(name, value)]

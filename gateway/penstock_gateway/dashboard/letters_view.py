@@ -87,7 +87,7 @@ async def letter_page(
 
 
 def letter_of(viewer: Viewer, job: Job, doc_id: str) -> DeadLetter:
-    """The visible one. Raises Refused."""
+    """Return the visible dead letter of a document. Raises Refused where there is none."""
     outcome = viewer.desk.outcomes.get(job.job_id, doc_id)
     if not isinstance(outcome, DeadLetter):
         raise not_found("dead letter", doc_id)
@@ -159,7 +159,7 @@ def letter_rows(job: Job, lines: Iterable[LetterLine]) -> list[LetterRow]:
 
 
 def alike(error: str) -> str:
-    """What is left of an error without its values: equal for errors that are alike."""
+    """Return what is left of an error without its values: equal for errors that are alike."""
     cut = one_line(error, ERROR_CHARS)
     return _VALUES.sub(lambda found: _NAMES.get(str(found.lastgroup), found[0]), cut)[
         :ALIKE_CHARS
@@ -167,7 +167,7 @@ def alike(error: str) -> str:
 
 
 def groups(lines: Iterable[LetterLine]) -> list[Group]:
-    """The largest first."""
+    """Group dead letters by reason and by error, the largest group first."""
     found: dict[tuple[str, str], list[LetterLine]] = {}
     for line in lines:
         found.setdefault((line.reason, alike(line.last_error)), []).append(line)
@@ -188,7 +188,7 @@ def groups(lines: Iterable[LetterLine]) -> list[Group]:
 
 
 def members(lines: Iterable[LetterLine], reason: str, same_words: str) -> list[str]:
-    """The documents of one group that can be sent again."""
+    """Return the documents of one group that can be sent again."""
     return [
         line.doc_id
         for line in lines

@@ -38,7 +38,7 @@ class QuotaRow(NamedTuple):
 
 
 def stops(seen: QuotaSeen, in_state: str = "") -> Iterator[tuple[str, str, str]]:
-    """What it is, what to do, and the command for it."""
+    """Yield what stops the quota, what to do about it, and the command for that."""
     lift = f"penstock limits --lift {shlex.quote(seen.quota_id)}{in_state}"
     if seen.hold:
         fix = _FIXES.get(seen.hold, "Correct the account, then:")

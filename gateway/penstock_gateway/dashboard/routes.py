@@ -259,8 +259,10 @@ async def spending(request: Request, viewer: Reader) -> Response:
 
 
 def _by_http(viewer: Viewer) -> bool:
-    """Whether who looks sends work over HTTP: tenants, and everyone where `penstock serve` is all
-    there is."""
+    """Return whether the viewer sends work over HTTP.
+
+    Tenants do, and everyone does where `penstock serve` is all there is.
+    """
     return not viewer.sees_all or viewer.desk.in_state != ""
 
 

@@ -40,7 +40,7 @@ class PriceRow(NamedTuple):
 
 
 def spend_rows(spent: Sequence[Spending], without: str) -> list[SpendRow]:
-    """The dearest first. ``without`` names what has no name."""
+    """Return a row for each name, the dearest first; ``without`` stands for no name."""
     most = max((one.cost_microusd for one in spent), default=0)
     ordered = sorted(spent, key=lambda one: (-one.cost_microusd, one.name or ""))
     return [
@@ -67,7 +67,7 @@ def total_of(spent: Sequence[Spending]) -> tuple[str, str, str]:
 
 
 def price_rows(made: Iterable[MadeWith]) -> list[PriceRow]:
-    """What answers were paid with, each price once."""
+    """Return the prices that answers were paid with, each once."""
     return list(dict.fromkeys(_price(one) for one in made))
 
 

@@ -150,9 +150,10 @@ class Viewer:
 
 
 def viewer_with(scope: Scope) -> Callable[[Request], Awaitable[Viewer]]:
-    """The dependency of a page.
+    """Return the dependency of a page: who looks at it, with ``scope``.
 
-    Raises Refused: to the sign-in where there is no session, 403 without the scope."""
+    Raises Refused: to the sign-in where there is no session, 403 without the scope.
+    """
     caller_of = caller_with(scope)
 
     async def viewer(request: Request) -> Viewer:
@@ -177,9 +178,11 @@ def viewer_with(scope: Scope) -> Callable[[Request], Awaitable[Viewer]]:
 def give_cookie(
     response: Response, name: str, value: str, request: Request, *, lasts_s: float = SESSION_S
 ) -> None:
-    """One that scripts cannot read and other sites' pages do not send; over TLS only, where the
-    page came so: behind a proxy that ends TLS only the browser says it, in the origin of its
-    form."""
+    """Set a cookie that scripts cannot read and other sites' pages do not send.
+
+    Where the page came over TLS, the cookie goes over TLS only. Behind a proxy that ends TLS only
+    the browser says so, in the origin of its form.
+    """
     response.set_cookie(
         name,
         value,

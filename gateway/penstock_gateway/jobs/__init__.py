@@ -1,2 +1,1 @@
-"""Jobs over HTTP: all that the command line can do with them. docs/gateway-jobs.md is their
-page."""
+"""Jobs over HTTP: everything that the command line can do with them (docs/gateway-jobs.md)."""

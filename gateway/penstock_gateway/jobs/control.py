@@ -1,5 +1,7 @@
-"""What changes a job: pause, resume, cancel, move, other limits, replay, and purge, which forgets
-it."""
+"""What changes a job: pause, resume, cancel, move, other limits, replay, and purge.
+
+A purge forgets the job.
+"""
 
 from __future__ import annotations
 

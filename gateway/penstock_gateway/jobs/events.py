@@ -1,5 +1,7 @@
-"""Progress of a job as server-sent events, which a browser's EventSource and any HTTP client
-read."""
+"""Progress of a job as server-sent events.
+
+A browser's EventSource and any HTTP client read them.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,7 @@ class EventStream(Response):
         last_id: str | None,
         tenant: str | None,
     ) -> None:
-        """Raises Refused where too many listen."""
+        """Start to listen. Raises Refused where too many listen."""
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]  # it is not known
         self._backend = backend
@@ -140,7 +142,7 @@ class EventStream(Response):
             self._watches.leave(self._job_id, self._listener, self._tenant)
 
     async def _next(self, gone: asyncio.Task[None]) -> Progress | None:
-        """What has changed; None after a quiet while, and when the reader has gone."""
+        """Return what has changed; None after a quiet while, and when the reader has gone."""
         coming = asyncio.create_task(self._listener.next())
         try:
             await asyncio.wait({coming, gone}, timeout=QUIET_S, return_when=asyncio.FIRST_COMPLETED)
@@ -149,7 +151,7 @@ class EventStream(Response):
             coming.cancel()
 
     async def _send(self, send: Send, data: bytes, gone: asyncio.Task[None]) -> None:
-        """Raises TimeoutError for a reader that takes nothing."""
+        """Send a piece. Raises TimeoutError for a reader that takes nothing."""
         if not gone.done():
             async with asyncio.timeout(SLOW_S):
                 await send({"type": "http.response.body", "body": data, "more_body": True})

@@ -89,9 +89,10 @@ def _check_opened_here(backend: Backend, job_id: str) -> None:
 
 
 def _one_line(given: Any) -> bytes:
-    """A number as an id stands for its digits.
+    """Return an item as a line of input; a number as an id becomes its digits.
 
-    Anything but an object is refused as a line, which says why."""
+    Anything but an object is refused later, as a line, which says why.
+    """
     if isinstance(given, dict) and type(given.get("id")) is int:
         given["id"] = str(given["id"])
     return orjson.dumps(given)

@@ -201,11 +201,11 @@ async def export_letters(
         int | None, Query(ge=1, le=10**9, description="At most this many lines.")
     ] = None,
 ) -> StreamingResponse:
-    """Stream the dead letters of a job, as `errors.jsonl` has them, or as requests that can be
-    submitted again.
+    """Stream the dead letters of a job, as errors or as requests to submit again.
 
-    They come by generation and document id, each with a `cursor`: the last one as `after` goes on
-    there. Rows that never became a request are among `errors` only.
+    The errors are lines of `errors.jsonl`. All come by generation and document id, each with a
+    `cursor`: the last one as `after` goes on there. Rows that never became a request are among
+    `errors` only.
     """
     backend = backend_of(request)
     behind = None if after is None else decoded(after, int)
@@ -246,7 +246,7 @@ def _letter(backend: Backend, job: Job, doc_id: str) -> Letter:
 
 
 def _exported(job: Job, letter: DeadLetter, endpoint: str | None) -> bytes:
-    """A line of `errors.jsonl`; with an ``endpoint`` a line of input."""
+    """Return a line of `errors.jsonl`; with an ``endpoint`` a line of input."""
     if endpoint is None:
         line = error_line(told_letter(job, letter))
     else:

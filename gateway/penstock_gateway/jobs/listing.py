@@ -35,7 +35,10 @@ def encoded(*parts: float | str) -> str:
 
 
 def decoded(cursor: str, first: type[int] | type[float]) -> tuple[Any, str]:
-    """A number and a text. Raises Refused for a text that is no such cursor."""
+    """Return the number and the text that a cursor holds.
+
+    Raises Refused for a text that is no such cursor.
+    """
     try:
         number, name = orjson.loads(
             urlsafe_b64decode(cursor[:_CHARS_MAX] + "=" * (-len(cursor) % 4))

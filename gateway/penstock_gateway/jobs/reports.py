@@ -1,5 +1,4 @@
-"""The report of a job, in the forms of `penstock report`: JSON, text, Markdown, or one page of
-HTML."""
+"""The report of a job in the forms of `penstock report`: JSON, text, Markdown or one HTML page."""
 
 from __future__ import annotations
 
@@ -87,8 +86,7 @@ async def report(
         str, Header(description="A type of the answers; JSON where it names none.")
     ] = "",
 ) -> Response:
-    """The account of a job: what came of its documents, what it cost, by lane, and what was
-    saved."""
+    """Return the account of a job: its outcomes, what it cost, each lane, and what was saved."""
     backend, asked = backend_of(request), form or _accepted(accept)
 
     def look() -> bytes:
@@ -121,7 +119,7 @@ def _written(backend: Backend, job: Job, form: Form) -> bytes:
 
 
 def _accepted(header: str) -> Form:
-    """The form that is wanted most, JSON among equals."""
+    """Return the form that the header wants most, JSON among equals."""
     best: tuple[float, Form] = (0.0, "json")
     for part in header.lower().split(","):
         named, *parameters = (word.strip() for word in part.split(";"))

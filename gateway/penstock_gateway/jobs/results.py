@@ -1,5 +1,7 @@
-"""Results as a stream, in the order in which they were stored: JSON lines, each of which says where
-to go on, or a table."""
+"""Results as a stream, in the order in which they were stored: JSON lines or a table.
+
+Each JSON line says where to go on behind it.
+"""
 
 from __future__ import annotations
 
@@ -169,8 +171,10 @@ class _Whole(StreamingResponse):
 async def streamed(
     backend: Backend, begin: Callable[[], Iterator[bytes]], limit: int | None
 ) -> StreamingResponse:
-    """The lines of ``begin``, which looks for the job first: its errors, and those of the first
-    line, are said before the stream begins."""
+    """Stream the lines of ``begin``, which looks for the job first.
+
+    Its errors, and those of the first line, are raised before the stream begins.
+    """
 
     def first() -> Iterator[bytes]:
         lines = begin()
@@ -181,12 +185,15 @@ async def streamed(
 
 
 def with_cursor(line: bytes, cursor: str) -> bytes:
-    """A line of JSON, with where to go on behind it."""
+    """Return a line of JSON with the cursor that goes on behind it."""
     return line.rstrip()[:-1] + b',"cursor":' + orjson.dumps(cursor) + b"}\n"
 
 
 async def _pieces(backend: Backend, lines: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """The next ones are read once a piece is taken; when its reader goes, nothing is open."""
+    """Yield pieces, each read once the one before is taken.
+
+    When the reader goes, nothing is open.
+    """
     while piece := await backend.run(_next_piece, lines):
         yield piece
 

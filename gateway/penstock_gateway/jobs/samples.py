@@ -81,9 +81,10 @@ def submit_sample(
 
 @router.get("/{job}/extrapolation", operation_id="read_job_extrapolation")
 async def extrapolation(request: Request, job: str, caller: Reader) -> Extrapolation:
-    """What a sample says of all documents: tokens and cost, each with an interval.
+    """Estimate tokens and cost of all documents from a sample, each with an interval.
 
-    Also while it runs, of what has ended."""
+    While the sample runs, it tells about the documents that have ended.
+    """
     backend = backend_of(request)
 
     def look() -> Extrapolation:

@@ -1,5 +1,4 @@
-"""What requests and answers about schedules look like, each with an example for the OpenAPI
-document."""
+"""Schemas of requests and answers about schedules, each with an example for OpenAPI."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ def _like(example: Any, extra: Literal["allow", "forbid"] = "forbid") -> ConfigD
 
 
 class NewSchedule(BaseModel):
-    """When jobs start, over what, and the job options as a job spec file has them
-    (docs/job-options.md)."""
+    """When jobs start, over what, and with which job options (docs/job-options.md)."""
 
     model_config = _like(
         {

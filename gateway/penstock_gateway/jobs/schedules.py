@@ -72,8 +72,7 @@ _BODY: Final[dict[str, Any]] = {
 async def add_schedule(
     request: Request, response: Response, given: NewSchedule, caller: Writer
 ) -> ScheduleDetails:
-    """Submit a source, or the outcomes of other jobs, again and again at the times of a cron
-    expression.
+    """Submit a source, or outcomes of other jobs, at the times of a cron expression.
 
     The fleet's control processes read the source then; it need not be there yet. A name is given
     once.
@@ -184,7 +183,7 @@ def _added(backend: Backend, caller: Caller, given: NewSchedule) -> ScheduleDeta
 def _changed(
     backend: Backend, caller: Caller, named: str, change: Callable[[str], bool]
 ) -> ScheduleDetails:
-    """The schedule as it is after ``change``, which takes its name."""
+    """Return the schedule as it is after ``change``, which takes its name."""
     found = _find(backend, caller, named)
     change(found.name)
     return _detailed(backend, _find(backend, caller, found.schedule_id))

@@ -1,5 +1,4 @@
-"""What requests and answers of the jobs API look like, each with an example for the OpenAPI
-document."""
+"""Schemas of requests and answers of the jobs API, each with an example for OpenAPI."""
 
 from __future__ import annotations
 
@@ -72,8 +71,7 @@ def _like(example: Any) -> ConfigDict:
 
 
 class NewJob(BaseModel):
-    """A job: its documents, and the job options as a job spec file has them
-    (docs/job-options.md)."""
+    """A job: its documents, and the job options as in a job spec file (docs/job-options.md)."""
 
     model_config = ConfigDict(
         extra="allow",

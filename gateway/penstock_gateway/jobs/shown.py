@@ -83,7 +83,7 @@ def _unread(batches: Sequence[BatchSum]) -> shapes.UnreadShown | None:
 
 
 def report_of(backend: Backend, job: Job, *, sizes: bool = False) -> Report:
-    """The account of the job; with ``sizes`` every row of it is read. Blocks."""
+    """Return the report of the job; with ``sizes`` it reads every row. Blocks."""
     return gathered(backend.database, job, stats=_stats(backend, job), sizes=sizes)
 
 
@@ -98,7 +98,7 @@ def _source(job: Job) -> dict[str, Any]:
 
 
 def _stats(backend: Backend, job: Job) -> Mapping[str, int]:
-    """What only the queue has seen; nothing where Redis does not answer."""
+    """Return the counts that only the queue has; nothing where Redis does not answer."""
     try:
         return backend.fleet.stats(job.job_id)
     except redis.RedisError:

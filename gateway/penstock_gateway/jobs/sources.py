@@ -27,8 +27,11 @@ _FILE: Final = "file-"
 
 @asynccontextmanager
 async def reading(backend: Backend, caller: Caller) -> AsyncIterator[None]:
-    """Work that takes long has half of the threads, so that status is shown while large sources are
-    read; and of one tenant no more than its share. Raises Refused (429, 503)."""
+    """Hold a place among the long pieces of work.
+
+    They have half of the threads, so that status is shown while large sources are read, and one
+    tenant has no more than its share of them. Raises Refused (429, 503).
+    """
     if backend.reading.locked():
         raise Refused(
             503,
@@ -59,7 +62,7 @@ def source_of(backend: Backend, caller: Caller, named: str) -> Source:
 
 
 def options_of(given: NewJob, caller: Caller, backend: Backend) -> dict[str, Any]:
-    """The job options, with the tenant whose job it is, and the lane. Raises SpecError."""
+    """Return the job options, with the tenant whose job it is, and the lane. Raises SpecError."""
     named = with_tenant(
         given.options, caller, own=given.__class__.model_fields, problems=_sources(given)
     )
@@ -67,8 +70,10 @@ def options_of(given: NewJob, caller: Caller, backend: Backend) -> dict[str, Any
 
 
 def with_lane(options: dict[str, Any], backend: Backend) -> dict[str, Any]:
-    """Job options that name no lane go where batches go that name none: there may be workers of
-    that lane alone."""
+    """Return job options with the lane of batches where they name none.
+
+    There may be workers of that lane alone.
+    """
     usual = backend.settings.gateway.batches.lane
     told = options.get("lane") is not None or options.get("lanes")
     return options if told or usual == DEFAULT_LANE else options | {"lane": usual}
@@ -81,8 +86,11 @@ def with_tenant(
     own: Collection[str],
     problems: Sequence[Problem] = (),
 ) -> dict[str, Any]:
-    """Job options with the tenant whose job it is; ``own`` are the other names that the request may
-    have. Raises SpecError, also for the ``problems`` that its caller has found."""
+    """Return job options with the tenant whose job it is.
+
+    ``own`` are the other names that the request may have. Raises SpecError, also for the
+    ``problems`` that its caller has found.
+    """
     found = [*_near_misses(options, own), *problems, *_tenant_problems(options, caller)]
     if found:
         raise SpecError(found)
@@ -90,8 +98,10 @@ def with_tenant(
 
 
 def _near_misses(options: Mapping[str, Any], own: Collection[str]) -> list[Problem]:
-    """Names that are nearer to a field of this door than to an option, about which the spec says
-    more."""
+    """Return a problem for each name that resembles a field of this request more than an option.
+
+    About the other names the spec says more.
+    """
     unknown = [name for name in options if name not in JobSpec.model_fields]
     bulk = too_many_unknown(unknown)
     if bulk is not None:

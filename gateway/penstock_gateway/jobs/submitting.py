@@ -191,8 +191,10 @@ def _request_shown(document: Document, spec: JobSpec, meter: TokenMeter) -> Requ
 
 
 def _checked(key: str) -> str:
-    """The producer refuses what cannot be stored; a key that looks like an id would hide behind its
-    tenant."""
+    """Return the key. Raises SpecError for one that looks like an id.
+
+    Such a key would hide behind its tenant. The producer refuses what cannot be stored.
+    """
     if not key or key.startswith("job_"):
         fix = "give a key of your own, which does not begin with job_"
         raise SpecError([Problem("invalid_value", "/job", "it cannot be the key of a job", fix)])

@@ -1,5 +1,7 @@
-"""Progress of jobs for those who listen: the stores are asked once a second and job, however many
-listen to it here."""
+"""Progress of jobs for those who listen.
+
+The stores are asked once a second and job, however many listen to it here.
+"""
 
 from __future__ import annotations
 
@@ -178,6 +180,9 @@ class _Watch:
 
 
 def event_id(job: Job, counts: Counts) -> str:
-    """The same in every replica: a listener that comes back elsewhere goes on where it was."""
+    """Return an id of the job's progress that is the same in every replica.
+
+    A listener that comes back elsewhere goes on where it was.
+    """
     figures = (job.generation, counts.succeeded, counts.dead, counts.calls, job.moves)
     return f"{job.state}-{'-'.join(map(str, figures))}"

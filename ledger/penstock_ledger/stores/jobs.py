@@ -1,5 +1,4 @@
-"""Jobs: accepted once per key, moved between states by compare-and-set, replayed as new
-generations."""
+"""Jobs: accepted once per key, moved between states by compare-and-set, replayed as generations."""
 
 from __future__ import annotations
 
@@ -102,7 +101,10 @@ class JobStore(FeedStore):
         return job_of(row), created
 
     def get(self, job_id_or_key: str) -> Job:
-        """Raises JobNotFound. An id is preferred to an equal key."""
+        """Return a job by its id or its key; an id is preferred to an equal key.
+
+        Raises JobNotFound.
+        """
         rows = self._db.read(
             lambda connection: connection.execute(_NAMED, {"name": job_id_or_key}).all()
         )
@@ -127,13 +129,12 @@ class JobStore(FeedStore):
         resume_at: float | None = None,
         pause: Pause | None = None,
     ) -> bool:
-        """Move a job to ``to`` if it is in one of ``expect``; False when it is not (or there is no
-        such job).
+        """Move a job to ``to`` if it is in one of ``expect``; else return False.
 
-        ``resume_at`` (Unix seconds) is when a pause ends by itself: the control loop resumes the
-        job then. ``pause`` says why as data, and then gives the reason. Letting a job go on that a
-        stop-loss has
-        paused, or pausing it by hand, accepts what it was paused for.
+        It is False without such a job, too. ``resume_at`` (Unix seconds) is when a pause ends by
+        itself: the control loop resumes the job then. ``pause`` says why as data, and then gives
+        the reason. Letting a job go on that a stop-loss has paused, or pausing it by hand, accepts
+        what it was paused for.
         """
         moved = {
             "job": job_id,
@@ -160,10 +161,10 @@ class JobStore(FeedStore):
         return self._db.write(move)
 
     def amend(self, job_id: str, spec: Mapping[str, Any], digest: str, *, expect: str) -> bool:
-        """Replace the spec of a job whose digest still is ``expect``; False when another process
-        was first.
+        """Replace the spec of a job whose digest still is ``expect``; else return False.
 
-        For limits of the job as a whole only: workers keep what they have read of a spec.
+        False means that another process was first. For limits of the job as a whole only: workers
+        keep what they have read of a spec.
         """
         query = (
             update(jobs)
@@ -188,11 +189,11 @@ class JobStore(FeedStore):
         doc_ids: Sequence[str] | None = None,
         overrides: Mapping[str, Any] | None = None,
     ) -> tuple[Feed, int]:
-        """Send visible dead letters again, as the next generation; returns its feed and how many
-        there are.
+        """Send visible dead letters again, as the next generation.
 
-        Rows that never parsed have no request and stay as they are. A completed job runs again.
-        Raises JobNotFound, JobNotReplayable and NothingToReplay.
+        Returns its feed and how many there are. Rows that never parsed have no request and stay as
+        they are. A completed job runs again. Raises JobNotFound, JobNotReplayable and
+        NothingToReplay.
         """
         chosen = dict(overrides or {})
         return self._db.write(
@@ -245,15 +246,20 @@ def _accept(connection: Connection, job_id: str, pause: str, before: str | None)
 
 
 def _note(connection: Connection, job_id: str, to: JobState) -> None:
-    """For the webhooks of its tenant: in the transaction of the change, so that there is an event
-    for it, and none without it."""
+    """Note an event for the webhooks of the job's tenant.
+
+    It is in the transaction of the change, so that there is an event for it, and none without it.
+    """
     tenant = connection.execute(select(jobs.c.tenant).where(jobs.c.job_id == job_id)).scalar_one()
     note_event(connection, tenant, f"job.{to}", job_id)
 
 
 def _take(connection: Connection, taken: TakenFiles) -> None:
-    """With the job, or not at all: no process that dies in between leaves a file without its job,
-    or with two."""
+    """Store which files the job has taken. Raises FilesTaken where another job has one of them.
+
+    This happens with the job, or not at all: no process that dies in between leaves a file without
+    its job, or with two.
+    """
     rows = [{"schedule_id": taken.schedule_id, "file": file} for file in taken.files]
     try:
         connection.execute(insert(taken_files), rows)
@@ -262,8 +268,10 @@ def _take(connection: Connection, taken: TakenFiles) -> None:
 
 
 def _differences(known: Job, new: NewJob) -> list[str]:
-    """In what a submit differs from the job that has its key: each field with both values, cut to
-    some characters."""
+    """Return how a submit differs from the job that has its key.
+
+    Each field comes with both values, cut to some characters.
+    """
     differences = [
         f"{name} was {_shown(known.spec.get(name))}, is now {_shown(new.spec.get(name))}"
         for name in sorted(known.spec.keys() | new.spec.keys())
@@ -338,8 +346,7 @@ def _supersede(
     reason: str | None,
     doc_ids: Sequence[str] | None,
 ) -> int:
-    """Mark the chosen dead letters, take them out of what is visible, and return how many they
-    are."""
+    """Take the chosen dead letters out of what is visible, and return how many they are."""
     wanted: list[ColumnElement[bool]] = [
         outcomes.c.job_id == job_id,
         literal_column("kind = 'dead'"),  # literal, so that the partial index is used
@@ -389,8 +396,10 @@ def job_of(row: Row[Any]) -> Job:
 
 
 def _accepted(row: Row[Any]) -> Accepted | None:
-    """Return what was accepted of the job; a process of a release without these columns that let it
-    go on has left its pause."""
+    """Return what was accepted of the job.
+
+    A process of a release without these columns that let the job go on has left its pause.
+    """
     known = read_accepted(row.stop_accepted)
     if row.pause is None or row.state != JobState.RUNNING:
         return known

@@ -34,9 +34,10 @@ log = logging.getLogger(__name__)
 
 
 def check_acceptable(spec: JobSpec, provider: ProviderFacts) -> None:
-    """``provider`` is the job's.
+    """Raise SpecError for a job that would wait for ever, or whose budget would never hold.
 
-    Raises SpecError for a job that would wait for ever, or whose budget would never hold."""
+    ``provider`` is the job's.
+    """
     _check_batch_options(spec)
     _check_several(spec)
     loose = [lane for lane in spec.permitted_lanes if not LANES[lane].makes_vectors]
@@ -52,8 +53,10 @@ def check_acceptable(spec: JobSpec, provider: ProviderFacts) -> None:
 
 
 def check_other_lane(spec: JobSpec, lane: str, settings: ProducerSettings) -> None:
-    """Raises SpecError where an accepted job asks for what ``lane``, to which it is to go, cannot
-    do."""
+    """Raise SpecError where an accepted job asks for what another ``lane`` cannot do.
+
+    ``lane`` is the one that the job is to move to.
+    """
     both = spec.model_copy(update={"lane": spec.first_lane, "lanes": [*spec.permitted_lanes, lane]})
     _check_batch_options(both)
     _check_several(both)
@@ -78,9 +81,10 @@ def estimated_usd(spec: JobSpec, guess: Estimate, provider: ProviderFacts) -> fl
 
 
 def beyond_budget(budget_usd: float | None, estimated_usd: float | None) -> str | None:
-    """What to say where a job may cost more than its budget; None where it may not.
+    """Return what to say where a job may cost more than its budget; None where it may not.
 
-    An unknown cost says nothing."""
+    An unknown cost says nothing.
+    """
     if budget_usd is None or estimated_usd is None or estimated_usd <= budget_usd:
         return None
     return (
@@ -90,8 +94,10 @@ def beyond_budget(budget_usd: float | None, estimated_usd: float | None) -> str 
 
 
 def check_estimate(spec: JobSpec, estimated_usd: float | None) -> None:
-    """Raises SpecError for a job that may cost more than its budget, where it asks for that; else
-    warns in the log."""
+    """Raise SpecError for a job that may cost more than its budget, where the job asks for that.
+
+    Otherwise the log warns.
+    """
     words = beyond_budget(spec.budget_usd, estimated_usd)
     if words is None:
         return
@@ -160,7 +166,7 @@ _ONLY_IN_BATCHES = ("batch_max_requests", "batch_poll_s", "batch_files")
 
 
 def _check_batch_options(spec: JobSpec) -> None:
-    """Raises SpecError for what the lane cannot do, before anything is spent."""
+    """Raise SpecError for options that the lane cannot honour, before anything is spent."""
     problems = []
     packing = next(filter(packs, spec.permitted_lanes), None)
     if packing is not None:
@@ -186,9 +192,10 @@ def _check_batch_options(spec: JobSpec) -> None:
 
 
 def _check_several(spec: JobSpec) -> None:
-    """Raises SpecError for a lane among several that cannot do what the job asks.
+    """Raise SpecError for a lane among several that cannot do what the job asks.
 
-    A job of one lane finds that out there, as ever."""
+    A job of one lane finds that out when it runs there.
+    """
     if len(spec.permitted_lanes) == 1:
         return
     problems = [

@@ -1,9 +1,8 @@
-"""What a job from a remote door may ask for: the operator's caps, each refused with the setting
-that says so.
+"""What remote clients may ask for in a job: the operator's caps.
 
-Trusted doors (the command line, and `Producer` with credentials of the database) have no borders:
-whatever can write into the database can write any job. Where submitters choose the tenant
-themselves it is a label, and caps hold for all of them alike.
+Each refusal names the setting behind it. Trusted callers (the command line, and `Producer` with
+credentials of the database) have no caps: whatever can write into the database can write any job.
+Where submitters choose the tenant themselves it is a label, and caps hold for all of them alike.
 """
 
 from __future__ import annotations
@@ -26,8 +25,10 @@ ANY = "*"  # in `doors.tenants` and `doors.urgent_tenants`: whatever tenant a jo
 
 
 class DoorSettings(BaseModel):
-    """The settings `doors.*` of processes that serve remote doors, as
-    PENSTOCK_DOORS__MAX_WEIGHT=5."""
+    """The settings `doors.*` of processes that serve remote clients.
+
+    They are set as PENSTOCK_DOORS__MAX_WEIGHT=5.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
@@ -70,7 +71,7 @@ class Borders:
     names_tenants: bool = True
 
     def check(self, spec: JobSpec, keys_made: Callable[[], bool] = lambda: False) -> None:
-        """Raises SpecError, which names each field, its value, and the setting that refuses it.
+        """Raise SpecError, which names each field, its value, and the setting that refuses it.
 
         ``keys_made`` says whether there are API keys; it is asked where the answer matters.
         """
@@ -79,7 +80,7 @@ class Borders:
             raise SpecError(problems)
 
     def check_tenant(self, tenant: str | None, keys_made: Callable[[], bool]) -> None:
-        """Raises SpecError where a client of this door may not act for this tenant."""
+        """Raise SpecError where a remote client may not act for this tenant."""
         problems = list(self._tenant_problems(tenant, keys_made))
         if problems:
             raise SpecError(problems)

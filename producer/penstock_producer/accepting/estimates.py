@@ -139,8 +139,11 @@ class TokenMeter:
         return tokens + (MESSAGE_TOKENS * (len(messages) + 1) if isinstance(messages, list) else 0)
 
     def text(self, text: str) -> float:
-        """Of one text; of a sample of some size from its characters, at the ratio of those
-        before."""
+        """Return the tokens of one text.
+
+        Once a sample of some size was counted, they are estimated from its characters, at the ratio
+        of the texts before.
+        """
         if self._chars >= COUNTED_CHARS:
             return len(text) * self._tokens / self._chars
         pieces = range(0, len(text), PIECE_CHARS)
@@ -176,8 +179,11 @@ def _beside_model(model: str | None) -> TokenMeter | None:
 
 @lru_cache(maxsize=4)
 def _tiktoken(model: str) -> tuple[Encoder, str] | None:
-    """Where tiktoken is installed, knows the model, and has its file already: it would fetch
-    another one."""
+    """Return tiktoken's encoder and its name.
+
+    None unless tiktoken is installed, knows the model, and has its file already: it would fetch
+    another one.
+    """
     try:
         import tiktoken  # pyright: ignore[reportMissingImports]
     except ImportError:
@@ -306,9 +312,11 @@ class Measure:
         self.only_text = self.only_text and MEDIA.search(body.decode("utf-8", "replace")) is None
 
     def of(self, total: int, size: int | None = None) -> Estimate:
-        """For ``total`` documents like those; prompts by the ``size`` of all requests, where that
-        is known and all is text: the first documents of a source that is sorted say little of the
-        others."""
+        """Estimate the tokens of ``total`` documents like those that were counted.
+
+        Prompts are scaled by the ``size`` of all requests, where that is known and all is text: the
+        first documents of a source that is sorted say little of the others.
+        """
         if not self.documents:
             return Estimate(0, 0, True, self.meter.by)
         share = total / self.documents
@@ -327,11 +335,11 @@ class Measure:
 
 
 def output_asked(body: Any) -> int | None:
-    """The most tokens that a request lets its answer have; None where it does not say, or says what
-    no answer can have.
+    """Return the most tokens that a request lets its answer have.
 
-    Of several fields that say it the largest: each API reads its own, and some pass over those that
-    they do not know."""
+    None where it does not say, or says what no answer can have. Of several fields that say it the
+    largest counts: each API reads its own, and some pass over those that they do not know.
+    """
     if not isinstance(body, dict):
         return None
     config = body.get("generationConfig")  # where requests to Gemini say it
@@ -345,8 +353,10 @@ def output_asked(body: Any) -> int | None:
 
 
 def answers_asked(body: Any) -> int:
-    """How many answers a request asks for, and pays: `best_of` are written, of which `n` are shown,
-    to each of its prompts."""
+    """Return how many answers a request asks for, and pays.
+
+    `best_of` are written, of which `n` are shown, to each of its prompts.
+    """
     if not isinstance(body, dict):
         return 1
     config = body.get("generationConfig")

@@ -8,7 +8,9 @@ __all__ = ["is_allowed"]
 
 
 def is_allowed(path: str, modules: Sequence[str]) -> bool:
-    """Whether the hook `package.module:function` comes from one of ``modules`` or from inside
-    one."""
+    """Return whether a hook comes from one of ``modules``, or from inside one.
+
+    ``path`` is `package.module:function`.
+    """
     module = path.partition(":")[0]
     return any(module == one or module.startswith(f"{one}.") for one in modules)

@@ -45,14 +45,15 @@ OF_TENANT: Final = "@"
 
 
 def tenant_prefix(tenant: str) -> str:
-    """What the stored keys of this tenant's jobs begin with.
+    """Return what the stored keys of this tenant's jobs begin with.
 
-    The tenant is quoted, so that a slash in it ends no name."""
+    The tenant is quoted, so that a slash in it ends no name.
+    """
     return f"{OF_TENANT}{quote(tenant, safe='')}/"
 
 
 def check_tenant_key(job_key: str, tenant: str | None) -> None:
-    """Raises SpecError for the key of another tenant's job."""
+    """Raise SpecError for the key of another tenant's job."""
     if not job_key.startswith(OF_TENANT) or (
         tenant is not None and job_key.startswith(tenant_prefix(tenant))
     ):
@@ -108,7 +109,7 @@ def digest_of(spec: JobSpec, pin: Mapping[str, Any]) -> str:
 
 
 def options_of(spec: JobSpec) -> dict[str, Any]:
-    """The options that make a job what it is."""
+    """Return the options that make a job what it is."""
     return {
         name: value
         for name, value in spec.to_json().items()
@@ -117,8 +118,10 @@ def options_of(spec: JobSpec) -> dict[str, Any]:
 
 
 def _counts(name: str, value: object) -> bool:
-    """Whether an option that came after the first release is given; null is said by jobs of a
-    release without it."""
+    """Return whether an option that came after the first release is given.
+
+    Null is said by jobs of a release without it.
+    """
     if name in _BESIDE_CONTENT or value is None:
         return False
     return bool(value != JobSpec.model_fields[name].get_default(call_default_factory=True))
@@ -167,7 +170,10 @@ class NewJobs:
         self._keys = ApiKeyStore(database)
 
     def accepted(self, given: JobSpec | Mapping[str, Any]) -> JobSpec:
-        """The spec, held against the provider's paths and this door's borders. Raises SpecError."""
+        """Return the spec, checked against the provider's paths and the caps of remote clients.
+
+        Raises SpecError.
+        """
         spec = given if isinstance(given, JobSpec) else JobSpec.from_json(given)
         self._check_endpoint(spec)
         check_acceptable(spec, self._settings.prices(spec.provider))
@@ -186,14 +192,15 @@ class NewJobs:
         return spec.with_pinned_tokenizer()
 
     def check_tenant(self, tenant: str | None) -> None:
-        """Raises SpecError where this door's clients may not act for the tenant."""
+        """Raise SpecError where the remote clients of this process may not act for the tenant."""
         if self._borders is not None:
             self._borders.check_tenant(tenant, self._keys.any_made)
 
     def _check_endpoint(self, spec: JobSpec) -> None:
-        """A fallback at a provider of another kind would be sent what it does not take.
+        """Raise SpecError for an endpoint that the provider, or one of a fallback, does not have.
 
-        Raises SpecError."""
+        A fallback at a provider of another kind would be sent what it does not take.
+        """
         fallbacks = [
             provider_and_model(name, self._settings.providers)[0] for name in spec.fallback or ()
         ]
@@ -206,7 +213,7 @@ class NewJobs:
                     raise SpecError([Problem("invalid_value", pointer, said, "")])
 
     def known(self, job_key: str | None) -> Job | None:
-        """The job that has this key already. Raises SpecError for what cannot be a key."""
+        """Return the job that has this key already. Raises SpecError for what cannot be a key."""
         if job_key is None:
             return None
         _check_key(job_key)
@@ -272,8 +279,10 @@ class NewJobs:
 
 
 def _estimate(spec: JobSpec, found: Survey) -> dict[str, Any]:
-    """What lanes are compared by, and with a deadline, until there are answers; kept with the
-    source."""
+    """Return the estimate that is kept with the source.
+
+    Lanes are compared by it, and a deadline checked, until there are answers.
+    """
     if len(spec.permitted_lanes) == 1 and spec.deadline_s is None:
         return {}
     documents = found.total - len(found.refused)

@@ -1,5 +1,4 @@
-"""Whether a job's results can be written where the settings and the job say, tried before the job
-is accepted.
+"""A trial, before a job is accepted, of whether its results can be written where they shall go.
 
 Buckets are tried from every machine, folders and files of SQLite only where the ledger is SQLite as
 well: then the control processes run on this machine. A database behind a variable that is not set
@@ -48,8 +47,10 @@ class ResultsProbe:
         self._good_until = 0.0  # monotonic: of results_url
 
     def check(self, spec: JobSpec) -> None:
-        """Raises SinkError, which names the place, what is wrong there and what to do; SinkUnfit
-        where only a change helps."""
+        """Raise SinkError, which names the place, what is wrong there and what to do.
+
+        It is SinkUnfit where only a change helps.
+        """
         if not self._settings.results_probe_s:
             return
         place = self._settings.results_url
@@ -151,8 +152,11 @@ def _file_of(url: str) -> Path:
 
 @contextmanager
 def _place_for_trial(url: str) -> Iterator[str]:
-    """The database itself, or for a file of SQLite that is not there yet another one in the same
-    folder, which goes again: SQLite makes the file at the first look."""
+    """Yield the URL of a database that can be tried.
+
+    For a file of SQLite that is not there yet it is another one in the same folder, which is
+    removed again: SQLite makes the file when it is first looked at.
+    """
     file = _file_of(url)
     if not _is_sqlite(url) or file.exists():
         yield url

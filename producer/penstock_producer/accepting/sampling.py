@@ -110,7 +110,7 @@ class Sample(NamedTuple):
 
 
 def sample_of(open_it: Callable[[], FileSource], spec: JobSpec, number: int) -> Sample:
-    """``number`` documents, or all where there are fewer.
+    """Draw ``number`` documents, or all where there are fewer.
 
     The same source, options and number draw the same ones.
 
@@ -139,8 +139,10 @@ def sample_of(open_it: Callable[[], FileSource], spec: JobSpec, number: int) -> 
 
 
 def drawn(opened: FileSource, found: Survey, number: int, *, seed: str) -> Iterator[Document]:
-    """``number`` documents, each as likely as the others, or all when there are fewer; in the order
-    of the source."""
+    """Yield ``number`` documents, or all when there are fewer, in the order of the source.
+
+    Each is as likely as the others.
+    """
     refused = {refusal.row.line for refusal in found.refused}
     usable = found.total - len(refused)
     wanted = frozenset(random.Random(seed).sample(range(usable), min(number, usable)))
@@ -152,7 +154,7 @@ def drawn(opened: FileSource, found: Survey, number: int, *, seed: str) -> Itera
 
 
 def input_line(doc_id: str, body: bytes, endpoint: str) -> bytes:
-    """An OpenAI Batch line, its end included."""
+    """Return an OpenAI Batch line, its end included."""
     line: Mapping[str, Any] = {
         "custom_id": doc_id,
         "method": "POST",

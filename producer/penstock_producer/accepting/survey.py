@@ -112,8 +112,7 @@ class SplitPoints:
         self._spacing = 1
 
     def note(self, rows: int, cursor: Mapping[str, Any]) -> int:
-        """``cursor`` is that of row number ``rows``; returns the number of the next row whose
-        cursor is wanted."""
+        """Keep the cursor of row number ``rows``; return the next row whose cursor is wanted."""
         self._kept[rows] = dict(cursor)
         if len(self._kept) > POINTS_KEPT:
             self._spacing *= 2
@@ -123,8 +122,10 @@ class SplitPoints:
         return rows - rows % self._spacing + self._spacing
 
     def split(self, rows: int, number: int) -> tuple[Shard, ...]:
-        """``number`` shards of nearly equal size of a source with ``rows``, fewer of a small one;
-        none where it would be one."""
+        """Split a source with ``rows`` into ``number`` shards of nearly equal size.
+
+        A small source has fewer, and none where it would be one.
+        """
         within = [before for before in self._kept if before < rows]
         if number < 2 or not within:
             return ()
@@ -264,8 +265,10 @@ def _keep(bad: list[BadRow], row: BadRow, most: int, uri: str) -> None:
 
 
 def _refuse_column(rows: list[BadRow]) -> None:
-    """Raises SourceError when the rows lack the same column of the prompt: the rest need not be
-    read."""
+    """Raise SourceError when the rows lack the same column of the prompt.
+
+    The rest need not be read then.
+    """
     first = rows[0]
     if all((row.code, row.field) == (MISSING_FIELD, first.field) for row in rows):
         raise SourceError(
@@ -302,8 +305,10 @@ def _duplicate(duplicate: Duplicate, source: Surveyed) -> BadRow:
 
 
 def _named(bad: list[BadRow], ids: SeenIds) -> list[RefusedRow]:
-    """Give each refused row an id that no document has: its own when it is free, else `line-<n>`
-    (`row-<n>`, `file-<n>`)."""
+    """Give each refused row an id that no document has.
+
+    It is the row's own when that is free, else `line-<n>` (`row-<n>`, `file-<n>`).
+    """
     taken: set[str] = set()
     refusals = []
     for row in bad:

@@ -91,7 +91,7 @@ class Place(ABC):
 
     @abstractmethod
     def read(self, name: str) -> tuple[bytes, str] | None:
-        """A small object and its ETag; None where there is none."""
+        """Return a small object and its ETag; None where there is none."""
 
     @abstractmethod
     def chunks(self, name: str, etag: str, first: int, after: int) -> Iterator[bytes]:
@@ -120,12 +120,16 @@ class Place(ABC):
 
     @abstractmethod
     def abort_uploads(self, begin: str) -> int:
-        """End the uploads of objects whose names begin so, which a process has left unfinished;
-        returns how many."""
+        """End the unfinished uploads of objects whose names begin so; return how many they were.
+
+        A process has left them.
+        """
 
     def takes_conditions(self) -> bool:
-        """Whether the store refuses to replace an object that must not be there; some do not know
-        the header."""
+        """Return whether the store refuses to replace an object that must not be there.
+
+        Some stores do not know the header.
+        """
         name = f".{PROBE_NAME}-{secrets.token_hex(8)}"
         try:
             self.put(name, b"", condition=ABSENT)
@@ -159,7 +163,7 @@ READ_TIMEOUT_S: Final = 60
 def connected(
     endpoint_url: str | None, *, tries: int, service: str = "s3", region: str | None = None
 ) -> Any:
-    """``tries`` are those of one request, with backoff.
+    """Return a client of boto3; ``tries`` are those of one request, with backoff.
 
     Credentials and region are boto3's own affair, and where no endpoint is given, that as well
     (AWS_ENDPOINT_URL_S3). Nothing is asked yet. Raises ImportError without boto3.
@@ -173,7 +177,7 @@ def connected(
 
 
 def store_at(scheme: str, bucket: str, *, tries: int) -> Any:
-    """A bucket of Google Cloud Storage, or a container of Azure.
+    """Return a bucket of Google Cloud Storage, or a container of Azure.
 
     Credentials and the account are obstore's own affair, by the environment. Nothing is asked yet.
     Raises ImportError without obstore, and its errors where the environment has no account.

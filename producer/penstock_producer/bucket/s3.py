@@ -40,7 +40,7 @@ class Bucket(Place):
         return f"s3://{self._bucket}/{self._key(name)}"
 
     def source(self, name: str) -> Mapping[str, str]:
-        """The object as a copy names it."""
+        """Return the object as a copy names it."""
         return {"Bucket": self._bucket, "Key": self._key(name)}
 
     def ask(self, name: str, request: str, *, verb: str = "write", **more: Any) -> Any:
@@ -150,7 +150,7 @@ class Bucket(Place):
 
 
 def s3_client(endpoint_url: str | None = None) -> Any:
-    """A client for writing. Raises SinkError without boto3."""
+    """Return a client for writing. Raises SinkError without boto3."""
     try:
         return connected(endpoint_url, tries=TRIES)
     except ImportError as error:
@@ -158,7 +158,7 @@ def s3_client(endpoint_url: str | None = None) -> Any:
 
 
 def _explain(verb: str, uri: str, bucket: str, code: str, error: Exception) -> str:
-    """What S3's answer means for the person who chose the destination."""
+    """Return what S3's answer means for the person who chose the destination."""
     begin = f"cannot {verb} {uri}"
     match code:
         case "NoSuchBucket":
@@ -250,7 +250,10 @@ class ObjectWriter:
             self._send_part()
 
     def publish(self) -> str:
-        """Raises SinkTaken where the condition does not hold."""
+        """Publish the object and return its URI.
+
+        Raises SinkTaken where the condition does not hold.
+        """
         if self._upload is not None:
             parts = {"Parts": self._parts}
             answer = self._ask(

@@ -141,7 +141,10 @@ class StoreBucket(Place):
     def upload(
         self, name: str, metadata: Mapping[str, str] | None, part_bytes: int, at_once: int
     ) -> Any:
-        """A writer of an object in parts, which appears when it is closed. Nothing is sent yet."""
+        """Return a writer of an object in parts, which appears when it is closed.
+
+        Nothing is sent yet.
+        """
         import obstore
 
         return obstore.open_writer(
@@ -167,7 +170,10 @@ class StoreBucket(Place):
         return 0
 
     def tried(self, name: str, request: Callable[[], Any], verb: str) -> Any:
-        """The answer. Raises SinkError, NotThere, and SinkTaken where a condition does not hold."""
+        """Return the answer to a request.
+
+        Raises SinkError, NotThere, and SinkTaken where a condition does not hold.
+        """
         from obstore import exceptions
 
         self.requests += 1
@@ -268,8 +274,11 @@ class StoreWriter:
             self._send()
 
     def publish(self) -> str:
-        """A condition holds at one request, and is looked at before the last one of an object in
-        parts."""
+        """Publish the object and return its URI.
+
+        A condition holds at one request, and is looked at before the last one of an object in
+        parts.
+        """
         if self._upload is None:
             self.etag = self._place.put(
                 self._name, bytes(self._buffer), condition=self._condition, metadata=self._metadata
@@ -283,12 +292,15 @@ class StoreWriter:
         return self._place.uri(self._name)
 
     def discard(self) -> None:
-        """What was sent of it stays an unfinished upload, which no reader sees."""
+        """Forget the object.
+
+        What was sent of it stays an unfinished upload, which no reader sees.
+        """
         self._upload = None
         self._buffer.clear()
 
     def probe(self) -> None:
-        """An object that is removed at once: replacing results needs the right to both."""
+        """Write an object and remove it at once: replacing results needs the right to both."""
         name = f".{PROBE_NAME}-{secrets.token_hex(8)}"
         self._place.put(name, b"", condition=ABSENT)
         self._place.delete(name)

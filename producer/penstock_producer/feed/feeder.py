@@ -115,8 +115,10 @@ class Feeder:
         return self._ordered_for is not None
 
     def lead(self, feed: Feed) -> None:
-        """Take over the feed as the renewed lease returned it; a cursor that was moved meanwhile is
-        followed."""
+        """Take over the feed as the renewed lease returned it.
+
+        A cursor that was moved meanwhile is followed.
+        """
         if feed.cursor != self._cursor or feed.fence != self.feed.fence:
             self._forget_position(feed.cursor)
         self.feed = feed
@@ -151,8 +153,11 @@ class Feeder:
     def publish(
         self, documents: Iterable[Document], *, again: bool = False, tried: Tried = UNTRIED
     ) -> PublishReport:
-        """Queue documents not finished and, but for lost messages (``again``), not in the window;
-        ``tried``: before, by id."""
+        """Queue documents that are not finished and not in the window of the queue.
+
+        With ``again``, for lost messages, those in the window are queued, too. ``tried`` says by id
+        how often they were tried before.
+        """
         self._tried = tried
         reports = [
             self._publish_to(queue, some, again) for queue, some in self._routes.sorted(documents)
@@ -192,7 +197,7 @@ class Feeder:
         return (rows, ended) if rows or ended or fresh else self._read(limit)
 
     def _next(self) -> Document | BadRow | None:
-        """The next row; None at the end of what the source has now."""
+        """Return the next row; None at the end of what the source has now."""
         assert self._rows is not None, "the source is being read"
         ahead, self._ahead = self._ahead, None
         return ahead or next(self._rows, None)
@@ -239,8 +244,11 @@ class Feeder:
         return Publish(key, document.position, raw)
 
     def _settle_bad(self, rows: Sequence[BadRow]) -> None:
-        """Those of a file were settled at submit; those of a replay, and rows that changed since,
-        or the job never ends."""
+        """Settle rows that cannot become requests, or the job never ends.
+
+        Those of a file were settled at submit; left are those of a replay, and rows that changed
+        since.
+        """
         if self.feed.kind is FeedKind.SOURCE:
             rows = changed_since(rows, self._refused_lines)
         if letters := [

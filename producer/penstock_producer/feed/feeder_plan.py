@@ -37,8 +37,10 @@ def wants_order(spec: JobSpec) -> bool:
 
 
 def in_prefix_order(documents: Sequence[Document], endpoint: str) -> list[Document]:
-    """The same documents, those that share the longest beginnings adjacent; equal prompts stay in
-    their order."""
+    """Return the documents with those that share the longest beginnings side by side.
+
+    Equal prompts stay in their order.
+    """
     key = _key_of(text_field(endpoint))
     keyed = [(key(document.body), document) for document in documents]
     keyed.sort(key=itemgetter(0))
@@ -46,9 +48,10 @@ def in_prefix_order(documents: Sequence[Document], endpoint: str) -> list[Docume
 
 
 def _key_of(field: str | None) -> Key:
-    """A body's bytes from the text on.
+    """Return the function that cuts a body to its bytes from the text on.
 
-    JSON writes equal beginnings as equal bytes, so they sort as the text would."""
+    JSON writes equal beginnings as equal bytes, so they sort as the text would.
+    """
     if field is None:
         return _whole
     # cannot be matched inside a text: there the quotes are escaped

@@ -36,7 +36,7 @@ def open_feeder(
     spans: SendSpans | None = None,
     spec: JobSpec | None = None,
 ) -> Feeder:
-    """A feeder for a feed that ``owner`` has leased. Nothing of the source is read yet.
+    """Return a feeder for a feed that ``owner`` has leased. Nothing of the source is read yet.
 
     ``spec``: the job's, where the caller has parsed it.
     """
@@ -89,8 +89,9 @@ def republish(feeder: Feeder, missing: Sequence[tuple[str, str]]) -> int:
 def publish_waiting(
     feeder: Feeder, waiting: Sequence[Remainder], *, within_s: float
 ) -> tuple[int, Sequence[Remainder]]:
-    """Publish documents that another lane of their job has left without an outcome; returns how
-    many, and which were looked at: as many as could be read ``within_s`` seconds,
+    """Publish documents that another lane of their job has left without an outcome.
+
+    Returns how many, and which were looked at: as many as could be read in ``within_s`` seconds,
     ``FETCHES_AT_ONCE`` side by side, and those at least.
 
     Those that have an outcome by now, or are in the window, are left alone. Rows of a table that
@@ -121,10 +122,10 @@ def publish_waiting(
 
 
 def write_off(feeder: Feeder, limit: int) -> FeedStep:
-    """As ``Feeder.step``, for a job that is being cancelled: documents become dead letters
-    `cancelled`, not messages.
+    """Do as ``Feeder.step`` for a job that is being cancelled.
 
-    An open job is closed first, or its end would never come.
+    Documents become dead letters `cancelled`, not messages. An open job is closed first, or its end
+    would never come.
     """
     feed, stores = feeder.feed, feeder.stores
 

@@ -53,16 +53,17 @@ NAMES_KEPT: Final = 256
 
 
 def queue_name(lane: str, model: str | None = None) -> str:
-    """The queue of a lane, or of a model in it.
+    """Return the name of a lane's queue, or of a model's queue in it.
 
-    Lanes without models of their own have one queue for all."""
+    Lanes without models of their own have one queue for all.
+    """
     if model is None or not has_own_model(lane):
         return f"{QUEUE_PREFIX}{lane}"
     return f"{QUEUE_PREFIX}{lane}.{_safe(model)}"
 
 
 def model_queues(lane: str, names: Iterable[str]) -> list[str]:
-    """The queues of a model by all its names, in their order."""
+    """Return the queues of a model by all its names, in their order."""
     return list(dict.fromkeys(queue_name(lane, name) for name in names))
 
 
@@ -119,12 +120,14 @@ class Served:
         return min(self.names, key=lambda name: (len(name), name), default="")
 
     def home(self, lane: str) -> str:
-        """The queue under whose name a worker keeps what it holds, whichever of its queues that was
-        in."""
+        """Return the queue under whose name a worker keeps what it holds.
+
+        It is the same, whichever of the worker's queues that was in.
+        """
         return queue_name(lane, self.names[0] if self.names else None)
 
     def queues(self, lane: str) -> list[str]:
-        """The queues of its model, by all names."""
+        """Return the queues of the worker's model, by all names."""
         return model_queues(lane, self.every_name)
 
     def to_text(self) -> str:
@@ -158,8 +161,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What the living workers of one lane serve, and what will be served by those whose model
-    loads."""
+    """What the living workers of one lane serve, and what those will whose model is loading."""
 
     lane: str
     workers: tuple[Served, ...]
@@ -205,8 +207,10 @@ def providers_text(names: Iterable[str]) -> str:
 
 
 def missing_provider(workers: Iterable[WorkerSeen], lane: str, provider: str) -> str | None:
-    """That no living worker of a lane has the settings of a provider; None where one has, none
-    lives, or one does not say."""
+    """Return a warning that no living worker of a lane has the settings of a provider.
+
+    None where one has them, none lives, or one does not say.
+    """
     living = [
         seen.info
         for seen in workers
@@ -219,10 +223,10 @@ def missing_provider(workers: Iterable[WorkerSeen], lane: str, provider: str) ->
 
 
 def missing_model(serving: Serving, model: str | None, bound: str | None = None) -> str | None:
-    """That a job waits for a worker which serves its model; None where it need not, or no worker
-    says what it serves.
+    """Return a warning that a job waits for a worker which serves its model.
 
-    ``bound`` is the queue of the model that answers a job without one.
+    None where it need not wait, or no worker says what it serves. ``bound`` is the queue of the
+    model that answers a job without one.
     """
     if not serving.workers:
         return None
@@ -240,8 +244,10 @@ def missing_model(serving: Serving, model: str | None, bound: str | None = None)
 
 
 def unserved_queues(serving: Serving, waiting: Mapping[str, int]) -> list[str]:
-    """Of the queues of models in which messages wait (queue to number), those that no worker takes
-    any from."""
+    """Return the models' queues in which messages wait and that no worker takes any from.
+
+    ``waiting`` has the number of messages by queue.
+    """
     served = {queue for worker in serving.workers for queue in worker.queues(serving.lane)}
     own = queue_name(serving.lane)
     return sorted(

@@ -56,10 +56,9 @@ class Routes:
         self._note_again_at = 0.0
 
     def sorted(self, documents: Iterable[Document]) -> Iterator[tuple[str, Iterable[Document]]]:
-        """The documents by their queues, each in its order; of many, a bounded group after the
-        other.
+        """Yield the documents by their queues, each in its order.
 
-        Raises redis.RedisError.
+        Many documents come in bounded groups, one after the other. Raises redis.RedisError.
         """
         if not self._is_split:
             yield self._own, documents
@@ -85,8 +84,11 @@ class Routes:
         yield from queues.items()
 
     def _queue(self, model: str | None) -> str:
-        """Documents without a model follow the one that the job is bound to; those without room
-        wait in the lane's queue."""
+        """Return the queue of a document by its model.
+
+        Documents without a model follow the one that the job is bound to; those without room wait
+        in the lane's queue.
+        """
         queue = queue_name(self._lane, model)
         if model is None:
             bound = self._hot.bound(self._job_id)
@@ -110,7 +112,7 @@ class Routes:
 
 
 def model_of(body: bytes) -> str | None:
-    """The model that a request names; None for one that names none."""
+    """Return the model that a request names; None for one that names none."""
     try:
         request = orjson.loads(body)
     except orjson.JSONDecodeError:

@@ -47,18 +47,21 @@ class SendSpans(Protocol):
     """What a feeder asks of the tracing of its items."""
 
     def header(self, key: ItemKey) -> str | None:
-        """The item's ``traceparent``; None when it is not traced."""
+        """Return the item's ``traceparent``; None when it is not traced."""
         ...
 
     def sent(
         self, keys: Sequence[ItemKey], queue: str, began_ns: int, *, again: bool = False
     ) -> None:
-        """These were published, in one call that began then. ``again``: they had been lost."""
+        """Note that these items were published, in one call that began then.
+
+        ``again``: they had been lost.
+        """
 
 
 @lru_cache(maxsize=_TRACES_KEPT)
 def trace_of(key: ItemKey) -> SpanContext:
-    """The trace of an item, and the span that is its root: that of its publishing."""
+    """Return the trace of an item, and the span that is its root: that of its publishing."""
     job_id, generation, doc_id = key
     digest = hashlib.blake2b(
         f"{job_id}\0{generation}\0{doc_id}".encode(), digest_size=24, person=b"penstock-trace"
@@ -80,12 +83,15 @@ class Sampler:
 
 
 def traceparent(context: SpanContext) -> str:
-    """The header of a span that is sampled."""
+    """Return the header of a span that is sampled."""
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{_SAMPLED:02x}"
 
 
 def parse_traceparent(header: object) -> tuple[SpanContext, bool] | None:
-    """The span and whether it is sampled; None for any other text: headers come from outside."""
+    """Return the span and whether it is sampled; None for any other text.
+
+    Headers come from outside.
+    """
     found = _TRACEPARENT.fullmatch(header) if isinstance(header, str) else None
     if found is None:
         return None
@@ -94,8 +100,10 @@ def parse_traceparent(header: object) -> tuple[SpanContext, bool] | None:
 
 
 def callers_span() -> str | None:
-    """The ``traceparent`` of the span in which this is called, if the program uses OpenTelemetry
-    and has one open."""
+    """Return the ``traceparent`` of the span in which this is called.
+
+    None unless the program uses OpenTelemetry and has one open.
+    """
     # a program with an open span has imported it
     loaded: Any = sys.modules.get("opentelemetry.trace")
     if loaded is None:

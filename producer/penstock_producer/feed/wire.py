@@ -72,8 +72,10 @@ class ItemMessage(NamedTuple):
 
 
 def item_tag(key: ItemKey) -> str:
-    """The Celery task id and kombu delivery tag of an item: readable when the id is safe, a digest
-    otherwise."""
+    """Return the Celery task id and kombu delivery tag of an item.
+
+    It is readable when the document id is safe, a digest otherwise.
+    """
     job_id, generation, doc_id = key
     if wire_frame.SAFE_ID.fullmatch(doc_id) is None or doc_id.startswith("sha256-"):
         doc_id = "sha256-" + hashlib.sha256(doc_id.encode()).hexdigest()
@@ -95,7 +97,7 @@ def encode_item(
     spent: Sequence[int] | None = None,
     endpoint: str | None = None,
 ) -> bytes:
-    """The raw message to LPUSH.
+    """Return the raw message to LPUSH.
 
     ``body`` must be valid JSON: it is embedded as it is, not parsed again.
 
@@ -141,7 +143,7 @@ def fed_now() -> int:
 
 
 def decode_item(kwargs: Any, headers: Mapping[str, Any]) -> ItemMessage:
-    """The item named by a task message that Celery has parsed, of any shape.
+    """Return the item named by a task message that Celery has parsed, of any shape.
 
     Raises UnknownMessageVersion for another version and BadMessage for anything else that is not of
     the promised shape: ids that no database takes, numbers beyond what is possible, a body that is

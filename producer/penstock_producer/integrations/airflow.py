@@ -50,9 +50,12 @@ class PenstockJobTrigger(BaseTrigger):
         return f"{type(self).__module__}.{type(self).__qualname__}", own
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """A database that is away is asked again: the job goes on meanwhile.
+        """Wait for the end of the job.
 
-        Airflow's own timeout bounds the wait."""
+        A database that is away is asked again: the job goes on meanwhile.
+
+        Airflow's own timeout bounds the wait.
+        """
         async with AsyncProducer() as producer:
             while True:
                 try:
@@ -69,16 +72,19 @@ class PenstockJobTrigger(BaseTrigger):
                 await asyncio.sleep(self.poll_s)
 
     async def on_kill(self) -> None:
-        """A person marked or cleared the deferred task (Airflow 3.3 and later); not a restart of
-        the triggerer."""
+        """Cancel the job when a person marks or clears the deferred task (Airflow 3.3 and later).
+
+        A restart of the triggerer does not come here.
+        """
         if self.cancel_on_kill:
             async with AsyncProducer() as producer:
                 await producer.cancel(self.job_id)
 
 
 class PenstockJobOperator(BaseOperator):
-    """Submits a job, waits for its end, and returns its summary (to XCom): counts, tokens and cost,
-    no document's text.
+    """An operator that submits a job, waits for its end, and returns its summary (to XCom).
+
+    The summary has counts, tokens and cost, and no document's text.
 
     ``max_dead`` is the share of documents that may end as dead letters (default: any number).
     ``wait`` false returns once the job is accepted. A task that is killed by a person cancels its
@@ -113,8 +119,11 @@ class PenstockJobOperator(BaseOperator):
         self._job_id: str | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Raises AirflowFailException for a job that no retry can make acceptable; other errors are
-        retried by Airflow."""
+        """Submit the job and wait for it.
+
+        Raises AirflowFailException for a job that no retry can make acceptable; other errors are
+        retried by Airflow.
+        """
         with Producer() as producer:
             try:
                 job = producer.submit(
@@ -135,7 +144,7 @@ class PenstockJobOperator(BaseOperator):
         return self._ended(summary) if self.wait else summary
 
     def resumed(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
-        """Called by Airflow with what the trigger found."""
+        """Return the summary, or raise the error, that the trigger found. Airflow calls this."""
         if "error" in event:
             raise AirflowFailException(event["error"])
         return self._ended(event)

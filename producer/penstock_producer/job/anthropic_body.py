@@ -29,7 +29,10 @@ class Conversation(NamedTuple):
 
 
 def conversation_of(messages: Sequence[Mapping[str, Any]]) -> Conversation:
-    """The system messages at the beginning as one text, and the others. Raises BadMessages."""
+    """Return the system messages at the beginning as one text, and the others.
+
+    Raises BadMessages.
+    """
     others: list[dict[str, Any]] = []
 
     def add(message: Mapping[str, Any], place: str) -> None:
@@ -39,7 +42,7 @@ def conversation_of(messages: Sequence[Mapping[str, Any]]) -> Conversation:
 
 
 def parts_of(content: str | Sequence[Mapping[str, Any]], place: str) -> str | list[dict[str, Any]]:
-    """A content of OpenAI's chat. Raises BadMessages."""
+    """Translate a content of OpenAI's chat. Raises BadMessages."""
     if isinstance(content, str):
         return content
     return [_part(part, f"{place}[{index}]") for index, part in enumerate(content)]
@@ -150,7 +153,10 @@ _CHOICES: Final = {"auto": {"type": "auto"}, "none": {"type": "none"}, "required
 
 
 def translated(chat: Mapping[str, Any]) -> dict[str, Any]:
-    """Raises BadMessages, whose place is the field: `tools[0]`, `seed`, `messages[2].role`."""
+    """Translate a body of OpenAI's chat into one of Messages.
+
+    Raises BadMessages, whose place is the field: `tools[0]`, `seed`, `messages[2].role`.
+    """
     given = {name: value for name, value in chat.items() if value is not None}
     body: dict[str, Any] = {}
     for name, value in given.items():

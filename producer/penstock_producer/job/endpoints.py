@@ -1,5 +1,4 @@
-"""Which paths of a provider jobs may ask: inference, by the dialect that the provider speaks, and
-nothing else.
+"""Which paths of a provider jobs may ask: inference in the provider's dialect, and nothing else.
 
 Each request carries the fleet's key, so a submitter may not choose any path.
 """
@@ -83,8 +82,10 @@ def check_path(path: str) -> str:
 
 
 def generate_path(model: object) -> str | None:
-    """Where Gemini's generateContent of a model is; None for what is no name of one, which could
-    mean another place."""
+    """Return the path of Gemini's generateContent of a model.
+
+    None for what is no name of one, which could mean another place.
+    """
     if not isinstance(model, str) or _GEMINI.fullmatch(model) is None:
         return None
     named = model if "/" in model else f"models/{model}"
@@ -94,8 +95,10 @@ def generate_path(model: object) -> str | None:
 def refusal(
     endpoint: str, provider: str, extra: Collection[str], kind: Kind = "openai"
 ) -> str | None:
-    """Why jobs may not send to ``endpoint`` of ``provider``, whose setting `endpoints` is
-    ``extra``; None when they may."""
+    """Return why jobs may not send to ``endpoint`` of ``provider``; None when they may.
+
+    ``extra`` is the provider's setting `endpoints`.
+    """
     own = _BY_KIND[kind]
     if endpoint in own or endpoint in extra:
         return None

@@ -51,14 +51,17 @@ USUAL_REASONS: Final = frozenset(
 
 
 def may_name_a_provider(name: str) -> bool:
-    """Whether a worker with a provider of that name would ask it: the door that accepts a job need
-    not know them all."""
+    """Return whether a worker that has a provider of that name would ask it.
+
+    The process that accepts a job need not know all providers.
+    """
     return "/" in name
 
 
 def provider_and_model(name: str, providers: Collection[str]) -> tuple[str | None, str]:
-    """The provider that a fallback names, and its model.
+    """Return the provider that a fallback names, and its model.
 
-    Names of models hold slashes too: only a configured provider counts."""
+    Names of models hold slashes too: only a configured provider counts.
+    """
     provider, slash, model = name.partition("/")
     return (provider, model) if slash and model and provider in providers else (None, name)

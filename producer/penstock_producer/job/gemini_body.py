@@ -33,7 +33,10 @@ class Contents(NamedTuple):
 
 
 def contents_of(messages: Sequence[Mapping[str, Any]]) -> Contents:
-    """The system messages at the beginning as one text, and the others. Raises BadMessages."""
+    """Return the system messages at the beginning as one text, and the others.
+
+    Raises BadMessages.
+    """
     contents: list[dict[str, Any]] = []
     called: dict[str, str] = {}  # the function of each call: its result is given by that name
 
@@ -188,7 +191,7 @@ class GeminiBodies:
 def with_defaults(
     given: dict[str, Any], model: str | None, params: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A body with what the job says where the body does not."""
+    """Return a body with what the job says where the body does not."""
     filled = {**({} if model is None else {"model": model}), **given}
     own = given.get("generationConfig", {})
     return (
@@ -199,7 +202,10 @@ def with_defaults(
 
 
 def translated(chat: Mapping[str, Any]) -> dict[str, Any]:
-    """Raises BadMessages, whose place is the field: `tools[0]`, `logprobs`, `messages[2].role`."""
+    """Translate a body of OpenAI's chat into one of Gemini.
+
+    Raises BadMessages, whose place is the field: `tools[0]`, `logprobs`, `messages[2].role`.
+    """
     body: dict[str, Any] = {}
     config: dict[str, Any] = {}
     for name, value in chat.items():

@@ -1,9 +1,8 @@
-"""The lanes by name, and what accepting and feeding a job must know of each: the only such table of
-this package.
+"""The lanes by name, and what accepting and feeding a job must know of each.
 
-Workers have a registry with everything else (penstock_workers/lanes/registry.py);
-tests/contract/test_lanes.py holds the two equal. Light to import, as command lines need the names
-before anything else.
+This is the only such table of this package. Workers have a registry with everything else
+(penstock_workers/lanes/registry.py); tests/contract/test_lanes.py holds the two equal. Light to
+import, as command lines need the names before anything else.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class LaneFacts:
 
     # its workers host one model: requests need not name it, and cost no provider's tokens
     has_own_model: bool = False
-    # documents made from a prompt go in the order of their prompts; see prefix_order.py
+    # documents made from a prompt go in the order of their prompts; see feed/feeder_plan.py
     orders_prompts: bool = False
     # what the command line takes for a job that names none; None = the spec's default
     endpoint: str | None = None
@@ -72,8 +71,10 @@ AUTO_LANES: Final = (BATCH_LANE, DEFAULT_LANE)
 
 
 def permitted(lane: str, lanes: Sequence[str] | None) -> tuple[str, ...]:
-    """The lanes that a job may go to, the one that it prefers first: ``lane`` and ``lanes`` as its
-    spec has them."""
+    """Return the lanes that a job may go to, the one that it prefers first.
+
+    ``lane`` and ``lanes`` are as its spec has them.
+    """
     if lane == AUTO:
         return tuple(lanes) if lanes else AUTO_LANES
     return (lane, *(other for other in lanes or () if other != lane))
@@ -85,8 +86,11 @@ def has_own_model(lane: str) -> bool:
 
 
 def can_answer(lane: str, endpoint: str) -> bool:
-    """A lane for one endpoint only is no choice for the requests of others, nor is a model of one's
-    own for another API."""
+    """Return whether a lane can answer requests to an endpoint.
+
+    A lane for one endpoint only cannot answer those to others, nor can a model of one's own answer
+    another API.
+    """
     facts = LANES[lane]
     if facts.has_own_model and endpoint not in OPENAI | facts.endpoints:
         return False
@@ -101,7 +105,7 @@ def packs(lane: str) -> bool:
 
 
 def served_lanes() -> list[str]:
-    """The lanes that jobs can be sent to, in their usual order."""
+    """Return the lanes that jobs can be sent to, in their usual order."""
     return list(LANES)
 
 

@@ -20,8 +20,10 @@ COMPARED_CHARS: Final = 100  # no name that exists has as many
 
 
 def close_to(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the known name that was probably meant; None where none is close, and for a name that
-    is longer than any."""
+    """Return the known name that was probably meant.
+
+    None where none is close, and for a name that is longer than any.
+    """
     if len(name) > COMPARED_CHARS:
         return None
     found = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
@@ -40,8 +42,10 @@ class Suggestions:
 
 
 def too_many_unknown(names: Collection[str], pointer: str = "") -> Problem | None:
-    """Return what is wrong with so many names, before one of them is looked at; None where they are
-    few."""
+    """Return what is wrong with so many names, before one of them is looked at.
+
+    None where they are few.
+    """
     if len(names) <= UNKNOWN_MAX:
         return None
     first = seen(next(iter(names)))
@@ -66,7 +70,7 @@ class Param:
     most: float | None = None
 
     def fault(self, value: Any) -> tuple[str, str] | None:
-        """The code and the fix of an unusable value, None for a usable one."""
+        """Return the code and the fix of an unusable value, None for a usable one."""
         if value is None or "anything" in self.kinds:
             return None
         if not any(_is(kind, value) for kind in self.kinds):
@@ -270,7 +274,7 @@ KNOWN: Final = frozenset().union(*_BY_ENDPOINT.values())
 
 
 def params_of(endpoint: str) -> Mapping[str, Param] | None:
-    """What requests to this endpoint may have; None for an endpoint that is not listed here."""
+    """Return the parameters of this endpoint's requests; None for one that is not listed here."""
     return next((params for end, params in _BY_ENDPOINT.items() if endpoint.endswith(end)), None)
 
 
@@ -319,7 +323,7 @@ def param_problems(
 
 
 def param_name_problems(names: Iterable[str], endpoint: str, pointer: str) -> Iterable[Problem]:
-    """What is wrong with parameters whose values come with each document."""
+    """Return what is wrong with parameters whose values come with each document."""
     return param_problems(
         {name: name.removeprefix(UNCHECKED) == "stream" or None for name in names},
         endpoint,
@@ -328,7 +332,7 @@ def param_name_problems(names: Iterable[str], endpoint: str, pointer: str) -> It
 
 
 def value_fault(name: str, value: Any, endpoint: str) -> str | None:
-    """The fix for a parameter's value that no request could be sent with; None for a usable one."""
+    """Return the fix for a value that no request could be sent with; None for a usable one."""
     known = params_of(endpoint)
     if name.startswith(UNCHECKED) or known is None or name not in known:
         return None
@@ -337,9 +341,10 @@ def value_fault(name: str, value: Any, endpoint: str) -> str | None:
 
 
 def read_from_column(name: str, value: Any, endpoint: str) -> Any:
-    """A column's value for a parameter.
+    """Return a column's value for a parameter.
 
-    CSV has only texts: one is read as JSON where the parameter takes no text."""
+    CSV has only texts: one is read as JSON where the parameter takes no text.
+    """
     known = params_of(endpoint)
     if (
         not isinstance(value, str)
@@ -357,7 +362,7 @@ def read_from_column(name: str, value: Any, endpoint: str) -> Any:
 
 
 def as_sent(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters as requests carry them: without the prefix of those that are not checked."""
+    """Return the parameters as requests carry them, those not checked without their prefix."""
     return {name.removeprefix(UNCHECKED): value for name, value in given.items()}
 
 

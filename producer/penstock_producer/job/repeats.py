@@ -1,9 +1,8 @@
-"""Which requests are sent once although several documents make them, and which options go with
-that.
+"""Which equal requests are sent once, and which options go with that.
 
-An answer may stand for another where the same request is answered alike each time. Embeddings and
-scores are; a text is at temperature 0, or with a seed where no temperature is given. `always` says
-that any answer to the same request will do.
+Several documents may make the same request. An answer may stand for another where the same request
+is answered alike each time. Embeddings and scores are; a text is at temperature 0, or with a seed
+where no temperature is given. `always` says that any answer to the same request will do.
 """
 
 from __future__ import annotations
@@ -50,9 +49,10 @@ def reuse_problems(
     preprocess: str | None,
     postprocess: str | None,
 ) -> Iterator[Problem]:
-    """What keeps a job from reusing answers as it asks for.
+    """Yield what keeps a job from reusing answers as it asks for.
 
-    ``params`` where the spec alone decides them, else None."""
+    ``params`` where the spec alone decides them, else None.
+    """
     if dedup == "off" and cache_s is None:
         return
     pointer = "/dedup" if dedup != "off" else "/cache_s"

@@ -31,8 +31,10 @@ _OF_CHATS = ("messages_field", "examples", "image_fields", "audio_fields")
 
 
 def text_field(endpoint: str) -> str | None:
-    """The field of a request body that holds the text to work on; None for endpoints that are not
-    listed here."""
+    """Return the field of a request body that holds the text to work on.
+
+    None for endpoints that are not listed here.
+    """
     for suffix, field in _TEXT_FIELDS.items():
         if endpoint.endswith(suffix):
             return field
@@ -52,7 +54,7 @@ def is_gemini(endpoint: str) -> bool:
 def prompt_bodies(
     spec: JobSpec, examples: Sequence[Mapping[str, Any]]
 ) -> BodyBuilder | GeminiBodies:
-    """What makes the body of each prompt. Raises SpecError."""
+    """Return what makes the body of each prompt. Raises SpecError."""
     if not is_gemini(spec.endpoint):
         return BodyBuilder(spec, examples)
     _checked_field(spec)
@@ -116,8 +118,10 @@ class BodyBuilder:
     def of_messages(
         self, messages: list[dict[str, Any]], params: Mapping[str, Any] | None = None
     ) -> bytes:
-        """For a document that is chat messages: the job's own go before, examples behind the
-        document's system message."""
+        """Return the body for a document that is chat messages.
+
+        The job's own messages go before, examples behind the document's system message.
+        """
         if self._is_anthropic:
             return self._of_conversation(conversation_of(messages), params or {})
         first = leading_system(messages)
@@ -126,8 +130,10 @@ class BodyBuilder:
         return b"".join((self._head, _dump(whole), end))
 
     def _of_conversation(self, conversation: Conversation, params: Mapping[str, Any]) -> bytes:
-        """Anthropic has one system text, beside the messages: the job's, and behind it the
-        document's."""
+        """Return a body of Anthropic's Messages.
+
+        It has one system text, beside the messages: the job's, and behind it the document's.
+        """
         texts = [text for text in (self._system_text, conversation.system) if text is not None]
         system = {"system": "\n\n".join(texts)} if texts else {}
         whole = _dump([*self._examples, *conversation.messages])
@@ -140,7 +146,7 @@ class BodyBuilder:
 
 
 def _anthropic_examples(examples: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Raises SpecError."""
+    """Translate the examples. Raises SpecError for those that Anthropic does not take."""
     try:
         # a system message is none of them: examples.py refuses it
         return conversation_of(examples).messages

@@ -1,10 +1,10 @@
-"""What requests say about the form of their answers, where a job has a ``response_schema``: decided
-before anything is paid.
+"""What requests say about the form of their answers, where a job has a ``response_schema``.
 
-A model that knows nothing of a schema answers in prose, and each document is then asked again and
-paid for again. So the job puts a ``response_format`` into every request that has none of its own.
-Providers take JSON schemas of objects, and keep to one strictly where it lies in the subset that
-OpenAI documents for `strict`; any other schema is sent without that word.
+It is decided before anything is paid. A model that knows nothing of a schema answers in prose, and
+each document is then asked again and paid for again. So the job puts a ``response_format`` into
+every request that has none of its own. Providers take JSON schemas of objects, and keep to one
+strictly where it lies in the subset that OpenAI documents for `strict`; any other schema is sent
+without that word.
 """
 
 from __future__ import annotations
@@ -97,8 +97,11 @@ def format_asked(
     lane: str,
     params: Collection[str],
 ) -> AskedFormat:
-    """``params`` are those that the job sends in any case, by their names: a format among them is
-    the one that counts."""
+    """Return the format that requests ask for, and why.
+
+    ``params`` are the names of those that the job sends in any case: a format among them is the one
+    that counts.
+    """
     own = sorted(CONSTRAINTS.intersection(params))
     if own:
         return AskedFormat(None, f"the job's own parameter {own[0]} says what answers look like")
@@ -137,7 +140,7 @@ def _name(schema: Mapping[str, Any]) -> str:
 
 
 def _beyond_strict(schema: Mapping[str, Any]) -> Iterator[str]:
-    """What keeps the schema from being sent as strict, as the end of a sentence."""
+    """Yield what keeps the schema from being sent as strict, as the end of a sentence."""
     if schema.get("type") != "object" or "anyOf" in schema:
         yield "its top is not a plain object"
     fields = values = chars = 0

@@ -38,9 +38,10 @@ _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 
 def schema_problems(schema: dict[str, Any]) -> tuple[Problem, ...]:
-    """What makes the schema unusable, at most ``PROBLEMS_MAX`` problems.
+    """Return what makes the schema unusable, at most ``PROBLEMS_MAX`` problems.
 
-    Each names the place by its JSON pointer."""
+    Each names the place by its JSON pointer.
+    """
     too_much = _too_much(schema)
     if too_much is not None:
         return (too_much,)
@@ -88,8 +89,7 @@ def _too_much(schema: dict[str, Any]) -> Problem | None:
 
 
 def _walk(schema: dict[str, Any]) -> Iterator[Problem]:
-    """References that lead out of the schema or nowhere, and patterns that are not regular
-    expressions."""
+    """Yield references that lead out of the schema or nowhere, and patterns that do not compile."""
     stack: list[tuple[Any, str]] = [(schema, _AT)]
     own_names = _names(schema)
     while stack:
@@ -116,8 +116,10 @@ def _inside(value: Any) -> list[tuple[str, Any]]:
 
 
 def _names(schema: dict[str, Any]) -> set[str]:
-    """Anchors of the schema, and "$id" when a part of it has a name of its own: pointers then start
-    at that part."""
+    """Return the anchors of the schema, and "$id" when a part of it has a name of its own.
+
+    Pointers then start at that part.
+    """
     names: set[str] = set()
     stack: list[Any] = [schema]
     while stack:
@@ -178,9 +180,10 @@ def _pattern_problems(pattern: str, at: str) -> Iterator[Problem]:
 
 
 def _against_its_rules(schema: dict[str, Any]) -> Iterator[Problem]:
-    """What the schema's own dialect says against it.
+    """Yield what the schema's own dialect says against it.
 
-    Imported here: it takes 0.1 s, and few jobs have a schema."""
+    Imported here: it takes 0.1 s, and few jobs have a schema.
+    """
     from jsonschema.validators import Draft202012Validator, validator_for
 
     if not isinstance(schema.get("$schema", ""), str):
@@ -214,7 +217,7 @@ def is_model_path(text: str) -> bool:
 
 
 def schema_of_model(path: str) -> dict[str, Any]:
-    """Raises ModelFault."""
+    """Return the JSON schema of a Pydantic model. Raises ModelFault where there is none."""
     command = [sys.executable, "-m", "penstock_producer.job.response_schema", path]
     try:
         done = subprocess.run(  # noqa: S603  # our own module, and a path whose form was checked

@@ -34,8 +34,10 @@ def sink_problems(
     into_table: str | None,
     into_id: str,
 ) -> Iterator[Problem]:
-    """What is wrong with the fields of a spec together; no value of ``into`` is shown, which may
-    hold a secret."""
+    """Yield what is wrong with the fields of a spec together.
+
+    No value of ``into`` is shown, which may hold a secret.
+    """
     if escape_formulas and output_format != "csv":
         fix = "leave it out, or make output_format csv"
         yield Problem("invalid_value", "/escape_formulas", "formulas are escaped in CSV alone", fix)
@@ -64,7 +66,7 @@ def sink_problems(
 
 
 def into_problem(into: str) -> tuple[str, str] | None:
-    """What is wrong with it and how to put it right; None when it can be stored."""
+    """Return what is wrong with ``into`` and how to put it right; None when it can be stored."""
     usual = "write sqlite:///file, postgresql://user@host/database, or env:NAME"
     if into.startswith(BY_VARIABLE):
         if variable_in(into) is not None:
@@ -92,9 +94,10 @@ def into_problem(into: str) -> tuple[str, str] | None:
 
 
 def into_url(into: str, variables: Mapping[str, str]) -> str:
-    """The URL itself.
+    """Return the URL that ``into`` names.
 
-    Its secrets are kept out of everything that this process says. Raises SinkUnfit."""
+    Its secrets are kept out of everything that this process says. Raises SinkUnfit.
+    """
     url: str | None = into
     if into.startswith(BY_VARIABLE):
         name = into.removeprefix(BY_VARIABLE)

@@ -122,7 +122,7 @@ _PERCENT = re.compile(r"(\d{1,3}(?:\.\d+)?)%")
 
 
 def _of(field: str, **limits: Any) -> Any:
-    """A field with its meaning and default from the table of options."""
+    """Return a field with its meaning and default from the table of options."""
     option = OPTIONS[field]
     return Field(default=option.default, description=option.help, **limits)
 
@@ -243,7 +243,7 @@ class JobSpec(BaseModel):
 
     @classmethod
     def field_problems(cls, given: Mapping[str, Any]) -> Sequence[Problem]:
-        """What is wrong with each field by itself, where others are not known yet."""
+        """Return what is wrong with each field by itself, where others are not known yet."""
         try:
             cls.model_validate(dict(given), context=ALONE)
         except SpecError as error:
@@ -252,8 +252,7 @@ class JobSpec(BaseModel):
 
     @property
     def takes_records(self) -> bool:
-        """Whether the rows of the source are plain records; they are OpenAI Batch lines
-        otherwise."""
+        """Return whether the rows of the source are plain records, not OpenAI Batch lines."""
         return self.prompt is not None or self.messages_field is not None
 
     @property
@@ -306,7 +305,7 @@ class JobSpec(BaseModel):
             )
 
     def _new_problems(self) -> Iterable[Problem]:
-        """What is asked of jobs that are submitted now."""
+        """Yield what is wrong with a job that is submitted now; jobs of the ledger may have it."""
         yield from self._reuse_problems()
         yield from self._format_problems()
         yield from sink_problems(
@@ -495,15 +494,19 @@ class JobSpec(BaseModel):
         return None if self.stop_at_dead == OFF else float(self.stop_at_dead[:-1]) / 100
 
     def bad_rows_allowed(self, total: int) -> int:
-        """How many of ``total`` rows may be refused before the whole source is; shares round
-        down."""
+        """Return how many of ``total`` rows may be refused before the whole source is.
+
+        Shares round down.
+        """
         if isinstance(self.max_bad_rows, int):
             return self.max_bad_rows
         return int(total * float(self.max_bad_rows[:-1]) / 100)
 
     def sent_params(self) -> dict[str, Any]:
-        """What each request carries that has no value of its own there, by the names that are
-        sent."""
+        """Return what each request carries that has no value of its own there.
+
+        The names are those that are sent.
+        """
         asked = self.asked_format.format
         form = {} if asked is None else {FIELD: asked}
         vectors = {} if self.embedding_dtype is None else {"output_dtype": self.embedding_dtype}
@@ -540,9 +543,10 @@ class JobSpec(BaseModel):
         return in_words(self.tokenizer) if any(map(counts_tokens, self.truncate.values())) else None
 
     def with_pinned_tokenizer(self) -> Self:
-        """The same, with the digest of its tokenizer.
+        """Return the spec with the digest of its tokenizer.
 
-        Raises SpecError for a file that cannot be read here."""
+        Raises SpecError for a file that cannot be read here.
+        """
         if self.tokenizer is None:
             return self
         try:
@@ -554,16 +558,16 @@ class JobSpec(BaseModel):
             raise SpecError([problem]) from None
 
     def without_sinks(self) -> Self:
-        """The same where the process that asks for it writes the results itself."""
+        """Return the spec without sinks, for a process that writes the results itself."""
         return self.model_copy(update={name: OPTIONS[name].default for name in SINK_FIELDS})
 
     def to_json(self) -> dict[str, Any]:
-        """The spec as the ledger stores it; ``JobSpec.accepted`` reads it back."""
+        """Return the spec as the ledger stores it; ``JobSpec.accepted`` reads it back."""
         return self.model_dump(mode="json")
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> Self:
-        """A spec from a mapping of any origin. Raises SpecError."""
+        """Return a spec from a mapping of any origin. Raises SpecError."""
         if not isinstance(given, Mapping):
             raise SpecError(
                 [
@@ -576,14 +580,15 @@ class JobSpec(BaseModel):
 
     @classmethod
     def accepted(cls, stored: Mapping[str, Any]) -> Self:
-        """The spec of a job in the ledger.
+        """Return the spec of a job in the ledger.
 
-        Parameters that this release would refuse do not stop a job of an earlier one."""
+        Parameters that this release would refuse do not stop a job of an earlier one.
+        """
         return cls.model_validate({"response_format": None, **stored}, context=ACCEPTED)
 
 
 def _refuse_bulk(data: Any) -> None:
-    """Raises SpecError for more fields and entries than could have an error each."""
+    """Raise SpecError for more fields and entries than could have an error each."""
     if not isinstance(data, Mapping):
         return
     bulk = too_many_unknown([name for name in data if name not in JobSpec.model_fields])
@@ -600,8 +605,10 @@ def _refuse_bulk(data: Any) -> None:
 
 
 def _each_field_checked(data: Any, handler: Callable[[Any], _Spec]) -> _Spec:
-    """Raises SpecError with what is wrong with every field: one whose check ends the others' is
-    left out for the next try."""
+    """Raise SpecError with what is wrong with every field.
+
+    A field whose check ends the others' is left out for the next try.
+    """
     given = dict(data) if isinstance(data, Mapping) else data
     first: SpecError | None = None
     problems: list[Problem] = []
@@ -633,8 +640,10 @@ def _each_field_checked(data: Any, handler: Callable[[Any], _Spec]) -> _Spec:
 
 
 def json_problems(value: Any, pointer: str) -> Iterable[Problem]:
-    """Numbers of more than 64 bits and half characters in a list or object: no JSON is written of
-    them."""
+    """Yield a problem for a value of which no JSON is written.
+
+    Such are numbers of more than 64 bits and half characters in a list or object.
+    """
     try:
         orjson.dumps(value, default=repr)
     except TypeError as error:
@@ -673,8 +682,10 @@ def _problems(error: ValidationError) -> Iterable[Problem]:
 
 
 def _fix(message: str) -> str:
-    """Pydantic's sentence without its preamble: the messages raised in this module are sentences
-    already."""
+    """Return Pydantic's sentence without its preamble.
+
+    The messages raised in this module are sentences already.
+    """
     return message.removeprefix("Value error, ")
 
 

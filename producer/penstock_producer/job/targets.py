@@ -1,8 +1,7 @@
-"""Where the lines of a file go that name another path than their job does: which paths, and what
-such a request is.
+"""Where lines of a file go that name another path than their job does.
 
-Only paths that every provider of OpenAI's kind answers jobs on: which others a provider answers, no
-file may say.
+This says which paths, and what such a request is. Only paths that every provider of OpenAI's kind
+answers jobs on: which others a provider answers, no file may say.
 """
 
 from __future__ import annotations
@@ -52,8 +51,10 @@ def url_refusal(url: Any, spec: JobSpec) -> tuple[str, str] | None:
 
 
 def at_endpoint(spec: JobSpec, endpoint: str) -> JobSpec:
-    """The job as it is for lines that name ``endpoint``: of its parameters they have those that are
-    known there."""
+    """Return the job as it is for lines that name ``endpoint``.
+
+    Of its parameters they have those that are known there.
+    """
     known = params_of(endpoint) or {}
     changes: dict[str, Any] = {
         "endpoint": endpoint,

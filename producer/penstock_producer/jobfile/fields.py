@@ -173,9 +173,10 @@ class RunSection(BaseModel):
 
 
 def run_problems(error: ValidationError) -> Iterable[Problem]:
-    """What is wrong with the fields of the section.
+    """Yield what is wrong with the fields of the section `run`.
 
-    What stands where a variable's name should may be the key itself."""
+    What stands where a variable's name should be may be the key itself, and is not shown.
+    """
     for detail in error.errors(include_url=False):
         name = str(detail["loc"][0])
         kind = "invalid_type" if "type" in detail["type"] else "invalid_value"

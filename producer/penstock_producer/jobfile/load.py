@@ -1,5 +1,7 @@
-"""A job spec file, read and checked: `penstock submit night.yaml`, `penstock run night.yaml`, or
-`JobFile.load` in Python."""
+"""A job spec file, read and checked.
+
+It is given as `penstock submit night.yaml`, `penstock run night.yaml`, or `JobFile.load` in Python.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ class JobFile:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Raises SpecError; each problem names file, line and field."""
+        """Read a job spec file. Raises SpecError; each problem names file, line and field."""
         shown = str(path)
         try:
             text = read_text(path)
@@ -59,7 +61,7 @@ class JobFile:
         return cls(shown, *_Reader(shown, root).read())
 
     def spec(self) -> JobSpec:
-        """The options as a checked spec. Raises SpecError, with file and line."""
+        """Return the options as a checked spec. Raises SpecError, with file and line."""
         from penstock_producer.job.spec import JobSpec
 
         try:
@@ -70,8 +72,10 @@ class JobFile:
     def placed(
         self, problems: Iterable[Problem], *, typed: frozenset[str] = frozenset()
     ) -> list[Problem]:
-        """The same problems, with file and line where a field comes from this file; ``typed`` ones
-        come from flags."""
+        """Return the problems, with file and line where a field comes from this file.
+
+        Those of ``typed`` fields come from flags and stay as they are.
+        """
         return [one if _field_of(one) in typed else self._placed(one) for one in problems]
 
     def _placed(self, problem: Problem) -> Problem:
@@ -80,11 +84,10 @@ class JobFile:
 
 
 def is_job_file(where: str) -> bool:
-    """Whether this SOURCE is a job spec file: YAML always, JSON where it is one object with a
-    `source` or a `from_job`.
+    """Return whether this SOURCE is a job spec file.
 
-    JSON of one object per line is a source, also where the file has a single line with the fields
-    of a batch request.
+    YAML always is, JSON where it is one object with a `source` or a `from_job`. JSON of one object
+    per line is a source, also where the file has a single line with the fields of a batch request.
     """
     if "://" in where:
         return False
@@ -110,7 +113,7 @@ def is_job_file(where: str) -> bool:
 
 
 def read_text(path: str | Path) -> str:
-    """A text file of bounded size, in UTF-8. Raises FileFault, whose code is stable."""
+    """Return a text file of bounded size, in UTF-8. Raises FileFault, whose code is stable."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise FileFault(
@@ -139,9 +142,10 @@ def read_text(path: str | Path) -> str:
 
 
 def read_lines(text: str) -> list[Any]:
-    """The values of JSON Lines, each on a line; blank lines count for the numbers only.
+    """Return the values of JSON Lines, each on a line.
 
-    Raises FileFault."""
+    Blank lines count for the numbers only. Raises FileFault.
+    """
     values: list[Any] = []
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
@@ -182,7 +186,7 @@ class _Reader:
         Node,
         Mapping[str, str],
     ]:
-        """Raises SpecError with every problem of the file."""
+        """Return all sections of the file. Raises SpecError with every problem of the file."""
         if not isinstance(self._root.value, dict):
             self._add(
                 Problem(
@@ -219,8 +223,11 @@ class _Reader:
         )
 
     def _all_problems(self) -> list[Problem]:
-        """Also what is wrong with the values of fields that could be read: a file is corrected
-        once. In their order there."""
+        """Return every problem of the file, in its order there.
+
+        It includes what is wrong with the values of fields that could be read, so that a file is
+        corrected once.
+        """
         from penstock_producer.job.spec import JobSpec
 
         for problem in JobSpec.field_problems(self._options):
@@ -282,7 +289,7 @@ class _Reader:
             return None
 
     def _content(self, name: str, value: Any) -> str | None:
-        """The text of another file, without the newline at its end."""
+        """Return the text of another file, without the newline at its end."""
         if not isinstance(value, str) or not value:
             self._add(
                 Problem(
@@ -323,7 +330,10 @@ class _Reader:
         return None
 
     def _where(self, source: str | None, from_job: str | None) -> tuple[str, ...]:
-        """The conditions on outcomes, which stand beside `from_job` and not beside a source."""
+        """Return the conditions on outcomes.
+
+        They stand beside `from_job`, and not beside a source.
+        """
         if source is not None and from_job is not None:
             self._add(
                 Problem("invalid_value", "/from_job", "source is given, too", "keep one of them")
@@ -410,7 +420,7 @@ def _field_of(problem: Problem) -> str:
 
 
 def _hint(problem: Problem, node: Node) -> str:
-    """What may have been meant by a value of the wrong type."""
+    """Return what may have been meant by a value of the wrong type."""
     if problem.code != "invalid_type" or not isinstance(node.value, str):
         return ""
     if node.value.lower() in _TRUTH:

@@ -54,7 +54,7 @@ class Node:
     key_lines: dict[str, int] = field(default_factory=dict)  # of an object: where each name stands
 
     def plain(self) -> Any:
-        """The value without its lines; as deep as ``MAX_DEPTH`` at most."""
+        """Return the value without its lines; as deep as ``MAX_DEPTH`` at most."""
         if isinstance(self.value, Mapping):
             return {name: node.plain() for name, node in self.value.items()}
         if isinstance(self.value, Sequence) and not isinstance(self.value, str):
@@ -62,7 +62,7 @@ class Node:
         return self.value
 
     def at(self, pointer: str) -> tuple[Node, int]:
-        """The value that a JSON pointer leads to, or the last one on the way, and its line."""
+        """Return the value that a JSON pointer leads to, or the last on the way, and its line."""
         node, line = self, self.line
         for part in pointer.split("/")[1:]:
             value = node.value
@@ -78,7 +78,7 @@ class Node:
 
 
 def tree_of(events: Iterable[Event]) -> Node:
-    """The tree of one document. Raises FileFault."""
+    """Return the tree of one document. Raises FileFault."""
     builder = _Builder()
     for event in events:
         builder.take(event)
@@ -207,12 +207,12 @@ _JSON_TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]|[^\s\[\]{},:"]+'
 
 
 def parse_yaml(text: str) -> Node:
-    """The one document of a YAML text. Raises FileFault."""
+    """Return the one document of a YAML text. Raises FileFault."""
     return tree_of(_yaml_events(text))
 
 
 def parse_json(text: str) -> Node:
-    """The one value of a JSON text. Raises FileFault."""
+    """Return the one value of a JSON text. Raises FileFault."""
     _check_depth(text)
     try:
         # numbers are read below, where their lines are known
@@ -268,7 +268,7 @@ def _yaml_events(text: str) -> Iterator[Event]:
 
 
 def _started(event: Any) -> Event:
-    """What begins here: a scalar, an object or a list, with neither anchor nor tag."""
+    """Return what begins here: a scalar, an object or a list, with neither anchor nor tag."""
     import yaml
 
     if event.anchor is not None:
@@ -294,7 +294,10 @@ def _started(event: Any) -> Event:
 
 
 def _plain(text: str, line: int) -> Any:
-    """A word without quotes: a number, truth value or null as JSON writes it, else text."""
+    """Return the value of a word without quotes.
+
+    It is a number, truth value or null as JSON writes it, else text.
+    """
     if text in _WORDS:
         return _WORDS[text]
     if _INTEGER.fullmatch(text) is not None:

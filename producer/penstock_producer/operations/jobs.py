@@ -1,5 +1,6 @@
-"""What people and services do to a job that was accepted: pause, resume, cancel, move, limit,
-replay, purge.
+"""What people and services do to a job that was accepted.
+
+The operations are pause, resume, cancel, move, limit, replay and purge.
 
 Each operation stands here once. It checks, writes SQL, which says what is true, and tells Redis the
 state and the lane of the job, so that workers see them at once. It returns what became of the job,

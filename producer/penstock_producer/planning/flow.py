@@ -52,8 +52,10 @@ class Figure(NamedTuple):
 
 
 def measured(lane: str) -> Mapping[str, Figure]:
-    """The figures that come with this release, by name: those of a lane, and those that hold for
-    all."""
+    """Return the figures that come with this release, by name.
+
+    They are those of a lane, and those that hold for all.
+    """
     raw = _table()
     where = raw["machine"]
     return {
@@ -110,7 +112,7 @@ class BatchCourse(NamedTuple):
 
 
 def batches_played(documents: int, given: Batches, *, seed: int = 0) -> BatchCourse:
-    """Raises ValueError for a batch that never fits."""
+    """Simulate a job on a lane that packs. Raises ValueError for a batch that never fits."""
     if documents < 1 or given.documents < 1 or not given.turnarounds_s:
         raise ValueError(
             "a job needs a document, a batch that takes one, and the time that batches take"
@@ -182,7 +184,7 @@ class _Round:
 
 
 def _noticed(took_s: float, given: Batches) -> float:
-    """The first look at a batch that took so long, by the pauses between looks."""
+    """Return when a batch that took so long is first looked at, by the pauses between looks."""
     at_s, pause_s = 0.0, given.look_first_s
     while at_s < took_s:
         if pause_s >= given.look_cap_s:
@@ -197,8 +199,10 @@ def _sizes(documents: int, most: int) -> list[int]:
 
 
 def _binomial(luck: random.Random, number: int, share: float) -> int:
-    """How many of ``number`` have the luck that a ``share`` has: by its normal form, which large
-    numbers have."""
+    """Draw how many of ``number`` have the luck that a ``share`` has.
+
+    The normal form is used, which large numbers have.
+    """
     if share <= 0:
         return 0
     drawn = luck.gauss(number * share, math.sqrt(number * share * (1 - share)))
@@ -214,8 +218,10 @@ FIRST_SLOTS: Final = 8
 
 
 class Stage(NamedTuple):
-    """What takes so many calls a second in the whole fleet, and so many seconds of them at once
-    after a rest."""
+    """A stage that takes so many calls a second in the whole fleet.
+
+    After a rest it takes so many seconds of them at once.
+    """
 
     name: str
     per_second: float
@@ -279,10 +285,10 @@ def played(
     seed: int = 0,
     ramps: bool = False,
 ) -> Course:
-    """``ramps``: no limit is known, so that the fleet begins with few calls and doubles them with
-    every round trip.
+    """Simulate a job on a lane whose documents are messages.
 
-    Raises ValueError for what nothing could pass through.
+    ``ramps``: no limit is known, so that the fleet begins with few calls and doubles them with
+    every round trip. Raises ValueError for what nothing could pass through.
     """
     if documents < 1 or slots < 1 or not calls.latencies_s or not 0 <= calls.again < 1:
         raise ValueError(

@@ -1,5 +1,6 @@
-"""What a random sample says of all documents, with an interval: the bootstrap, helped by the sizes
-of all requests.
+"""What a random sample says of all documents, with an interval.
+
+It is the bootstrap, helped by the sizes of all requests.
 
 The size of each request is known before it is sent, and so is the sum of all sizes. Where what is
 measured goes with the size (as prompt tokens do), the sum over all documents is therefore known far
@@ -39,8 +40,10 @@ def extrapolated(
     *,
     seed: int = 0,
 ) -> dict[str, Interval]:
-    """The sums over ``documents`` with ``all_sizes`` together, from a sample without replacement:
-    CONFIDENCE of the intervals hold the true sum. Seeded: the same sample says the same.
+    """Return the sums over ``documents`` with ``all_sizes`` together, from a sample.
+
+    The sample is drawn without replacement. CONFIDENCE of the intervals hold the true sum. Seeded:
+    the same sample says the same.
 
     A sample of all documents has no interval left; of a part of them it shrinks by the share that
     was seen.

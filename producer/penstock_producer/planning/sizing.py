@@ -1,5 +1,6 @@
-"""How large a fleet must be for a job to end in time, and what it then takes: closed forms first,
-and then the simulation.
+"""How large a fleet must be for a job to end in time, and what it then takes.
+
+Closed forms come first, then the simulation.
 
 A lane whose documents are messages needs slots (Little's law: calls a second times the seconds of
 one), workers for these slots and for their CPU, feeders, and a quota. The fleet that this makes is
@@ -103,7 +104,7 @@ class Planned(NamedTuple):
 
 
 def sized(needs: Needs, fleet: Fleet, figures: Mapping[str, Figure], *, seed: int = 0) -> Planned:
-    """Raises ValueError for a job that nothing could pass through."""
+    """Plan a fleet for the job. Raises ValueError for a job that nothing could pass through."""
     around = _around(needs, figures)
     rate = _wanted_rate(needs, sum(around.values()))
     workers = fleet.workers or _workers(needs, fleet, figures, rate)
@@ -146,7 +147,7 @@ def sized_batches(
     workers: int | None = None,
     seed: int = 0,
 ) -> Planned:
-    """The same for a lane that packs. Raises ValueError for a batch that never fits."""
+    """Plan a fleet on a lane that packs. Raises ValueError for a batch that never fits."""
     around, many = _around(needs, figures), workers or 1
     each_s = figures["worker_us"].value / MICRO / 2
     given = given._replace(pack_s=each_s / BUSY, collect_s=each_s / BUSY / many)
@@ -180,7 +181,7 @@ def sized_batches(
 
 
 def _around(needs: Needs, figures: Mapping[str, Figure]) -> dict[str, float]:
-    """What goes on before and after the calls."""
+    """Return the seconds of what goes on before and after the calls."""
     return {
         START: figures["start_s"].value,
         READ: needs.documents * figures["survey_us"].value / MICRO,
@@ -198,8 +199,10 @@ def _phases(around: Mapping[str, float], course_s: float) -> dict[str, float]:
 
 
 def _wanted_rate(needs: Needs, around_s: float) -> float:
-    """Documents a second for the time that is left; 0 where no time is asked for, or none is
-    left."""
+    """Return the documents a second that the time left asks for.
+
+    0 where no time is asked for, or none is left.
+    """
     if needs.within_s is None:
         return 0.0
     left = needs.within_s - around_s - max(needs.calls.latencies_s)
@@ -270,7 +273,7 @@ def _relief(
     feeders: int,
     seed: int,
 ) -> str:
-    """What to change, and what binds then."""
+    """Return what to change, and what binds then."""
     ways = {
         SLOTS: "more workers, or more concurrency in each",
         CPU: "more workers",

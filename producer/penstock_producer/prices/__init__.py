@@ -1,2 +1,1 @@
-"""What tokens cost: by the operator's settings, else by the table that comes with this package,
-else unknown."""
+"""What tokens cost: by the operator's settings, else by the table of this package, else unknown."""

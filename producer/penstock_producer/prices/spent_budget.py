@@ -1,5 +1,7 @@
-"""What is said where a job's budget is spent: on its way back, too, since the reason of a pause is
-text."""
+"""What is said where a job's budget is spent, and how it is read back.
+
+The reason of a pause is text.
+"""
 
 from __future__ import annotations
 
@@ -106,13 +108,13 @@ def spent_tenant_budget(
 
 
 def next_month(month: str) -> str:
-    """The first day of the month after ``month`` (as 2026-11): 2026-12-01."""
+    """Return the first day of the month after ``month``: 2026-12-01 for 2026-11."""
     year, number = map(int, month.split("-"))
     return f"{year + number // 12}-{number % 12 + 1:02}-01"
 
 
 def tenant_fix(reason: str | None) -> str | None:
-    """The command by which a job goes on that its tenant's budget has paused for this reason."""
+    """Return the command that lets a job go on that its tenant's budget has paused."""
     _, found, rest = (reason or "").partition(_GIVE)
     return (
         f"{_GIVE.removeprefix(': ')}{rest}"
@@ -122,27 +124,35 @@ def tenant_fix(reason: str | None) -> str | None:
 
 
 def proposed_budget(reason: str | None) -> float:
-    """US dollars with which a job goes on that its own budget has paused for this reason: with less
-    its next call may find no room. 0 where the reason names none."""
+    """Return US dollars with which a job goes on that its own budget has paused.
+
+    With less its next call may find no room. 0 where the reason names none.
+    """
     found = re.search(rf"{_RESUME}\S+ --budget-usd (\S+)$", reason or "")
     return 0.0 if found is None or budget_of(reason) is None else float(found[1])
 
 
 def is_budget_spent(reason: str | None) -> bool:
-    """Whether a job was paused since a budget has no room for its next call: its own, or its
-    tenant's."""
+    """Return whether a job was paused since a budget has no room for its next call.
+
+    The budget is its own, or its tenant's.
+    """
     return budget_of(reason) is not None or tenant_budget_of(reason) is not None
 
 
 def tenant_budget_of(reason: str | None) -> float | None:
-    """The tenant's budget with which a job was paused for this reason; None where it was paused for
-    another."""
+    """Return the tenant's budget with which a job was paused for this reason.
+
+    None where it was paused for another.
+    """
     return _number_in(_TENANT_BUDGET, reason)
 
 
 def budget_of(reason: str | None) -> float | None:
-    """The budget with which a job was paused for this reason; None where it was paused for
-    another."""
+    """Return the budget with which a job was paused for this reason.
+
+    None where it was paused for another.
+    """
     return _number_in(_BUDGET, reason)
 
 

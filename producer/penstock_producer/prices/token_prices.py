@@ -64,8 +64,10 @@ class _Known(NamedTuple):
 
 @lru_cache(maxsize=LOOKED_UP)
 def known_prices(base_url: str, model: str) -> ModelPrices | None:
-    """None where the table has no such model at that address: a server of your own never costs what
-    a provider does."""
+    """Return the prices of a model; None where the table has no such model at that address.
+
+    A server of your own never costs what a provider does.
+    """
     provider = _at(base_url)
     if provider is None:
         return None
@@ -85,7 +87,7 @@ def known_card(name: str) -> CardPrice | None:
 
 
 def known_cards() -> list[str]:
-    """The names, as the table writes them."""
+    """Return the names of GPUs, as the table writes them."""
     return [
         f"{cloud}/{row['card']}"
         for cloud, of_cloud in _raw()["gpus"].items()
@@ -94,7 +96,7 @@ def known_cards() -> list[str]:
 
 
 def without_date(model: str) -> str:
-    """The name under which the releases of a model have one price."""
+    """Return the name under which the releases of a model have one price."""
     return _DATE.sub("", model)
 
 
@@ -154,8 +156,10 @@ class TokensUsed(NamedTuple):
 
 
 class LongPrices(BaseModel):
-    """Of requests with more than ``above`` tokens of prompt; what is left out costs as in short
-    ones."""
+    """Prices of requests with more than ``above`` tokens of prompt.
+
+    What is left out costs as in short ones.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -187,11 +191,10 @@ class ModelPrices(BaseModel):
     source: str = "settings"
 
     def microusd(self, used: TokensUsed, *, in_batch: bool = False) -> int:
-        """Millionths of a dollar for one answer: dollars per million tokens times tokens is just
-        that.
+        """Return the cost of one answer in millionths of a dollar.
 
-        ``in_batch``: it came from a provider's batch. Where no discount is known for those, it
-        costs the full price.
+        Dollars per million tokens times tokens is just that. ``in_batch``: it came from a
+        provider's batch. Where no discount is known for those, it costs the full price.
         """
         prices = (
             self

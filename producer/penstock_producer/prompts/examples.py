@@ -1,5 +1,6 @@
-"""Few-shot examples: what the model is shown before each document, as messages of a user and of the
-assistant.
+"""Few-shot examples: what the model is shown before each document.
+
+They are messages of a user and of the assistant.
 
 {"input": {"text": "Great!"}, "output": "positive"}       a record, rendered by the job's prompt
 {"input": "Great!", "output": {"label": "positive"}}      text as it is; else as JSON
@@ -28,8 +29,10 @@ Render = Callable[[Mapping[str, Any], str], str]  # a record, and where it stand
 
 
 def example_problems(examples: Sequence[Any]) -> Iterator[Problem]:
-    """What makes them unusable by themselves; whether the prompt can be rendered for them is found
-    out with it."""
+    """Yield what makes the examples unusable by themselves.
+
+    Whether the prompt can be rendered for them is found out with it.
+    """
     if len(examples) > MAX_EXAMPLES:
         fix = f"at most {MAX_EXAMPLES} are sent with each request"
         yield Problem("invalid_value", "/examples", f"there are {len(examples)} examples", fix)
@@ -82,9 +85,10 @@ def example_messages(
 
 
 def _plain_fault(example: Any) -> tuple[str, str] | None:
-    """What no database or provider takes, with the fix.
+    """Return what no database or provider takes, with the fix.
 
-    Without recursion: how deep it is, is not known yet."""
+    Without recursion: how deep it is, is not known yet.
+    """
     waiting = [(example, 1)]
     while waiting:
         value, depth = waiting.pop()

@@ -58,8 +58,10 @@ class Work:
         self.spend(STEP_UNITS)
 
     def look(self, value: Any, times: int = 1) -> None:
-        """Count everything inside ``value``: characters, or bytes of its JSON, which is the
-        quickest way to measure a list."""
+        """Count everything inside ``value``: characters, or bytes of its JSON.
+
+        JSON is the quickest way to measure a list.
+        """
         if isinstance(value, str):
             self.spend(len(value) * times)
         elif isinstance(value, list | tuple | Mapping):
@@ -69,14 +71,14 @@ class Work:
                 self.spend(len(value) * STEP_UNITS * times)
 
     def text(self, parts: list[str], between: str = "") -> str:
-        """The parts as one text, if that is not too long."""
+        """Return the parts as one text, if that is not too long."""
         chars = sum(map(len, parts)) + len(between) * max(len(parts) - 1, 0)
         self.check(chars)
         self.spend(CALL_UNITS + chars)
         return between.join(parts)
 
     def check(self, chars: int) -> None:
-        """Raises TextTooLong for more characters than a prompt may have."""
+        """Raise TextTooLong for more characters than a prompt may have."""
         if chars > self._max_chars:
             raise TextTooLong("prompt", self._max_chars)
 
@@ -97,8 +99,10 @@ def as_text(value: Any) -> str:
 
 
 def _counted(name: str, times: int = 1, *, of_lists: bool = False) -> Callable[..., Any]:
-    """Jinja's own filter, which counts what it is given and gives lists where Jinja gives
-    generators."""
+    """Return Jinja's own filter, which counts what it is given.
+
+    It gives lists where Jinja gives generators.
+    """
     own = JINJA[name]
     takes = str(getattr(own, "jinja_pass_arg", ""))
 
@@ -129,7 +133,7 @@ def _counted(name: str, times: int = 1, *, of_lists: bool = False) -> Callable[.
 
 @pass_context
 def _default(_: Context, value: Any, fallback: Any = "", empty: bool = False) -> Any:
-    """A text for what is absent or null, and with ``empty`` for what is empty, too."""
+    """Return a text for what is absent or null, and with ``empty`` for what is empty, too."""
     return (
         fallback
         if value is None or isinstance(value, Undefined) or (empty and not value)

@@ -1,5 +1,4 @@
-"""Prompts in Jinja: loops and conditions over the columns of a record, in a sandbox that ends by
-itself.
+"""Prompts in Jinja: loops and conditions over a record, in a sandbox that ends by itself.
 
     {% for review in reviews %}- {{ review.text|truncate(200) }}
     {% endfor %}{% if language is defined %}Answer in {{ language }}.{% endif %}
@@ -136,7 +135,7 @@ class NodeRefused(Exception):
 
 
 def checked(tree: nodes.Template) -> nodes.Template:
-    """The same tree with its counters. Raises NodeRefused."""
+    """Return the same tree with its counters. Raises NodeRefused."""
     count = 0
     waiting: list[nodes.Node] = [tree]
     while waiting:
@@ -225,7 +224,7 @@ def _through(node: nodes.Node, name: str, *args: nodes.Expr) -> nodes.Filter:
 
 
 def _named(node: nodes.Node) -> str:
-    """What an error calls a value that is shown: its column, as far as it is one."""
+    """Return what an error calls a value that is shown: its column, as far as it is one."""
     match node:
         case nodes.Name():
             return str(node.name)
@@ -240,8 +239,10 @@ def _named(node: nodes.Node) -> str:
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Attributes are fields of objects; sums are of numbers or of texts, and no larger than a
-    request may be."""
+    """A sandbox in which attributes are fields of objects.
+
+    Sums are of numbers or of texts, and no larger than a request may be.
+    """
 
     # so none is reckoned beforehand
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
@@ -281,7 +282,7 @@ def _is_small(value: Any) -> bool:
 
 @pass_context
 def _steps(context: Context, value: Any) -> Iterator[Any]:
-    """What a loop goes over, each step counted."""
+    """Yield what a loop goes over, each step counted."""
     if not isinstance(value, list | tuple | Mapping):
         if isinstance(value, Undefined):
             raise UndefinedError(value._undefined_message)
@@ -294,7 +295,7 @@ def _steps(context: Context, value: Any) -> Iterator[Any]:
 
 @pass_context
 def _shown(context: Context, value: Any, name: str) -> str:
-    """A value as text: text as it is, all else as JSON, as in simple prompts."""
+    """Return a value as text: text as it is, all else as JSON, as in simple prompts."""
     if value is None or isinstance(value, Undefined):
         raise MissingField(name, null=value is None)
     text = as_text(value)
@@ -314,7 +315,7 @@ def _joined(context: Context, values: list[Any]) -> str:
 
 @pass_context
 def _looked(context: Context, value: Any) -> Any:
-    """A value that is about to be looked through: compared, or cut."""
+    """Return a value that is about to be looked through (compared, or cut), and count it."""
     work_of(context).look(value)
     return value
 
@@ -349,7 +350,7 @@ class JinjaTemplate:
         self.whole_row = RECORD in names
 
     def render(self, record: Mapping[str, Any], max_chars: int = DEFAULT_MAX_BODY_BYTES) -> str:
-        """The text for one record. Raises MissingField, TextTooLong and RenderFailed."""
+        """Return the text for one record. Raises MissingField, TextTooLong and RenderFailed."""
         work = Work(max_chars)
         context = self._template.new_context({RECORD: record, **record, BUDGET: work}, shared=True)
         parts: list[str] = []
@@ -401,8 +402,10 @@ def _compiled(text: str, pointer: str) -> tuple[frozenset[str], Template]:
 
 
 def _not_in_order(message: str) -> RenderFailed:
-    """What to say about two values of which Python knows no order, as of a text of CSV and a
-    number."""
+    """Return what to say about two values of which Python knows no order.
+
+    Such are a text of CSV and a number.
+    """
     found = _NO_ORDER.search(message)
     if found is None:
         return RenderFailed(f"TypeError: {message[:200]}")

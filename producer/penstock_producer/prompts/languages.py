@@ -31,12 +31,15 @@ class Prompt(Protocol):
         ...
 
     def render(self, record: Mapping[str, Any], max_chars: int = ...) -> str:
-        """The text for one record. Raises MissingField, TextTooLong and RenderFailed."""
+        """Return the text for one record. Raises MissingField, TextTooLong and RenderFailed."""
         ...
 
 
 def prompt_of(text: str, language: Language) -> Prompt:
-    """Raises TemplateError. Jinja is imported for prompts that are written in it only."""
+    """Return a prompt in its language. Raises TemplateError.
+
+    Jinja is imported for prompts that are written in it only.
+    """
     if language == "fields":
         return Template(text)
     from penstock_producer.prompts.jinja_prompt import JinjaTemplate

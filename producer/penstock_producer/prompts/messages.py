@@ -37,9 +37,10 @@ class BadMessages(ValueError):
 
 
 def checked_messages(given: Any) -> list[dict[str, Any]]:
-    """The messages as they are sent: without the nulls that tables fill absent fields with.
+    """Return the messages as they are sent: without the nulls that tables fill absent fields with.
 
-    Raises BadMessages."""
+    Raises BadMessages.
+    """
     if not isinstance(given, list) or not given:
         raise BadMessages("", "Messages are a list with at least one message.", _SHAPE, given)
     if len(given) > MAX_MESSAGES:
@@ -122,8 +123,11 @@ def split_system(
     no_equal: str,
     others: str,
 ) -> str | None:
-    """The system messages at the beginning as one text; all ``others``, as the API calls them, are
-    given to ``add`` with their places. Raises BadMessages."""
+    """Return the system messages at the beginning as one text.
+
+    All ``others``, as the API calls them, are given to ``add`` with their places. Raises
+    BadMessages.
+    """
     system: list[str] = []
     is_behind = False
     for index, message in enumerate(messages):
@@ -186,8 +190,10 @@ def url_of_image(image: Any, place: str, no_equal: str) -> Any:
 
 
 def embedded_image(url: Any) -> tuple[str, str] | None:
-    """The media type and the base64 of an image that is in its address; None for other
-    addresses."""
+    """Return the media type and the base64 of an image that is in its address.
+
+    None for other addresses.
+    """
     head, comma, data = url.partition(",") if isinstance(url, str) else ("", "", "")
     if comma and head.startswith("data:image/") and head.endswith(";base64"):
         return head.removeprefix("data:").removesuffix(";base64"), data

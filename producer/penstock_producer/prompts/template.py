@@ -34,8 +34,10 @@ class MissingField(LookupError):
 
 
 class TextTooLong(ValueError):
-    """The text for a record is longer than any request may be; ``name`` is the column at which it
-    grew too long."""
+    """The text for a record is longer than any request may be.
+
+    ``name`` is the column at which it grew too long.
+    """
 
     def __init__(self, name: str, max_chars: int) -> None:
         self.name = name
@@ -63,7 +65,7 @@ class Template:
         return tuple(name for name, default, _ in self._parts if default is None)
 
     def render(self, record: Mapping[str, Any], max_chars: int = DEFAULT_MAX_BODY_BYTES) -> str:
-        """The text for one record.
+        """Return the text for one record.
 
         Raises MissingField: an absent or null column never becomes a paid request.
 
@@ -88,7 +90,7 @@ class Template:
 def _parse(
     text: str, pointer: str
 ) -> tuple[tuple[str, ...], tuple[str | None, ...], tuple[str, ...]]:
-    """The columns, their defaults, and the literal texts around them."""
+    """Return the columns, their defaults, and the literal texts around them."""
     fields: list[str] = []
     defaults: list[str | None] = []
     literals: list[str] = [""]
@@ -121,7 +123,7 @@ def _parse(
 
 
 def _field_and_default(inside: str | None) -> tuple[str | None, str | None]:
-    """What stands between braces, taken apart; the whole as the name where it is no default."""
+    """Return the name and the default between braces; all of it as the name without a default."""
     found = None if inside is None else _DEFAULT.fullmatch(inside)
     if found is None:
         return inside, None

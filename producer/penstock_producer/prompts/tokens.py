@@ -48,8 +48,11 @@ ESTIMATED: Final = (
 
 
 class TokenCounter(Protocol):
-    """Both are places between characters of ``text``; its ends where it has no more than
-    ``tokens``."""
+    """A counter of tokens that finds where a text is to be cut.
+
+    Both answers are places between characters of ``text``; its ends where it has no more than
+    ``tokens``.
+    """
 
     def head(self, text: str, tokens: int) -> int:
         """Where the first tokens end."""
@@ -99,7 +102,7 @@ class ByTokenizer:
 
 
 def pinned(path: str) -> str:
-    """The tokenizer's file with its digest. Raises ValueError, which says what to do."""
+    """Return the tokenizer's file with its digest. Raises ValueError, which says what to do."""
     place, _, digest = path.partition(PIN)
     if digest:
         return path
@@ -114,8 +117,10 @@ def in_words(tokenizer: str | None) -> str:
 
 
 def counter_of(tokenizer: str | None) -> TokenCounter:
-    """Raises SourceUnavailable where the job's tokenizer is not on this machine, as it was when the
-    job was submitted."""
+    """Return the counter of a job's tokenizer.
+
+    Raises SourceUnavailable where it is not on this machine as it was when the job was submitted.
+    """
     if tokenizer is None:
         return Estimate()
     try:
@@ -125,13 +130,13 @@ def counter_of(tokenizer: str | None) -> TokenCounter:
 
 
 def encoder_of(place: str) -> Callable[[str], int]:
-    """Counts the tokens of a text, by a ``pinned`` file. Raises ValueError."""
+    """Return what counts the tokens of a text, by a ``pinned`` file. Raises ValueError."""
     return _loaded(place).count
 
 
 @lru_cache(maxsize=KEPT)
 def _loaded(place: str) -> ByTokenizer:
-    """Raises ValueError."""
+    """Load a pinned tokenizer. Raises ValueError for another file than the pinned one."""
     path, _, digest = place.partition(PIN)
     data = _read(Path(path))
     if hashlib.sha256(data).hexdigest() != digest:
@@ -240,7 +245,7 @@ def counts_tokens(given: object) -> bool:
 def shortened(
     record: Mapping[str, Any], cuts: Mapping[str, Cut]
 ) -> tuple[Mapping[str, Any], list[str]]:
-    """The record with its texts cut, and the columns whose text was. Raises NotText."""
+    """Return the record with its texts cut, and the columns whose text was. Raises NotText."""
     cut: list[str] = []
     for name, policy in cuts.items():
         path = [name] if name in record else name.split(".")
@@ -261,7 +266,7 @@ def _at(record: Any, path: list[str]) -> Any:
 
 
 def _with(record: Mapping[str, Any], path: list[str], text: str) -> Mapping[str, Any]:
-    """A copy of the record; only the objects on the path are new."""
+    """Return a copy of the record; only the objects on the path are new."""
     first, rest = path[0], path[1:]
     return {**record, first: _with(record[first], rest, text) if rest else text}
 
@@ -293,7 +298,7 @@ def compressed(text: str) -> str:
 
 
 def _fence(line: str) -> str:
-    """The marks that this line begins or ends code with; empty for any other."""
+    """Return the marks that this line begins or ends code with; empty for any other."""
     if "```" not in line and "~~~" not in line:
         return ""
     found = _FENCE.match(line)

@@ -1,2 +1,1 @@
-"""What is said of a job to people: the figures of its account, and sentences that several doors
-share."""
+"""What is said of a job to people: the figures of its account, and shared sentences."""

@@ -1,5 +1,4 @@
-"""The account of a job: the figures of `report.json`, which all forms of the report are written
-from.
+"""The account of a job: the figures of `report.json`, which all forms of the report show.
 
 It is gathered out of the ledger's tables. What a job's options changed in its rows, and the lanes
 that its documents go to, is said wherever the job is shown.
@@ -42,8 +41,10 @@ WHY_CHARS = 300
 
 
 def lane_line(moves: Sequence[LaneMove]) -> str | None:
-    """Of a job whose lane was chosen or has changed; None for one that is where it was submitted
-    to."""
+    """Return a line on a job whose lane was chosen or has changed.
+
+    None for one that is where it was submitted to.
+    """
     if not moves:
         return None
     last = moves[-1]
@@ -69,12 +70,12 @@ def lanes_of(moves: Iterable[LaneMove]) -> list[dict[str, Any]]:
 
 
 def saved_tokens(tally: Tally) -> int:
-    """What the blanks that compression took out would have come to, estimated."""
+    """Estimate the tokens of the blanks that compression took out."""
     return round(tally.saved_chars / CHARS_PER_TOKEN)
 
 
 def changes(rows_cut: Mapping[str, int], tokens_saved: int) -> Iterator[str]:
-    """A line for each kind; none where nothing was changed."""
+    """Yield a line for each kind of change; none where nothing was changed."""
     if rows_cut:
         cut = ", ".join(
             f"{safe(name)} in {counted(rows, 'row')}" for name, rows in rows_cut.items()
@@ -213,11 +214,12 @@ def build(
     sizes: PromptSizes | None = None,
     unread: tuple[int, int | None] = (0, 0),
 ) -> Report:
-    """SQL decides what happened to documents; ``stats`` (Redis) adds what only the queue saw;
-    ``created`` is how many batches providers took, with how many requests, ``unread`` how many of
-    their answers were paid for in vain, and what these cost.
+    """Build the report of a job.
 
-    ``seconds`` of work where the caller measured them, else the time from submit to the end.
+    SQL decides what happened to documents; ``stats`` (Redis) adds what only the queue saw;
+    ``created`` is how many batches providers took, with how many requests, ``unread`` how many of
+    their answers were paid for in vain, and what these cost. ``seconds`` of work are what the
+    caller measured, else the time from submit to the end.
     """
     spent = seconds if seconds is not None else (job.finished_at or time.time()) - job.created_at
     finished = counts.succeeded + counts.dead

@@ -1,5 +1,4 @@
-"""Provider batches of a job: how many are how far, and how many of their requests are answered
-where the provider says so."""
+"""Provider batches of a job: how many are how far, with what the provider says is answered."""
 
 from __future__ import annotations
 
@@ -41,8 +40,9 @@ _CUT_SHORT = frozenset({"expired", "cancelled", "failed"})
 
 
 def batches_line(sums: Sequence[BatchSum], *, is_cancelled: bool = False) -> str:
-    """``batches: 2 in_progress (1,200 of 4,000 answered), 1 packed, 3 settled, 1 settled
-    (expired)``
+    """Return one line about the batches of a job.
+
+    ``batches: 2 in_progress (1,200 of 4,000 answered), 1 packed, 3 settled, 1 settled (expired)``
 
     ``is_cancelled``: the job is being cancelled, and waits for them.
     """
@@ -89,8 +89,10 @@ def batches_of(sums: Sequence[BatchSum]) -> list[dict[str, Any]]:
 
 
 def batch_troubles(sums: Sequence[BatchSum], now: float | None = None) -> list[str]:
-    """Return a sentence for each kind of trouble of open batches: what they wait for, since when,
-    and when it is tried again."""
+    """Return a sentence for each kind of trouble of open batches.
+
+    It says what they wait for, since when, and when it is tried again.
+    """
     at = time.time() if now is None else now
     found = [(one, number, trouble) for one in sums for number, trouble in one.troubles]
     lines = [_trouble(one, number, trouble, at) for one, number, trouble in found[:TROUBLES_SHOWN]]
@@ -116,7 +118,7 @@ def _trouble(one: BatchSum, number: int, trouble: BatchTrouble, now: float) -> s
 
 
 def _unread(sums: Sequence[BatchSum]) -> str:
-    """What was paid for and never came."""
+    """Return a clause on answers that were paid for and never came."""
     unread = [one for one in sums if one.unread]
     if not unread:
         return ""
@@ -131,8 +133,10 @@ def _unread(sums: Sequence[BatchSum]) -> str:
 
 
 def _words(one: BatchSum) -> str:
-    """What is said of each of them: batches that only differ in what is not said are counted
-    together."""
+    """Return what is said of each batch.
+
+    Batches that only differ in what is not said are counted together.
+    """
     if one.state == "created":
         named = safe(one.status or "created")
         because = f"; {one_line(one.why, _WHY_CHARS)}" if one.why else ""

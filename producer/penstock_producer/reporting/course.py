@@ -21,8 +21,10 @@ PERCENTILES: Final = (50, 90, 95, 99, 100)
 
 
 class Stretch(NamedTuple):
-    """Documents that had ended by the end of a stretch of time, counted from the beginning of the
-    job."""
+    """Documents that had ended by the end of a stretch of time.
+
+    They are counted from the beginning of the job.
+    """
 
     seconds: int
     succeeded: int
@@ -42,8 +44,10 @@ class Latency(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """Of the outcomes that are visible now: those of replayed dead letters ended when their replay
-    did."""
+    """The course of a job: how many of its visible outcomes had ended by when.
+
+    Those of replayed dead letters ended when their replay did.
+    """
 
     stretches: Sequence[Stretch]
     latencies: Sequence[Latency]  # none where no lane measured any
@@ -64,10 +68,11 @@ def course_of(store: OutcomeStore, job: Job, now: float | None = None) -> Course
 
 
 def summed(ended: Sequence[tuple[int, int, int]], each_s: int) -> list[Stretch]:
-    """The first is the beginning.
+    """Return the sums at the end of each stretch; the first is the beginning.
 
     ``ended``: number of a stretch, succeeded and dead in it; clocks of machines differ, so it may
-    begin below 0."""
+    begin below 0.
+    """
     found = [Stretch(0, 0, 0)]
     for number, succeeded, dead in ended:
         before = found[-1]

@@ -1,5 +1,6 @@
-"""What the engines of a lane do now, added up from the heartbeats of its workers: what bounds the
-fleet.
+"""What the engines of a lane do now, added up from the heartbeats of its workers.
+
+It says what bounds the fleet.
 
 Heartbeats are text from other processes, perhaps of another version: what is missing or makes no
 sense is left out.
@@ -101,8 +102,11 @@ def engines_of(workers: Iterable[WorkerSeen], lane: str) -> Engines | None:
 
 
 def engines_line(engines: Engines) -> str:
-    """``gpu: 2 engines · 250 running, 31 waiting · KV 41 % · … · bound by the engine: it has all it
-    can do``"""
+    """Return one line about the engines of a lane.
+
+    ``gpu: 2 engines · 250 running, 31 waiting · KV 41 % · … · bound by the engine: it has all it
+    can do``
+    """
     parts = [
         f"{engines.lane}: {engines.engines} engine{'' if engines.engines == 1 else 's'}",
         _joined(", ", _number(engines.running, "running"), _number(engines.waiting, "waiting")),
@@ -120,7 +124,7 @@ def engines_line(engines: Engines) -> str:
 
 
 def _loading(live: Iterable[Mapping[str, str]]) -> str | None:
-    """``loading in 2 workers: reading weights, 3.1 of 15.0 GiB after 42 s``"""
+    """Return ``loading in 2 workers: reading weights, 3.1 of 15.0 GiB after 42 s``."""
     said = sorted(one_line(info["loading"], LOADING_CHARS) for info in live if info.get("loading"))
     if not said:
         return None

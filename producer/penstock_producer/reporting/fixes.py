@@ -1,5 +1,4 @@
-"""What a person can do where documents fail for one reason: one sentence for each reason of a dead
-letter."""
+"""What a person can do where documents fail: one sentence for each reason of a dead letter."""
 
 from __future__ import annotations
 

@@ -65,9 +65,10 @@ class Saved(NamedTuple):
 def by_lane(
     counts: Counts, lanes: Sequence[LaneCounts], own_lane: str | None, made_with: Sequence[MadeWith]
 ) -> list[LaneCost]:
-    """The dearest first.
+    """Return what each lane cost, the dearest first.
 
-    What the ledger has no lane of belongs to ``own_lane``; that is None where a job has moved."""
+    What the ledger has no lane of belongs to ``own_lane``; that is None where a job has moved.
+    """
     rest = _rest(counts, lanes)
     sums: dict[str | None, list[int]] = {one.lane: _figures(one) for one in lanes}
     found = list[LaneCost]()
@@ -100,8 +101,10 @@ def cost_of_providers(lanes: Sequence[LaneCost]) -> float | None:
 
 
 def saved(counts: Counts, lanes: Sequence[LaneCost], made_with: Sequence[MadeWith]) -> Saved:
-    """By the prices that the job's results were made with; of equal requests else by the mean of
-    those that were asked."""
+    """Return what was saved, by the prices that the job's results were made with.
+
+    Where these differ, an answer that was used again counts as the mean of those that were asked.
+    """
     return Saved(
         _by_discount(lanes, made_with),
         _by_reuse("dedup", counts, made_with),
@@ -158,7 +161,10 @@ def _lane_cost(lane: str | None, figures: Sequence[int], made_with: Sequence[Mad
 
 
 def _by_discount(lanes: Sequence[LaneCost], made_with: Sequence[MadeWith]) -> float | None:
-    """A batch that cost c at a discount of d would have cost c / (1 - d)."""
+    """Return what the discount of batches saved.
+
+    A batch that cost c at a discount of d would have cost c / (1 - d).
+    """
     discounts = {one.batch_discount or 0.0 for one in made_with if packs(one.lane)}
     costs = [one.cost_usd for one in lanes if packs(one.lane or "")]
     if not costs or discounts <= {0.0}:

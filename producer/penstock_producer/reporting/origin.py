@@ -50,8 +50,10 @@ def feeders_of(shards: Shards) -> dict[str, Any] | None:
 
 
 def from_job_line(job: Job) -> str:
-    """One sentence on the job whose outcomes this one reads; empty for a job with a source of its
-    own."""
+    """Return one sentence on the job whose outcomes this one reads.
+
+    It is empty for a job with a source of its own.
+    """
     from penstock_producer.reporting.text import one_line, safe
 
     if job.source.get("kind") != "job":

@@ -1,5 +1,4 @@
-"""A pause as people need it: when it ends by itself, how to end it now, and what else to do about
-it.
+"""A pause as people need it: when it ends by itself, how to end it, and what else to do.
 
 What to do is a sentence and, where an option of the job does it, its field and value. Each surface
 writes the action in its own way: a terminal as a flag, HTTP as a field, a page in words.
@@ -88,14 +87,15 @@ def _fix_of(pause: Pause) -> str | None:
 
 
 def ends_by_itself(job: Job) -> bool:
-    """A paused job that resumes by itself: its provider said how long to wait."""
+    """Return whether a paused job resumes by itself: its provider said how long to wait."""
     return job.state == "paused" and job.resume_at is not None
 
 
 def pause_lines(job: Job, option: str, now: float | None = None) -> list[str]:
-    """What to say of a paused job below its reason; nothing of others.
+    """Return what to say of a paused job below its reason; nothing of others.
 
-    ``option`` is repeated in the command shown."""
+    ``option`` is repeated in the command shown.
+    """
     if job.state != "paused":
         return []
     if (fix := tenant_fix(job.reason)) is not None:  # resumed by hand it would find no room again

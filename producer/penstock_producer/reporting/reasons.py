@@ -1,5 +1,6 @@
-"""What keeps a running job from going faster, or from going at all: sentences for `status`, the
-screen of a run and the page.
+"""What keeps a running job from going faster, or from going at all.
+
+The sentences are for `status`, the screen of a run and the page.
 
 Why documents wait is a ``Wait``: a code and the words of its sentence, which is in ``SENTENCES``.
 What a pause waits for is in ``pauses``, and what bounds a provider's quota in the views of the
@@ -69,7 +70,7 @@ RETRIED_SHOWN = 6
 
 
 def latest_cause(causes: Sequence[Cause], now: float | None = None) -> Cause | None:
-    """The newest failure, unless it is old. ``causes`` as ``CauseBook.of`` gives them."""
+    """Return the newest failure, unless it is old. ``causes`` is as ``CauseBook.of`` gives them."""
     at = time.time() if now is None else now
     return causes[0] if causes and at - causes[0].last < CAUSE_FRESH_S else None
 
@@ -91,7 +92,7 @@ def reused_lines(deduplicated: int, cached: int) -> list[str]:
 
 
 def retried_by_reason(stats: Mapping[str, int]) -> dict[str, int]:
-    """Attempts that were followed by another, the most frequent reason first."""
+    """Return how many attempts were followed by another, the most frequent reason first."""
     found = {
         name.removeprefix(RETRIED): count
         for name, count in stats.items()
@@ -101,14 +102,18 @@ def retried_by_reason(stats: Mapping[str, int]) -> dict[str, int]:
 
 
 def retries(stats: Mapping[str, int]) -> int:
-    """Attempts that were followed by another, over the whole life of a job: the one figure that is
-    shown as its retries."""
+    """Return how many attempts were followed by another, over the whole life of a job.
+
+    This is the one figure that is shown as its retries.
+    """
     return sum(retried_by_reason(stats).values())
 
 
 def retried_line(by_reason: Mapping[str, int]) -> str | None:
-    """Why attempts were followed by another, the most frequent reasons first; None where none
-    was."""
+    """Return why attempts were followed by another, the most frequent reasons first.
+
+    None where none was.
+    """
     if not by_reason:
         return None
     shown = list(by_reason.items())[:RETRIED_SHOWN]
@@ -133,9 +138,10 @@ def in_hooks(workers: Iterable[WorkerSeen], hooks: Iterable[str | None]) -> Iter
 def held_budget(
     budget_usd: float, account: Account | None, batches: Mapping[str, int]
 ) -> str | None:
-    """That calls wait since batches may still cost what is left of the budget; None where none do.
+    """Say that calls wait since batches may still cost what is left of the budget.
 
-    ``batches``: what each may cost, in millionths of a dollar, by its tag."""
+    None where none wait. ``batches``: what each may cost, in millionths of a dollar, by its tag.
+    """
     held = sum(batches.values())
     if account is None or account.lacking is None or not held:
         return None
@@ -157,8 +163,10 @@ def held_budget(
 def held_by_calls(
     budget_usd: float, account: Account | None, batches: Mapping[str, int]
 ) -> str | None:
-    """Likewise of calls under way, which may be those of a worker that died; None where batches say
-    enough."""
+    """Say that calls wait for money that calls under way hold.
+
+    Those may be calls of a worker that died. None where batches say enough.
+    """
     if (
         account is None
         or account.lacking is None
@@ -175,8 +183,10 @@ def held_by_calls(
 
 
 def held_by_tenant(job: Job, account: Account | None) -> str | None:
-    """That calls of a running job wait since its tenant may not spend more in the month of the job;
-    None where they do not."""
+    """Say that calls of a running job wait for its tenant's budget of the month.
+
+    None where they do not.
+    """
     tenant = None if account is None else account.tenant
     if account is None or tenant is None or account.lacking is None:
         return None
@@ -193,8 +203,10 @@ def held_by_tenant(job: Job, account: Account | None) -> str | None:
 
 
 def _in_hook(seen: WorkerSeen, hook: str | None) -> tuple[int, float] | None:
-    """Calls inside it and seconds of the longest, of a live worker that says so in a way that makes
-    sense."""
+    """Return how many calls are inside the hook, and the seconds of the longest.
+
+    None unless a live worker says so in a way that makes sense.
+    """
     if seen.info.get("hook") != hook or seen.seconds_ago >= ALIVE_S:
         return None
     try:
@@ -282,7 +294,7 @@ class Standing:
 def standing_of(
     hot: RedisLedger, database: Database, job: Job, workers: Sequence[WorkerSeen]
 ) -> Standing:
-    """What both stores know of a job now. Raises what they raise."""
+    """Return what both stores know of a job now. Raises what they raise."""
     from penstock_ledger import JobStore, LaneMoves
 
     hosts, queues = has_own_model(job.lane), hot.depths(queue_name(job.lane))
@@ -303,9 +315,10 @@ def standing_of(
 
 
 def waits(standing: Standing, *, served: bool = False) -> Iterator[Wait]:
-    """The most serious first; nothing of a job that does not run.
+    """Yield why documents wait, the most serious first; nothing of a job that does not run.
 
-    ``served``: the caller has workers of its own."""
+    ``served``: the caller has workers of its own.
+    """
     if standing.job.state != "running":
         return
     found = [*_not_served(standing, served=served), *_held_up(standing)]
@@ -333,8 +346,11 @@ def no_worker(workers: Iterable[WorkerSeen], lane: str) -> Wait | None:
 
 
 def unserved_models(standing: Standing) -> Iterator[Wait]:
-    """The job's model, else models of queues in which its messages wait: its lines may name others
-    than the job does."""
+    """Yield a wait for the job's model where no worker serves it.
+
+    Else it is for the models of queues in which its messages wait: its lines may name others than
+    the job does.
+    """
     job = standing.job
     serving = serving_of(standing.workers, job.lane)
     missing = missing_model(serving, job.spec.get("model"), standing.bound)
@@ -407,8 +423,10 @@ def _is_away(seen: WorkerSeen) -> bool:
 
 
 def _number(text: str | None) -> float:
-    """Heartbeats are text of other processes, perhaps of another release: what is no number is
-    0."""
+    """Return a number of a heartbeat; what is no number is 0.
+
+    Heartbeats are text of other processes, perhaps of another release.
+    """
     try:
         value = float(text or "")
     except ValueError:

@@ -1,8 +1,8 @@
-"""The same advice for another surface: sentences name flags of the command line, where HTTP
-requests and pages have fields.
+"""The same advice for another surface.
 
-Sentences are written once, with flags; here flags become the names of what they set. Quoted text is
-a user's own and stays.
+Sentences name flags of the command line, where HTTP requests and pages have fields. They are
+written once, with flags; here flags become the names of what they set. Quoted text is a user's own
+and stays.
 """
 
 from __future__ import annotations
@@ -66,8 +66,10 @@ def over_http(text: str) -> str:
 
 
 def on_page(text: str) -> str:
-    """The same for a page, which has a form for replays: no field of a replay's request is
-    named."""
+    """Return the sentence for a page, without fields of a replay's request.
+
+    The page has a form for replays.
+    """
     return _OF_A_REPLAY.sub("", over_http(text))
 
 

@@ -30,7 +30,7 @@ def safe(text: str) -> str:
 
 
 def argument(value: str) -> str:
-    """A value as the user has to type it inside a command that we print."""
+    """Return a value as the user has to type it inside a command that we print."""
     return shlex.quote(safe(value))
 
 
@@ -45,8 +45,7 @@ def count(number: int) -> str:
 
 
 def asked_again(repairs: int, fallbacks: int) -> str:
-    """What follows other figures of calls, where documents were asked more than their first
-    request."""
+    """Return what follows the figures of calls where documents were asked more than once."""
     found = f" · {count(repairs)} asked again for the schema" if repairs else ""
     return found + (f" · {count(fallbacks)} asked of another model" if fallbacks else "")
 
@@ -57,7 +56,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def percent(part: int, whole: int) -> str:
-    """A share that never lies at its ends: 100 % and 0 % only when it is exactly that."""
+    """Return a share that never lies at its ends: 100 % and 0 % only when it is exactly that."""
     if whole == 0:
         return "0 %"
     share = 100 * part / whole
@@ -84,8 +83,7 @@ def duration(seconds: float) -> str:
 
 
 def usd(amount: float) -> str:
-    """Cents below a hundred dollars are interesting; below a dollar the fractions of a cent are,
-    too."""
+    """Return dollars with cents, and below a dollar with the fractions of a cent."""
     if 0 < amount < 0.000_05:
         return "<$0.0001"
     return f"${amount:,.4f}" if 0 < amount < 1 else f"${amount:,.2f}"

@@ -45,7 +45,7 @@ class Reason(NamedTuple):
 
 
 def reasons_of(report: Report, dlq_command: str) -> list[Reason]:
-    """The most frequent first."""
+    """Return the reasons of dead letters, the most frequent first."""
     rows = list(report.dead_by_reason.items())
     shown = [
         Reason(one_line(reason, REASON_CHARS), number, f"{dlq_command} --reason {argument(reason)}")
@@ -61,7 +61,7 @@ def reasons_of(report: Report, dlq_command: str) -> list[Reason]:
 
 
 def lane_lines(lanes: Sequence[LaneCost]) -> Iterator[str]:
-    """What each lane answered, where there was more than one."""
+    """Yield what each lane answered, where there was more than one."""
     for one in lanes if len(lanes) > 1 else ():
         name = lane_name(one) if one.lane is None else f"lane {lane_name(one)}"
         yield f"{name}: {counted(one.documents, 'document')}, {one.money.words}"
@@ -125,7 +125,7 @@ def prompts_lines(sizes: PromptTokens | None) -> Iterator[str]:
 
 
 def _within(sizes: PromptTokens, documents: int, share: float) -> int | None:
-    """The bound within which so many of the documents are; None where that is the last of all."""
+    """Return the bound within which so many of the documents are; None where it is the last."""
     seen = 0
     for one in sizes.histogram:
         seen += int(one["documents"] or 0)

@@ -46,8 +46,10 @@ FIRINGS_SHOWN: Final = 5
 
 
 class Schedules:
-    """``accepted`` checks a spec as a submit does, and ``probe`` whether its results can be
-    written."""
+    """Schedules: add, list, pause and remove them, and what they started.
+
+    ``accepted`` checks a spec as a submit does, and ``probe`` whether its results can be written.
+    """
 
     def __init__(
         self,
@@ -57,8 +59,11 @@ class Schedules:
         probe: Callable[[JobSpec], None],
         admit: Callable[[str], None] | None = None,
     ) -> None:
-        """``admit`` is a remote door's: it refuses sources that callers may not name, now and when
-        their jobs start."""
+        """Open the schedules of a ledger.
+
+        ``admit`` is given for remote clients: it refuses sources that callers may not name, now and
+        when their jobs start.
+        """
         self._store = store
         self._noticed = noticed
         self._accepted = accepted
@@ -118,8 +123,9 @@ class Schedules:
         return self._store.add(new)
 
     def notify(self, name: str, body: bytes | str) -> Mapping[NoticeOutcome, int]:
-        """A notification of a bucket, as a webhook or a queue gets it: new objects are kept for the
-        schedule's next job.
+        """Keep new objects of a bucket's notification for the schedule's next job.
+
+        ``body`` is a notification as a webhook or a queue gets it.
 
         Returns how many of its records came to what. `no_room` is to be sent again later,
         `unreadable` never; a body that comes twice changes nothing. Its caller must know who sent
@@ -197,9 +203,10 @@ class Schedules:
             )
 
     def _check_outcomes(self, name: str, over: OutcomesOf) -> None:
-        """A named job need not be there yet.
+        """Check what a schedule over outcomes names. A named job need not be there yet.
 
-        A schedule must, so that a circle of them is noticed when it is closed."""
+        A schedule must, so that a circle of them is noticed when it is closed.
+        """
         Where(over.where)
         if over.job is not None:
             if self._has(over.job):
@@ -222,8 +229,10 @@ class Schedules:
             behind = self._read_by(behind)
 
     def _read_by(self, name: str) -> str | None:
-        """The schedule whose outcomes a schedule reads; None for one with a source, and for one
-        that is gone."""
+        """Return the schedule whose outcomes a schedule reads.
+
+        None for one with a source, and for one that is gone.
+        """
         if not self._has(name):
             return None
         kept = self._store.get(name).source.get(OUTCOMES_OF)
@@ -237,11 +246,11 @@ class Schedules:
         return True
 
     def get(self, name: str) -> Schedule:
-        """Raises ScheduleNotFound."""
+        """Return a schedule. Raises ScheduleNotFound."""
         return self._store.get(name)
 
     def firings(self, name: str, limit: int = FIRINGS_SHOWN) -> list[Firing]:
-        """What came of the latest planned times, newest first. Raises ScheduleNotFound."""
+        """Return what came of the latest planned times, newest first. Raises ScheduleNotFound."""
         return self._store.firings(self._store.get(name).schedule_id, limit)
 
     def pause(self, name: str) -> bool:
@@ -272,7 +281,7 @@ class Schedules:
 
 
 def _whole(source: str | Path) -> str:
-    """A path that means the same in every process: they work in other folders."""
+    """Return a path that means the same in every process: they work in other folders."""
     text = str(source)
     if is_database(text):
         return whole(text)

@@ -83,7 +83,7 @@ class EventQueue:
             ) from error
 
     def receive(self) -> list[Message]:
-        """Some of those that wait; none when the queue is empty."""
+        """Return some of the messages that wait; none when the queue is empty."""
         answer = self._tried(
             lambda: self._client.receive_message(
                 QueueUrl=self._url,
@@ -126,8 +126,10 @@ class EventQueue:
 
 
 def is_queue_url(text: str) -> bool:
-    """Whether this may be the URL of a queue; one with a password is refused, since schedules are
-    shown."""
+    """Return whether this may be the URL of a queue.
+
+    One with a password is refused, since schedules are shown.
+    """
     try:
         parts = urlsplit(text)
     except ValueError:
@@ -175,7 +177,7 @@ class Place(NamedTuple):
         return cls(f"{unquote(parts[0]).rstrip('/')}/", parts[1])
 
     def name(self, bucket: str, key: str) -> str | None:
-        """An object's name below the prefix; None for one elsewhere."""
+        """Return an object's name below the prefix; None for one elsewhere."""
         whole = f"s3://{bucket}/{key}"
         name = whole.removeprefix(self.prefix)
         is_here = whole.startswith(self.prefix) and name and not name.endswith("/")
@@ -190,7 +192,7 @@ class Notice(NamedTuple):
 
 
 def read_notice(body: bytes | str, place: Place) -> list[Notice]:
-    """What one body says, in its order. Raises nothing, whatever the body is."""
+    """Return what one body says, in its order. Raises nothing, whatever the body is."""
     given = _loads(body)
     if (
         isinstance(given, Mapping)

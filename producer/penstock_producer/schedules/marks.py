@@ -1,5 +1,7 @@
-"""What a schedule over the outcomes of another job reads: `penstock schedule add --from-job J`, or
-`--from-schedule S`."""
+"""What a schedule over the outcomes of other jobs reads.
+
+It is made by `penstock schedule add --from-job J`, or `--from-schedule S`.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class OutcomesOf:
-    """Instead of a source: the outcomes of a job, or of the newest job of a schedule that has
-    ended.
+    """The outcomes of a job, or of a schedule's newest job that has ended, instead of a source.
 
     Each time takes what no earlier job of the schedule has: a job once, and of one that was
     replayed what the replay brought.
@@ -75,7 +76,7 @@ _KEY_BYTES: Final = 16
 
 
 def job_key(schedule: Schedule) -> str:
-    """The key of the job of ``next_at``: submitting it again is the same job."""
+    """Return the key of the job of ``next_at``: submitting it again is the same job."""
     return f"{schedule.name}@{_utc(schedule.next_at)}"
 
 
@@ -89,13 +90,15 @@ def mark(schedule: Schedule) -> dict[str, Any]:
 
 
 def is_of(job: Job, schedule: Schedule) -> bool:
-    """Whether the job was started by this schedule, and not by hand or by another one that had its
-    name."""
+    """Return whether the job was started by this schedule.
+
+    A job that was started by hand, or by another schedule that had its name, is not.
+    """
     return bool(job.source.get(STARTED_BY, {}).get("schedule_id") == schedule.schedule_id)
 
 
 def shown_source(schedule: Schedule) -> str:
-    """What is submitted, for people to read."""
+    """Return what is submitted, for people to read."""
     if OUTCOMES_OF in schedule.source:
         return str(OutcomesOf.of(schedule.source[OUTCOMES_OF]))
     watched = schedule.source.get(NEW_FILES)
@@ -108,14 +111,16 @@ def shown_source(schedule: Schedule) -> str:
 
 
 def started_by(job: Job) -> tuple[str, str] | None:
-    """The schedule's name and the planned time (in UTC) of a job that started itself."""
+    """Return the schedule's name and the planned time (in UTC) of a job that started itself."""
     found = job.source.get(STARTED_BY)
     return None if found is None else (str(found["schedule"]), _utc(float(found["planned_at"])))
 
 
 def taken_key(job_id: str, generation: int) -> bytes:
-    """What a schedule remembers of the outcomes of a job that its own jobs have; no file has the
-    same."""
+    """Return what a schedule remembers of the outcomes of a job that its own jobs have.
+
+    No file has the same.
+    """
     return hashlib.sha256(orjson.dumps(["job", job_id, generation])).digest()[:_KEY_BYTES]
 
 

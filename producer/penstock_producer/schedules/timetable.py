@@ -57,12 +57,14 @@ class Timetable:
             )
 
     def after(self, at: float) -> float:
-        """The first planned time later than ``at``."""
+        """Return the first planned time later than ``at``."""
         return next(self._from(at))
 
     def latest(self, first: float, until: float, most: int) -> list[float]:
-        """The last planned times from ``first``, which is one of them, to ``until``, at most
-        ``most``, the oldest first."""
+        """Return the last planned times from ``first`` to ``until``, at most ``most``.
+
+        ``first`` is one of them; the oldest comes first.
+        """
         found: deque[float] = deque([first], maxlen=most)  # those up to ``begin``
         # the answer begins between them: what lies there is halved by each look
         begin, end = (first, until)
@@ -80,8 +82,10 @@ class Timetable:
             start = (begin + end) / 2 if end - begin > MINUTE_S else begin
 
     def _look(self, start: float, until: float, found: deque[float]) -> bool:
-        """Note the planned times after ``start``; whether these are all to ``until``, and not
-        LOOKED_AT_ONCE of them."""
+        """Note the planned times after ``start``; return whether these are all to ``until``.
+
+        No more than LOOKED_AT_ONCE are noted.
+        """
         for planned in itertools.islice(self._from(start), LOOKED_AT_ONCE):
             if planned > until:
                 return True
@@ -89,7 +93,7 @@ class Timetable:
         return False
 
     def shown(self, at: float) -> str:
-        """A time as people read it, in the schedule's own zone."""
+        """Return a time as people read it, in the schedule's own zone."""
         moment = datetime.fromtimestamp(at, self._zone)
         return f"{moment:{FORMAT}} {moment:%Z}"
 
@@ -136,7 +140,7 @@ def due(timetable: Timetable, policy: CatchUp, next_at: float, now: float) -> Du
 
 
 def _kept(timetable: Timetable, policy: CatchUp, next_at: float, now: float) -> list[float]:
-    """The times, of those that have come, whose jobs are to start."""
+    """Return the times, of those that have come, whose jobs are to start."""
     match policy:
         case CatchUp.ALL:
             return timetable.latest(next_at, now, CATCH_UP_MAX)

@@ -162,8 +162,10 @@ class ReplaySource:
         return Document(doc_id, body, position, letter.line or 0, cursor, letter.endpoint)
 
     def _original(self, doc_id: str) -> bytes:
-        """The request before the first replay: a document that is replayed has a dead letter in the
-        first generation."""
+        """Return the request before the first replay.
+
+        A document that is replayed has a dead letter in the first generation.
+        """
         first = self._outcomes.of_generation(self._feed.job_id, 1, doc_id)
         return first.request if isinstance(first, DeadLetter) else b""
 
@@ -171,7 +173,7 @@ class ReplaySource:
 def open_feed_source(
     database: Database, job_id: str, generation: int, settings: ProducerSettings | None = None
 ) -> Source:
-    """The source of one generation of a job; what a message's ``ref`` is fetched from.
+    """Open the source of one generation of a job; a message's ``ref`` is fetched from it.
 
     Raises JobNotFound, and SourceError when the job has no such generation.
     """
@@ -192,9 +194,9 @@ def source_of(
     settings: ProducerSettings | None = None,
     spec: JobSpec | None = None,
 ) -> Source:
-    """The source that ``feed`` reads, or the part of it that a shard is. Nothing is read yet.
+    """Return the source that ``feed`` reads, or the part of it that a shard is.
 
-    ``spec``: the job's, where the caller has parsed it.
+    Nothing is read yet. ``spec``: the job's, where the caller has parsed it.
     """
     whole = _whole(database, job, feed, settings, spec)
     return whole if feed.ends_at is None else Until(whole, feed.ends_at)

@@ -204,7 +204,7 @@ def _of_blob(
     remote: bool = False,
     formats: Collection[str] | None = None,
 ) -> FileSource:
-    """What is submitted now."""
+    """Return the source of a file that is submitted now."""
     found = format_of(blob, spec.format)
     if formats is not None and found.format.name not in formats:
         raise SourceError(
@@ -297,7 +297,10 @@ def _rows(
 def _blob_of_pin(
     pin: Mapping[str, Any], settings: ProducerSettings
 ) -> local.LocalFile | s3.S3Object | store.StoreObject:
-    """An uploaded file says its name in messages, which its tenant reads, and not where it lies."""
+    """Return the file of a pin.
+
+    An uploaded file says its name in messages, which its tenant reads, and not where it lies.
+    """
     blob = _placed_blob(pin, settings)
     blob.uri = shown_uri(pin)
     return blob

@@ -187,8 +187,9 @@ def pin_of(
     *,
     after_generation: int = 0,
 ) -> dict[str, Any]:
-    """What a job over the outcomes of ``job`` reads: those of all generations, or of those after
-    one.
+    """Return the pin of a job over the outcomes of ``job``.
+
+    They are those of all generations, or of those after one.
 
     Raises SourceUnavailable while that job has not ended.
     """
@@ -219,7 +220,7 @@ class OutcomesSource:
     def __init__(
         self, pin: Mapping[str, Any], spec: JobSpec, jobs: JobStore, outcomes: OutcomeStore
     ) -> None:
-        """Raises SpecError for conditions, or a spec, that cannot be used."""
+        """Take in what to read. Raises SpecError for conditions, or a spec, that cannot be used."""
         self.uri = str(pin["uri"])
         self._pin = dict(pin)
         self._spec = spec
@@ -332,7 +333,7 @@ class OutcomesSource:
 
 
 def _record(outcome: Result | DeadLetter, text: str | None) -> dict[str, Any]:
-    """The outcome's own fields, those that it has."""
+    """Return the outcome's own fields, those that it has."""
     common = {
         "id": outcome.key.doc_id,
         "generation": outcome.key.generation,

@@ -1,4 +1,4 @@
-"""What a replay changes in the stored request of a dead letter:
+"""What a replay changes in the stored request of a dead letter.
 
     {"set": {"model": "large", "x.safe_prompt": true}, "unset": ["max_tokens"], "prompt": "Briefly:
     {prompt}"}
@@ -54,8 +54,10 @@ class Overrides:
 
     @classmethod
     def accepted(cls, stored: Mapping[str, Any]) -> Overrides:
-        """Those of a replay in the ledger: what this release would refuse does not stop one of an
-        earlier release."""
+        """Return the changes of a replay in the ledger.
+
+        What this release would refuse does not stop a replay of an earlier release.
+        """
         overrides = cls.__new__(cls)
         overrides._read(stored)
         return overrides
@@ -66,7 +68,7 @@ class Overrides:
         return bool(self._unset)
 
     def apply(self, request: bytes, original: bytes = b"") -> bytes:
-        """The changed request body. Raises RowFault where the request has no text to change.
+        """Return the changed request body. Raises RowFault where the request has no text to change.
 
         ``original`` is the request from before the document's first replay, which ``unset`` takes
         fields from.

@@ -58,15 +58,18 @@ class SeveralFiles:
                 self._before.append(before)
 
     def fetch(self, position: str) -> Document:
-        """Raises BadReference for a position that the survey cannot have given: the pinned files
-        have not changed."""
+        """Read one document.
+
+        Raises BadReference for a position that the survey cannot have given: the pinned files have
+        not changed.
+        """
         found = _POSITION.fullmatch(position)
         if found is None or int(found[1]) >= len(self._files):
             raise BadReference(f"{seen(position)} is not the position of a document in {self.uri}")
         return self._files[int(found[1])].fetch(found[2])._replace(position=position)
 
     def place(self, line: int) -> Place:
-        """The file that a row lies in, and its line there. Known once the file was read."""
+        """Return the file that a row lies in, and its line there. Known once the file was read."""
         number = min(bisect.bisect_left(self._before, line), len(self._files)) - 1
         return self._files[number].place(line - self._before[number])
 
@@ -82,7 +85,7 @@ class SeveralFiles:
 
 
 def _numbered(row: Document | BadRow, number: int, before: int) -> Document | BadRow:
-    """A row of one file as one of all: ``before`` lines are in the files before it."""
+    """Return a row of one file as one of all, with ``before`` lines in the files before it."""
     cursor: Cursor = {"file": number, "before": before, "last": row.line, "in": row.cursor}
     if isinstance(row, Document):
         return row._replace(

@@ -27,7 +27,7 @@ _FLOAT32_BYTES: Final = 4
 
 
 def need_pyarrow(what_for: str) -> None:
-    """Raises SinkError that says what to install."""
+    """Raise SinkError, which says what to install, where pyarrow is missing."""
     if util.find_spec("pyarrow") is None:
         raise SinkError(
             f"{what_for} needs pyarrow, which is not installed: pip install 'penstock[parquet]'"
@@ -54,8 +54,10 @@ def schema_of(columns: Sequence[Column]) -> pyarrow.Schema:
 
 
 def batches(rows: Iterable[Row], columns: Sequence[Column]) -> Iterator[pyarrow.RecordBatch]:
-    """Batches of at most ``BATCH_ROWS`` rows and about ``BATCH_BYTES``; one row may be larger by
-    itself."""
+    """Yield batches of at most ``BATCH_ROWS`` rows and about ``BATCH_BYTES``.
+
+    One row may be larger by itself.
+    """
     held: list[Row] = []
     size = 0
     for row in rows:
@@ -70,7 +72,7 @@ def batches(rows: Iterable[Row], columns: Sequence[Column]) -> Iterator[pyarrow.
 
 
 def reader_of(rows: Iterable[Row], columns: Sequence[Column]) -> pyarrow.RecordBatchReader:
-    """A stream of batches, which is read once. Raises SinkError where pyarrow is missing."""
+    """Return a stream of batches, which is read once. Raises SinkError where pyarrow is missing."""
     need_pyarrow("an Arrow table")
     import pyarrow as pa
 
@@ -129,8 +131,11 @@ COMPRESSION = "zstd"
 
 
 def parquet_pieces(rows: Iterable[Row], columns: Sequence[Column]) -> Iterator[bytes]:
-    """The bytes of the file, in their order: what is not read to its end has no footer, and is no
-    Parquet file. Raises SinkError with the first piece where pyarrow is missing."""
+    """Yield the bytes of the file, in their order.
+
+    What is not read to its end has no footer, and is no Parquet file. Raises SinkError with the
+    first piece where pyarrow is missing.
+    """
     need_pyarrow("Parquet")
     from pyarrow import parquet
 

@@ -32,8 +32,10 @@ _LETTERS: Final = {"float16": "e", "int8": "b", "binary": "b", "ubinary": "B"}
 
 
 def parsed(body: bytes | str | None) -> Any:
-    """JSON as a value, None where it is not JSON: a table has a row for every document, whatever
-    its answer is."""
+    """Return JSON as a value, None where it is not JSON.
+
+    A table has a row for every document, whatever its answer is.
+    """
     if not body:
         return None
     try:
@@ -47,8 +49,10 @@ def parsed(body: bytes | str | None) -> Any:
 
 
 def text_of(endpoint: str, body: bytes) -> str | None:
-    """The answer's text where it has one, and all of the body for endpoints whose answers are
-    something else."""
+    """Return the answer's text where it has one.
+
+    Endpoints whose answers are something else have all of the body.
+    """
     if body.startswith(MAGIC):
         return None
     if endpoint in _TEXT:
@@ -57,8 +61,10 @@ def text_of(endpoint: str, body: bytes) -> str | None:
 
 
 def vectors_of(body: bytes) -> list[bytes]:
-    """The vectors of an answer in the order of its inputs, float32 and little-endian; none where it
-    has no usable ones."""
+    """Return the vectors of an answer in the order of its inputs, float32 and little-endian.
+
+    There are none where it has no usable ones.
+    """
     try:
         if body.startswith(MAGIC):
             return _of_stored(unpack(body))
@@ -90,7 +96,7 @@ def _of_json(answer: Any) -> list[bytes]:
 
 
 def _numbers(given: Any) -> bytes:
-    """A list of numbers, or OpenAI's base64 of float32."""
+    """Return a vector that is a list of numbers, or OpenAI's base64 of float32."""
     if isinstance(given, str):
         raw = base64.b64decode(given, validate=True)
         if len(raw) % FLOAT32_BYTES:
@@ -207,8 +213,10 @@ class Table:
 
 
 def _value(value: Any, kind: Kind) -> Any:
-    """``value`` where the column can hold it, else None; what is no single value is its JSON in a
-    column of text."""
+    """Return ``value`` where the column can hold it, else None.
+
+    What is no single value is its JSON in a column of text.
+    """
     if value is None:
         return None
     match kind:
@@ -265,8 +273,10 @@ def _fields(schema: Any, taken: set[str]) -> list[tuple[str, str, Kind]]:
 
 
 def _kind(part: Any, schema: Any) -> Kind:
-    """Of a part that says one simple type, null beside it or not; JSON in a text is right for
-    everything."""
+    """Return the kind of column for a part of a schema that says one simple type.
+
+    Null may stand beside it. JSON in a text is right for everything else.
+    """
     if not isinstance(part, dict):
         return "text"
     stated = part.get("type")
@@ -284,7 +294,7 @@ def _kind(part: Any, schema: Any) -> Kind:
 
 
 def _stated(part: Any) -> set[str]:
-    """The types that a part names, or those of the values that it allows."""
+    """Return the types that a part names, or those of the values that it allows."""
     if not isinstance(part, dict):
         return {""}
     stated = part.get("type")
@@ -297,8 +307,10 @@ def _stated(part: Any) -> set[str]:
 
 
 def _resolved(part: Any, schema: Any) -> Any:
-    """``part``, or what it refers to by a `$ref` to another part of the schema, as Pydantic writes
-    them."""
+    """Return ``part``, or what it refers to by a `$ref` to another part of the schema.
+
+    Pydantic writes such references.
+    """
     for _ in range(_REFERENCES_FOLLOWED):
         target = part.get("$ref") if isinstance(part, dict) else None
         if not isinstance(target, str) or not target.startswith("#/"):

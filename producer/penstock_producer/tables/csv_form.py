@@ -27,7 +27,7 @@ _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
 def csv_lines(
     rows: Iterable[Row], columns: Sequence[Column], *, escape_formulas: bool = False
 ) -> Iterator[bytes]:
-    """The header and a line for each row, each with its end.
+    """Yield the header and a line for each row, each with its end.
 
     With ``escape_formulas`` a text that a spreadsheet would run gets an apostrophe in front, which
     shows it as text.
@@ -73,6 +73,6 @@ def _text(text: str, escape: bool) -> str:
 
 
 def vector_text(vector: bytes) -> str:
-    """A vector as a JSON list, with as many digits as give back the same float32."""
+    """Return a vector as a JSON list, with as many digits as give back the same float32."""
     numbers = struct.unpack(f"<{len(vector) // 4}f", vector)
     return orjson.dumps([float(f"{number:.9g}") for number in numbers]).decode()

@@ -1,5 +1,6 @@
-"""Outcomes as rows of a table in a database: written in the order of commits, each row by its id,
-from where it stopped.
+"""Outcomes as rows of a table in a database.
+
+They are written in the order of commits, each row by its id, from where the last writer stopped.
 
 Rows and the place that they lead to are one transaction, in a small table beside them. So a process
 that dies repeats nothing and leaves nothing out, and of two that write the same job into the same
@@ -66,11 +67,10 @@ class TableSink:
         self._engine.dispose()
 
     def prepare(self) -> list[str]:
-        """Make the table where there is none, or see that rows will fit; returns the columns that
-        are written.
+        """Make the table where there is none, or see that rows will fit.
 
-        To be called before the job starts. Raises SinkUnfit, which names the column and what to
-        change, and SinkError.
+        Returns the columns that are written. To be called before the job starts. Raises SinkUnfit,
+        which names the column and what to change, and SinkError.
         """
         with self._usable(), self._engine.begin() as connection:
             self._prepare(connection)
@@ -85,9 +85,10 @@ class TableSink:
             connection.rollback()
 
     def place(self, job_id: str) -> str | None:
-        """The cursor up to which the table has the outcomes of a job; None before the first.
+        """Return the cursor up to which the table has the outcomes of a job; None before the first.
 
-        Raises SinkError."""
+        Raises SinkError.
+        """
         try:
             with self._engine.connect() as connection:
                 return self._place(connection, job_id)
@@ -192,7 +193,7 @@ class TableSink:
         return found
 
     def _move(self, connection: Connection, job_id: str, before: str | None, after: str) -> bool:
-        """False when another process has moved it."""
+        """Move the cursor of a job; return False when another process has moved it."""
         values = {"job": job_id, "target": self._named, "before": before, "after": after}
         if before is None:
             statement = (

@@ -67,7 +67,10 @@ def fit_of(
     id_column: str,
     table: Table,
 ) -> Fit:
-    """Raises SinkUnfit, which names the column and what to change."""
+    """Return how rows fit the table.
+
+    Raises SinkUnfit, which names the column and what to change.
+    """
     is_sqlite = connection.dialect.name == "sqlite"
     with warnings.catch_warnings():
         # of types that SQLAlchemy does not know, such as pgvector's

@@ -1,5 +1,6 @@
-"""Results appended to a local file of output lines, or rows to one of CSV, while the job runs: each
-reading adds what is new.
+"""Results appended to a local file of output lines, or rows to one of CSV, while the job runs.
+
+Each reading adds what is new.
 
 Beside the file lies `<name>.cursor`: how far the file is whole, and where to go on. It is replaced
 after the lines are on disk; what a process that died had written beyond it is cut off by the next.
@@ -43,8 +44,10 @@ def append_results(database: Database, job: Job, path: Path) -> int:
 
 
 def append_rows(database: Database, job: Job, path: Path, *, escape_formulas: bool = False) -> int:
-    """Append a row of CSV for each outcome that was stored since the last call, as
-    ``append_results`` does."""
+    """Append a row of CSV for each outcome that was stored since the last call.
+
+    It does what ``append_results`` does with lines.
+    """
     with _opened(path, job, CSV) as (file, note, cursor):
         reading = Reading(database, job, cursor)
         columns = reading.table.columns
@@ -60,7 +63,7 @@ def append_rows(database: Database, job: Job, path: Path, *, escape_formulas: bo
 
 @contextmanager
 def _opened(path: Path, job: Job, form: str) -> Iterator[tuple[IO[bytes], Path, str | None]]:
-    """The file cut back to what is whole, its note, and the cursor to go on from."""
+    """Yield the file cut back to what is whole, its note, and the cursor to go on from."""
     note = path.with_name(path.name + ".cursor")
     try:
         with path.open("ab") as file, _alone(file, path):
@@ -93,9 +96,10 @@ def _append(
 
 
 def _noted(note: Path, job: Job, form: str, file: IO[bytes], path: Path) -> tuple[str | None, int]:
-    """The cursor, and how many bytes of the file are whole.
+    """Return the cursor, and how many bytes of the file are whole.
 
-    Raises SinkError for a file that was begun otherwise."""
+    Raises SinkError for a file that was begun otherwise.
+    """
     size = os.fstat(file.fileno()).st_size
     try:
         with note.open("rb") as kept:

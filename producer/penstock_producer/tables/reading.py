@@ -43,7 +43,10 @@ def cursor_text(job_id: str, place: Place) -> str:
 
 
 def place_in(job_id: str, cursor: str) -> Place:
-    """Raises ContentError for a text that is no cursor, PlaceLost for one of another job."""
+    """Return the place of a cursor.
+
+    Raises ContentError for a text that is no cursor, PlaceLost for one of another job.
+    """
     try:
         raw = urlsafe_b64decode(cursor[:MAX_CHARS] + "=" * (-len(cursor) % 4))
         version, its_job, number, generation, doc_id = orjson.loads(raw)
@@ -63,7 +66,9 @@ class _FromCursor:
     def __init__(
         self, database: Database, job: Job, after: str | None = None, *, whole: bool = False
     ) -> None:
-        """``whole`` for readers that must not stop before the end: reading raises OutcomesHeldBack
+        """Begin at a cursor, or at the first outcome.
+
+        ``whole`` is for readers that must not stop before the end: reading raises OutcomesHeldBack
         instead.
 
         Raises PlaceLost and ContentError for a cursor that is not one of this job.

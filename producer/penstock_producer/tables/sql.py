@@ -53,8 +53,10 @@ def for_sqlite(value: Any, _: str) -> Any:
 
 
 def for_postgresql(value: Any, type_: str) -> str | None:
-    """All as text, which the statement casts to the column's own type: numeric, jsonb, uuid and
-    pgvector's included."""
+    """Return a value as text, which the statement casts to the column's own type.
+
+    That is right for numeric, jsonb, uuid and pgvector's types, too.
+    """
     if value is None:
         return None
     if isinstance(value, bool):
@@ -191,9 +193,10 @@ class Statements:
         )
 
     def given(self, targets: Sequence[Target]) -> str:
-        """A table of texts for the rows of one transaction, in PostgreSQL.
+        """Return the statement for PostgreSQL's table of texts with the rows of one transaction.
 
-        It goes with the transaction, as a pooler wants it."""
+        It goes with the transaction, as a pooler wants it.
+        """
         columns = ", ".join(f"c{at} text" for at in range(len(targets)))
         return f"CREATE TEMPORARY TABLE {GIVEN} ({columns}, line integer) ON COMMIT DROP"
 
@@ -218,8 +221,10 @@ class Statements:
         return self._for_driver(statement)
 
     def size(self, target: Target, dimensions: int) -> Sequence[str]:
-        """Give a column that was made without a size the size of its vectors, so that it can have
-        an index."""
+        """Give a column that was made without a size the size of its vectors.
+
+        It can have an index then.
+        """
         column = quoted(target.name)
         return (
             self._for_driver(
@@ -285,8 +290,9 @@ _ATTRIBUTE: Final = text(
 
 
 def embedding_type(connection: Connection, table: Table) -> str | None:
-    """For a column that is made now; None where there is no pgvector, or a vector would be too long
-    for it.
+    """Return the type for a column of embeddings that is made now.
+
+    None where there is no pgvector, or a vector would be too long for it.
 
     16-bit floats become `halfvec`, which pgvector has since 0.7.
     """

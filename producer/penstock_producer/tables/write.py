@@ -85,9 +85,10 @@ def table_pieces(
     *,
     escape_formulas: bool = False,
 ) -> Iterator[bytes]:
-    """The bytes of the file, in their order.
+    """Yield the bytes of the file, in their order.
 
-    Raises SinkError with the first piece where what the form needs is missing."""
+    Raises SinkError with the first piece where what the form needs is missing.
+    """
     return (
         parquet_pieces(rows, columns)
         if form == "parquet"

@@ -27,7 +27,7 @@ MAX_LIMIT: Final = 1e15
 
 
 def parse_retry_after(headers: Mapping[str, str], now: float) -> float | None:
-    """Seconds to wait from ``now`` (unix time), or None when the answer does not say.
+    """Return the seconds to wait from ``now`` (unix time), or None when the answer does not say.
 
     ``retry-after-ms`` goes before ``retry-after`` (seconds, whole or not, or an HTTP date; RFC
     9110, 10.2.3). A date is held against the answer's own ``date``, so that it does not matter
@@ -46,7 +46,7 @@ def parse_retry_after(headers: Mapping[str, str], now: float) -> float | None:
 
 
 def header(headers: Mapping[str, str], name: str) -> str | None:
-    """Header names have no case; plain dicts do. ``name`` is in lower case."""
+    """Return a header by its ``name`` in lower case; names have no case, but plain dicts do."""
     value = headers.get(name)
     if value is not None:
         return value
@@ -219,7 +219,7 @@ def _longer(documented: float | None, inferred: float | None) -> float | None:
 
 
 def _tightest(one: Reading, other: Reading) -> Reading:
-    """Two limits on the same thing bind together: the lower rate, and the fewer units left."""
+    """Join two limits on the same thing: the lower rate, and the fewer units left."""
     slower, faster = sorted((one, other), key=_rate)
     fewer = min(
         one, other, key=lambda reading: math.inf if reading.remaining is None else reading.remaining
@@ -229,7 +229,7 @@ def _tightest(one: Reading, other: Reading) -> Reading:
 
 
 def _rate(reading: Reading) -> tuple[float, float]:
-    """To sort by: units per second, then units per window of unknown length."""
+    """Return a key to sort by: units per second, then units per window of unknown length."""
     per_second = math.inf if reading.per_second is None else reading.per_second
     return per_second, math.inf if reading.limit is None else reading.limit
 

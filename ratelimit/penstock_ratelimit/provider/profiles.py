@@ -106,7 +106,7 @@ class Profile:
     def reserve(
         self, prompt_tokens: float, max_tokens: int | None, expected_output: float
     ) -> dict[str, float]:
-        """Units charged at admission.
+        """Return the units charged at admission.
 
         ``expected_output`` is in tokens, say the estimator's p75; never negative."""
         prompt, expected = max(0.0, prompt_tokens), max(0.0, expected_output)
@@ -136,9 +136,10 @@ class Profile:
     def certain(
         self, prompt_tokens_floor: float, max_tokens: int | None = None
     ) -> dict[str, float]:
-        """Units charged in any case; a request for which they are above the cap can never be sent.
+        """Return the units charged in any case.
 
-        ``prompt_tokens_floor`` is what the prompt has for sure, not an estimate.
+        A request for which they are above the cap can never be sent. ``prompt_tokens_floor`` is
+        what the prompt has for sure, not an estimate.
         """
         prompt = max(0.0, prompt_tokens_floor)
         output = float(max(0, max_tokens or 0)) if self.output is Output.MAX_TOKENS else 0.0

@@ -297,20 +297,20 @@ def _answer(body: bytes | Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 
 def _error(answer: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Where the error is described: under ``error``, or at the top (Mistral, Bedrock, vLLM)."""
+    """Return what describes the error, which is ``error`` or the whole (Mistral, Bedrock, vLLM)."""
     error = answer.get("error")
     return error if isinstance(error, Mapping) else answer
 
 
 def _details(answer: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Anthropic has one mapping of details, Google a list of them."""
+    """Return the details: Anthropic has one mapping of them, Google a list."""
     details = _error(answer).get("details")
     entries = details if isinstance(details, list) else [details]
     return (entry for entry in islice(entries, MAX_DETAILS) if isinstance(entry, Mapping))
 
 
 def _codes(headers: Mapping[str, str], answer: Mapping[str, Any]) -> Iterator[str]:
-    """Every code that the answer carries, the most telling first."""
+    """Yield every code that the answer carries, the most telling first."""
     error = _error(answer)
     found: list[object] = [
         detail.get(name) for detail in _details(answer) for name in ("error_code", "reason")
@@ -332,7 +332,7 @@ def _message(answer: Mapping[str, Any]) -> str:
 
 
 def _retry_info(answer: Mapping[str, Any]) -> float | None:
-    """Google's ``RetryInfo``: a delay such as "36s" among the details."""
+    """Return the wait in Google's ``RetryInfo``: a delay such as "36s" among the details."""
     for detail in _details(answer):
         delay = detail.get("retryDelay")
         seconds = parse_duration(delay) if isinstance(delay, str) else None

@@ -164,7 +164,7 @@ class AdaptiveConcurrency:
         self._most_in_flight = self._in_flight
 
     def _is_whole(self, age: float) -> bool:
-        """Whether the window has enough answers to rate the limit."""
+        """Return whether the window has enough answers to rate the limit."""
         if self._growth != SLOW_START:
             return self._answers >= WINDOW_ANSWERS * self.limit and age >= WINDOW_S
         if self._answers < CLIMB_ANSWERS * self.limit:
@@ -257,11 +257,11 @@ class InFlight:
         return self.control is not None and self.control.climbing
 
     def note(self, *, proven: bool) -> None:
-        """Whether one of the fleet was answered well, as Redis has it."""
+        """Return whether one of the fleet was answered well, as Redis has it."""
         self._proven = proven
 
     def places(self) -> int:
-        """How many more may be granted now."""
+        """Return how many more may be granted now."""
         if self._probe and not self._proven and not self._probe_is_accepted():
             return 1 - self.count
         return UNBOUNDED if self.control is None else self.control.limit - self.count
@@ -280,12 +280,12 @@ class InFlight:
         self.count -= 1
 
     def sent(self) -> None:
-        """Its caller has it, and sends."""
+        """Note that the caller has it, and sends."""
         if self.control is not None:
             self.control.started()
 
     def ended(self, since: float, feedback: Feedback | None) -> None:
-        """Its request, sent at ``since`` (loop time), is over."""
+        """Note that its request, sent at ``since`` (loop time), is over."""
         self.count -= 1
         if feedback is not None and feedback.signal is OK:
             self._proven = True  # the next call reports it to Redis

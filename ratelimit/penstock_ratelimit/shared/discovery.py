@@ -269,10 +269,9 @@ class Answers:
         in_flight: int,
         alone: bool,
     ) -> float:
-        """Seconds for which no request may start because of this answer; 0 = none.
+        """Return the seconds for which no request may start because of this answer; 0 = none.
 
-        ``alone``: Redis is away, and this process paces itself.
-        """
+        ``alone``: Redis is away, and this process paces itself."""
         if feedback.signal in WINS:
             self._patience.answered_well(in_flight)
         pause_s = feedback.pause_s

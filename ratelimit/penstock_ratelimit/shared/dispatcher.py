@@ -50,7 +50,7 @@ class FreeStarts:
         self._grant = UNSHARED
 
     def grant_one(self) -> Grant | None:
-        """For a caller that has just come; None when it has to wait in line."""
+        """Grant a start to a caller that has just come; None when it has to wait in line."""
         if self._state.callers.has_line or not self._are_allowed():
             return None
         self._state.in_flight.granted()
@@ -59,7 +59,9 @@ class FreeStarts:
         return self._current_grant()
 
     def let_in(self) -> bool:
-        """Those in line take the places that are open. True where others are still in line."""
+        """Let those in line take the places that are open.
+
+        Return whether others are still in line."""
         state = self._state
         while self._are_allowed() and (waiter := state.callers.next()):
             if state.issuing.price(waiter, state.terms):

@@ -43,7 +43,7 @@ class SharedLimiter(QuotasLimiter):
         self._closed = False
 
     def stats(self) -> dict[str, QuotaStats]:
-        """Of the quotas that were used."""
+        """Return the figures of the quotas that were used."""
         return {quota_id: dispatcher.stats() for quota_id, dispatcher in self._dispatchers.items()}
 
     async def aclose(self) -> None:

@@ -89,7 +89,7 @@ class ProviderState:
         self._latest_pause = 0  # of those from Redis
 
     def clear(self, now: float) -> bool:
-        """Nothing that is known keeps a request from starting."""
+        """Return whether nothing that is known keeps a request from starting."""
         return (
             now >= self.paused_until
             and not self.health.hold
@@ -108,17 +108,17 @@ class ProviderState:
         return True
 
     def unsent_pause(self, now: float) -> float:
-        """Seconds of pause to send to Redis with the next call; 0 = none."""
+        """Return the seconds of pause to send to Redis with the next call; 0 = none."""
         return max(0.0, self.paused_until - now) if self.has_unsent_pause else 0.0
 
     def pause_sent(self, pause_s: float, reply: Reserved, now: float) -> None:
-        """Redis knows of ``pause_s``; a longer one may have come meanwhile."""
+        """Note that Redis knows of ``pause_s``; a longer one may have come meanwhile."""
         if self.has_unsent_pause:
             self.has_unsent_pause = self.paused_until > now + pause_s
             self._latest_pause = max(self._latest_pause, reply.pause_id)
 
     def forgotten(self, now: float) -> None:
-        """Redis lost its data or was down: send a pause that lasts again."""
+        """Send a pause that lasts again, since Redis lost its data or was down."""
         self.has_unsent_pause = self.paused_until > now
 
     def learn(self, reply: Reserved, now: float) -> float | None:

@@ -66,18 +66,17 @@ class ReportBuffer:
         """Loop time at which it travels alone; None when there is none."""
 
     def add_settlement(self, dim: str, delta: float, *, now: float, busy: bool) -> bool:
-        """Units to charge, or to refund when negative. True when the due time moved."""
+        """Add units to charge, or to refund when negative; return True when the due time moved."""
         self._load.settlements[dim] = self._load.settlements.get(dim, 0.0) + delta
         return self._due(now + (BUSY_S if busy else IDLE_S))
 
     def add_feedback(
         self, feedback: Feedback, generation: int, *, now: float, stray: bool = False
     ) -> bool:
-        """How a request went that was granted in ``generation`` of the breaker.
+        """Add how a request went that was granted in ``generation`` of the breaker.
 
-        True when the due time moved.
-
-        ``stray``: a refusal that is counted and stops nothing.
+        Returns True when the due time moved. ``stray``: a refusal that is counted and stops
+        nothing.
         """
         report, signal = self._load.report, feedback.signal
         current = generation == report.generation
@@ -110,9 +109,9 @@ class ReportBuffer:
         self._due(now + BUSY_S)
 
     def ask_again(self, *, now: float) -> bool:
-        """Tickets were given without a call: check with Redis soon.
+        """Check with Redis soon, since tickets were given without a call.
 
-        True when the due time moved."""
+        Returns True when the due time moved."""
         return self._due(now + BUSY_S)
 
     def enter(self, generation: int) -> None:

@@ -45,7 +45,7 @@ class Window:
         self.size = 1
 
     def resize(self, pace_s: float, processes: int) -> None:
-        """``pace_s`` is seconds per item for the whole fleet; 0 when unknown."""
+        """Change the window; ``pace_s`` is seconds per item for the whole fleet, 0 when unknown."""
         if pace_s <= 0:
             return
         wanted = self._horizon_s / pace_s / max(processes, 1)
@@ -94,7 +94,7 @@ class Reserving:
         self._apply(await self.call(batch), batch)
 
     async def call(self, batch: list[Waiter]) -> Reserved:
-        """When it fails the callers are back in line and only charges are kept."""
+        """Call Redis; when that fails the callers are back in line and only charges are kept."""
         state = self._state
         load = state.reports.take()
         now = state.now()
@@ -149,7 +149,9 @@ class Reserving:
             state.issuing.refuse_all(QuotaHeld(state.quota.id, reply.health.hold))
 
     def _follow(self, reply: Reserved, now: float) -> None:
-        """Redis did nothing, because it has lost the quota, or because other terms are in force."""
+        """Follow a reply by which Redis did nothing.
+
+        It has lost the quota, or other terms are in force."""
         state = self._state
         if reply.in_force is not None:
             state.in_force.adopt(reply.in_force)

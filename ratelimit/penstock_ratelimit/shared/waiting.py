@@ -112,7 +112,7 @@ class WaitingCallers:
         self._line.push_front(waiters)
 
     def next(self) -> Waiter | None:
-        """Whose turn it is, of those who are still there."""
+        """Take the one whose turn it is, of those who are still there."""
         return self._line.pop()
 
     def let_go(self, waiter: Waiter) -> None:
@@ -125,7 +125,7 @@ class WaitingCallers:
         heappush(self._issued, (start_at, next(self._order), waiter))
 
     def forget(self, waiter: Waiter) -> None:
-        """Its caller gave up; at most a window of others is looked through."""
+        """Forget a caller that gave up; at most a window of others is looked through."""
         self._issued = [entry for entry in self._issued if entry[2] is not waiter]
         heapify(self._issued)
         self.arm()
@@ -237,7 +237,7 @@ class Issuing:
                 self._void(waiter)
 
     def refuse_all(self, error: Exception) -> None:
-        """Every caller that waits gets ``error``; tickets that have not started are void."""
+        """Raise ``error`` for every caller that waits; tickets that have not started are void."""
         self.recall(inf)
         while waiter := self.callers.next():
             waiter.future.set_exception(error)

@@ -103,7 +103,7 @@ reply (``REPLY``)."""
 
 
 def arguments(ask: Reserve, now_us: int | str) -> list[Any]:
-    """All arguments, the lists included."""
+    """Return all arguments, the lists included."""
     slope, seen = ask.terms.slope, ask.report
     args: list[Any] = list(
         Arguments(

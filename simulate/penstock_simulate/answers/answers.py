@@ -136,7 +136,7 @@ def tokens_of(text: str) -> int:
 
 
 def prompt_of(body: Mapping[str, Any]) -> str:
-    """All the text of a chat or completion request, the newest message last."""
+    """Return all the text of a chat or completion request, the newest message last."""
     messages = body.get("messages")
     if messages is None:
         prompt = body.get("prompt")

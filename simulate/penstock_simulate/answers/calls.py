@@ -76,7 +76,7 @@ class Call:
         return 0 if self.endpoint == EMBEDDINGS else tokens_of(self.answer()[0])
 
     def most_output_tokens(self, unset: int) -> int:
-        """By `max_tokens`, or ``unset`` where the request does not name it."""
+        """Return what `max_tokens` allows, or ``unset`` where the request does not name it."""
         if self.endpoint == EMBEDDINGS:
             return 0
         most = gemini.max_tokens(self.body) if self.endpoint == GENERATE else _max_tokens(self.body)
@@ -109,7 +109,7 @@ def unreadable(call: Call) -> Refusal | None:
 
 
 def misshapen(call: Call, body: object) -> Refusal | None:
-    """As `unreadable`, of a body that is read already."""
+    """Return what is wrong with a body that is read already, as `unreadable` does."""
     if not isinstance(body, dict):
         return refusals.invalid("The body of your request must be a JSON object.")
     call.body, model = body, call.model or body.get("model")

@@ -68,7 +68,7 @@ def seed_key(seed: int) -> bytes:
 
 
 def uniforms(key: bytes, text: str) -> tuple[float, float, float]:
-    """Three numbers in [0, 1) that follow from the seed's key and the text alone."""
+    """Draw three numbers in [0, 1) that follow from the seed's key and the text alone."""
     digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=24, key=key).digest()
     first, second, third = _THREE.unpack(digest)
     return (first >> 11) * _UNIT, (second >> 11) * _UNIT, (third >> 11) * _UNIT
@@ -90,7 +90,7 @@ class Fates:
         self._any_fault = reached
 
     def draw(self, document: str, call: int) -> Draw:
-        """``call`` is 1 for the first call for this document."""
+        """Draw what happens to a call; ``call`` is 1 for the first call for this document."""
         luck, latency, fraction = self._uniforms(f"{call} {document}")
         fault = None
         if luck < self._any_fault:
@@ -123,7 +123,7 @@ class Hostility:
         self._since: float | None = None
 
     def kind(self, document: str, call: int, now: float) -> Kind | None:
-        """How this call is answered, or None where it is answered well."""
+        """Choose how this call is answered; None where it is answered well."""
         if not self._kinds or self._is_over(now):
             return None
         luck, which, _ = uniforms(self._key, f"hostile {document}")

@@ -16,7 +16,7 @@ _FINISH = {"stop": "STOP", "length": "MAX_TOKENS"}
 
 
 def refusal_of(body: Mapping[str, Any]) -> Refusal | None:
-    """Why a request cannot be used, in the words of the API."""
+    """Return why a request cannot be used, in the words of the API."""
     contents, config = body.get("contents"), body.get("generationConfig", {})
     if not isinstance(contents, list) or not contents:
         return refusals.invalid(
@@ -39,7 +39,7 @@ def refusal_of(body: Mapping[str, Any]) -> Refusal | None:
 
 
 def text_of(body: Mapping[str, Any]) -> str:
-    """All the text of the prompt, the newest content last."""
+    """Return all the text of the prompt, the newest content last."""
     contents = [body["systemInstruction"]] if "systemInstruction" in body else []
     return "\n".join(text for content in contents + body["contents"] for text in _texts(content))
 

@@ -18,7 +18,7 @@ Writer = Callable[[Meters, float, float], dict[str, str]]  # (meters, now, Unix 
 
 
 def openai(meters: Meters, now: float, _: float) -> dict[str, str]:
-    """Per minute, resets as Go durations.
+    """Show limits per minute, resets as Go durations.
 
     A daily limit takes the place of the minute's, as seen at OpenAI and Groq.
 
@@ -44,7 +44,7 @@ def openai(meters: Meters, now: float, _: float) -> dict[str, str]:
 
 
 def groq(meters: Meters, now: float, wall: float) -> dict[str, str]:
-    """As OpenAI's, but the figures of requests are always the day's limit."""
+    """Show limits as OpenAI does, but the figures of requests are always the day's limit."""
     shown = {name: meter for name, meter in meters.items() if name != "requests"}
     return openai(shown, now, wall)
 
@@ -80,7 +80,9 @@ def anthropic(meters: Meters, now: float, wall: float) -> dict[str, str]:
 
 
 def together(meters: Meters, now: float, _: float) -> dict[str, str]:
-    """Per second; requests and tokens have names of their own, and `reset` is in seconds."""
+    """Show limits per second.
+
+    Requests and tokens have names of their own, and `reset` is in seconds."""
     found: dict[str, str] = {}
     for name, head in (("requests", "x-ratelimit"), ("tokens", "x-tokenlimit")):
         meter = meters.get(name)
@@ -126,7 +128,7 @@ def go_duration(seconds: float) -> str:
 
 
 def rfc3339(unix_s: float) -> str:
-    """Whole seconds, rounded up, in UTC."""
+    """Write whole seconds, rounded up, in UTC."""
     return _stamp(math.ceil(unix_s))
 
 

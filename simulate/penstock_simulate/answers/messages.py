@@ -24,7 +24,7 @@ class Segment(NamedTuple):
 
 
 def refusal_of(body: Mapping[str, Any]) -> Refusal | None:
-    """Why a request cannot be used, in the words of the API."""
+    """Return why a request cannot be used, in the words of the API."""
     most, messages = body.get("max_tokens"), body.get("messages")
     if most is None:
         return refusals.invalid("max_tokens: Field required", "max_tokens")
@@ -141,7 +141,7 @@ def message_body(answer: Answer, tool: Mapping[str, Any] | None) -> bytes:
 
 
 def _usage(answer: Answer) -> dict[str, Any]:
-    """Tokens that were written to the cache or read from it are not among the input's."""
+    """Write the usage: tokens of the cache, written or read, are not among the input's."""
     written, read = answer.cache
     return {
         "input_tokens": answer.usage.prompt - written - read,

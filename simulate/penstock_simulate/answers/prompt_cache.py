@@ -32,7 +32,7 @@ class Prefix(NamedTuple):
 
 
 def prefixes(parts: Iterable[tuple[str, bool]]) -> Sequence[Prefix]:
-    """Those that are long enough, the shortest first.
+    """Return the prefixes that are long enough, the shortest first.
 
     Each part has its text, and whether a mark follows it."""
     found, chars, digest = [], 0, blake2b(digest_size=16)
@@ -45,7 +45,9 @@ def prefixes(parts: Iterable[tuple[str, bool]]) -> Sequence[Prefix]:
 
 
 class PromptCache:
-    """Of one account. Times are seconds of the caller's clock."""
+    """The prompt cache of one account.
+
+    Times are seconds of the caller's clock."""
 
     def __init__(self) -> None:
         self._until: OrderedDict[bytes, float] = OrderedDict()

@@ -95,7 +95,7 @@ def failed() -> Refusal:
 
 
 def no_money(code: str) -> Refusal:
-    """Without a wait: none helps until the account has money again."""
+    """Refuse without a wait: none helps until the account has money again."""
     if code == "billing_error":
         return Refusal(
             402, "There is an issue with your billing or payment information.", code, code
@@ -115,7 +115,7 @@ def _forbidden() -> Refusal:
 
 
 def _no_capacity_for_flex(wait_s: float | None) -> Refusal:
-    """OpenAI's flex tier: no quota is used up and nothing is charged."""
+    """Refuse as OpenAI's flex tier does: no quota is used up and nothing is charged."""
     message = "Resource unavailable: there is not enough capacity for flex processing."
     return Refusal(429, message, "resource_unavailable", "resource_unavailable", wait_s=wait_s)
 

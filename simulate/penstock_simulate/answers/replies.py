@@ -44,13 +44,13 @@ GEMINI = Api(HeaderStyle.NONE, refusals.gemini)
 
 
 def poison_of(call: Call, fates: Fates) -> Poison | None:
-    """Why the call's document can never succeed with its model; None where it can."""
+    """Return why the call's document can never succeed with its model; None where it can."""
     poison = fates.poison(call.document)
     return None if poison is Poison.CONTEXT and call.model.endswith(LONG_CONTEXT_SUFFIX) else poison
 
 
 def declines(call: Call, poison: Poison | None) -> bool:
-    """Whether the model answers that it will not, where other APIs refuse the request."""
+    """Return whether the model answers that it will not, where other APIs refuse the request."""
     return poison is Poison.FILTER and call.endpoint in (MESSAGES, GENERATE)
 
 
@@ -85,7 +85,9 @@ class Replies:
         self._retry = RetryHeaders(RetryStyle(metering.retry_style), wall)
 
     def refuse(self, refusal: Refusal, meters: Meters, now: float, latency_s: float = 0.0) -> Reply:
-        """Refusals by limit or key are immediate; those by the model take their time."""
+        """Reply with a refusal.
+
+        Those by limit or key are immediate, those by the model take their time."""
         headers = self._headers(meters, now)
         status, body = self._write_error(refusal, headers[self._id_header])
         if refusal.wait_s is not None:

@@ -33,7 +33,7 @@ _NUMBERS: Final = ("integer", "number")
 
 
 def instance(schema: Any, text: str, model: str = "") -> Any:
-    """``text`` is what the strings of the answer say.
+    """Make an answer that fits the schema; ``text`` is what its strings say.
 
     Two models choose the same value of an enum for most texts, not for all."""
     return _Writer(schema, text, model).of(schema, DEPTH)

@@ -265,7 +265,7 @@ class AnthropicBatches:
         ]
 
     async def create(self, request: web.Request) -> web.StreamResponse:
-        """Ids and sizes are checked at once."""
+        """Create a batch; ids and sizes are checked at once."""
         self._enter("messages.batches.create", request, spends=True)
         ident, source = "msgbatch_" + uuid4().hex[:24], await self._requests(request)
         dialect = Dialect("anthropic", AnthropicReader(), AnthropicWording(), no_room)
@@ -308,7 +308,7 @@ class AnthropicBatches:
         return await download(self._service, request, batch, found.answers)
 
     async def cancel(self, request: web.Request) -> web.StreamResponse:
-        """One that has ended stays as it is."""
+        """Cancel a batch; one that has ended stays as it is."""
         self._enter("messages.batches.cancel", request)
         batch = self._batch(request)
         if not self._service.cancel(batch) and batch.course.is_over(self._service.now()):

@@ -77,7 +77,7 @@ class Batch:
     downloads: Counter[str] = field(default_factory=Counter)  # of its outputs, by their names
 
     def counts(self, now: float) -> Counts:
-        """Live while it runs, by the clock; exact at its end."""
+        """Count the requests, by the clock while it runs and exactly at its end."""
         if self.results is not None:
             return Counts(
                 self.requests, self.results.succeeded, self.results.refused, self.results.undone
@@ -90,7 +90,7 @@ class Batch:
         return Counts(self.requests, good, done - good, undone)
 
     def shown(self, now: float) -> dict[str, Any]:
-        """For `GET /batches` of the simulator itself."""
+        """Describe the batch for `GET /batches` of the simulator itself."""
         counts = self.counts(now)
         return {
             "id": self.id,

@@ -78,7 +78,7 @@ class BatchService:
             self._hide(batch, "batch", self.config.batch_look_404_s)
 
     def read(self, batch: Batch, output: str) -> bool:
-        """Whether a download of this output is whole.
+        """Return whether a download of this output is whole.
 
         Raises Refused for one that is not found yet."""
         self._hide(batch, output, self.config.batch_file_404_s)
@@ -113,7 +113,7 @@ class BatchService:
         self._batches[batch.id] = batch
 
     def cancel(self, batch: Batch) -> bool:
-        """Whether it could be cancelled."""
+        """Return whether it could be cancelled."""
         now = self.now()
         if batch.course.status(now) not in CANCELLABLE:
             return False
@@ -163,7 +163,7 @@ class BatchService:
         return self._account.listed(least)
 
     def reset(self) -> None:
-        """Accounts from nothing. Batches and files stay: clients hold their ids."""
+        """Begin accounts from nothing; batches and files stay, since clients hold their ids."""
         self._account.reset()
         self._calls.clear()
 
@@ -184,7 +184,9 @@ class BatchService:
         return Batch(ident, dialect, source, Course(plan, self.now()), tag)
 
     async def _take_in(self, batch: Batch) -> None:
-        """Its validation takes as long as the settings say, and as long as reading takes."""
+        """Validate a batch.
+
+        That takes as long as the settings say, and as long as reading takes."""
         found = await asyncio.to_thread(
             read_input, batch.source, batch.dialect.reader, Fates(self.config)
         )
@@ -215,7 +217,9 @@ class BatchService:
         return (batch for batch in self._batches.values() if not batch.course.is_over(now))
 
     async def _write(self, batch: Batch, index: Index) -> None:
-        """Once for a batch, by the first who asks; then its input is needed no more."""
+        """Write the results once, for the first who asks.
+
+        Then the batch's input is needed no more."""
         rest = Undone.CANCELLED if batch.course.cancel_at is not None else Undone.EXPIRED
         job = Job(
             batch.id, batch.source, index, batch.course.done(batch.requests, self.now()), rest

@@ -74,13 +74,13 @@ class Folder:
         self.stored += path.stat().st_size
 
     def link(self, path: Path) -> Path:
-        """Another name for the same file, which outlives the first. It does not count again."""
+        """Give a file another name, which outlives the first; it does not count again."""
         other = self.new(path.suffix)
         os.link(path, other)
         return other
 
     def remove(self, path: Path) -> None:
-        """Where it is. A download that goes on keeps its open file."""
+        """Remove a file if it is there; a download that goes on keeps its open file."""
         if path.exists():
             self.stored = max(0, self.stored - path.stat().st_size)
             path.unlink()

@@ -158,7 +158,9 @@ WORDS = {
 
 
 def shown(batch: Batch, now: float, output: Mapping[str, Any] | None) -> dict[str, Any]:
-    """``output`` where there is one: a file of results, or the results themselves."""
+    """Show a batch.
+
+    ``output`` is a file of results, or the results themselves, where there are any."""
     status, course = batch.course.status(now), batch.course
     moments = course.moments(now)
     over = status in OVER
@@ -188,7 +190,9 @@ def _why(batch: Batch, status: Status) -> str:
 
 
 def _stats(batch: Batch, now: float) -> dict[str, str]:
-    """64-bit numbers are texts in Google's JSON; those that are 0 are left out."""
+    """Show the counts.
+
+    64-bit numbers are texts in Google's JSON, and those that are 0 are left out."""
     counts = batch.counts(now)
     found = {
         "requestCount": counts.total,
@@ -263,7 +267,9 @@ class GeminiBatches:
         return json(await self._shown(found))
 
     async def cancel(self, request: web.Request) -> web.StreamResponse:
-        """Answered at once, with nothing; one that is over stays as it is."""
+        """Cancel a batch; one that is over stays as it is.
+
+        The call is answered at once, with nothing."""
         self._enter("batches.cancel", request)
         found = self._batch(request)
         if not self._service.cancel(found.batch) and found.batch.course.is_over(

@@ -28,7 +28,9 @@ class Entry(NamedTuple):
 
 
 class Index:
-    """On disk but for a byte per request, from which counts are made while the batch runs."""
+    """The requests of a batch, on disk but for a byte each.
+
+    Counts are made from these bytes while the batch runs."""
 
     def __init__(self, path: Path, fates: bytes) -> None:
         self._path, self._fates = path, fates
@@ -37,11 +39,11 @@ class Index:
         return len(self._fates)
 
     def good(self, done: int) -> int:
-        """How many of the first ``done`` requests get an answer."""
+        """Return how many of the first ``done`` requests get an answer."""
         return self._fates.count(Fate.GOOD, 0, done) + self._fates.count(Fate.DECLINED, 0, done)
 
     def read(self, source: Path) -> Iterator[tuple[Fate, bytes]]:
-        """Each request's fate and its line of the input, in the order of the answers."""
+        """Yield each request's fate and its line of the input, in the order of the answers."""
         with self._path.open("rb") as index, source.open("rb") as lines:
             while entries := index.read(_AT_ONCE * _ENTRY.size):
                 for offset, length, fate in _ENTRY.iter_unpack(entries):
@@ -113,13 +115,13 @@ class Reader(Protocol):
     def spans(self, source: Path) -> Iterable[Span]: ...
 
     def checked(self, raw: bytes, number: int) -> Asked | None:
-        """None, and a problem more, for one that the whole batch is refused for.
+        """Check a request; ``number`` counts from 1.
 
-        ``number`` counts from 1."""
+        None, and a problem more, for one that the whole batch is refused for."""
         ...
 
     def whole(self, requests: int) -> None:
-        """All were read: what is wrong with the whole is said now."""
+        """Say what is wrong with the whole, now that all were read."""
         ...
 
 
@@ -167,7 +169,7 @@ class Intake:
 
 
 def read_input(source: Path, reader: Reader, fates: Fates) -> Intake:
-    """Every request, checked; with problems, the batch is refused and nothing of it is submitted.
+    """Read and check every request; with problems, the batch is refused and nothing is submitted.
 
     Blocks: for a thread."""
     found, number = Intake(fates), 0

@@ -170,7 +170,7 @@ class OpenAIBatches:
         ]
 
     async def create(self, request: web.Request) -> web.StreamResponse:
-        """Faults of the input are found later: the batch is created, and then fails."""
+        """Create a batch; faults of its input are found later, and then it fails."""
         self._enter("batches.create", request, spends=True)
         relative, now = self._relative, self._service.now()
         given = given_in(await request.read(), relative)
@@ -241,7 +241,7 @@ class OpenAIBatches:
         return self._relative.shown(found.shown(now))
 
     def _file(self, found: OpenAIBatch, path: Path | None, kind: str, now: float) -> str | None:
-        """No file where there is nothing to put in it, never an empty one."""
+        """Store a file, but none where there is nothing to put in it, so never an empty one."""
         if path is None:
             return None
         name = f"{found.batch.id}_{kind}.jsonl"

@@ -37,7 +37,7 @@ class StoredFile:
     of: Batch | None = None
 
     def is_checked(self, relative: Relative, now: float, step_s: float) -> bool:
-        """Whether a batch may be made of it."""
+        """Return whether a batch may be made of it."""
         return not relative.checks_files or self.of is not None or now >= self.created_at + step_s
 
     def shown(self) -> dict[str, Any]:
@@ -63,7 +63,9 @@ def key_in(request: web.Request, relative: Relative) -> str | None:
 
 
 class FileStore:
-    """By id, in the order of their making. One that has expired is gone."""
+    """The files by id, in the order of their making.
+
+    One that has expired is gone."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -125,7 +127,7 @@ class FileStore:
         return file
 
     def delete(self, file: StoredFile) -> None:
-        """Batches that were made from it have it under another name."""
+        """Delete a file; batches that were made from it have it under another name."""
         del self._files[file.id]
         self._folder.remove(file.path)
 
@@ -292,7 +294,9 @@ def _too_large(most: int) -> Refused:
 
 
 def _expires_s(fields: Mapping[str, str]) -> int | None:
-    """Of `expires_after`, as a form writes it. Raises Refused for one that cannot be used."""
+    """Read `expires_after`, as a form writes it.
+
+    Raises Refused for one that cannot be used."""
     given = fields.get("expires_after[seconds]")
     if given is None:
         return None

@@ -93,7 +93,7 @@ class OpenAIReader:
         self._texts = 0
 
     def spans(self, source: Path) -> Iterator[Span]:
-        """One line more than there may be at most: the rest of such a file is not read."""
+        """Yield one line more than there may be at most: the rest of such a file is not read."""
         offset = 0
         with source.open("rb") as file:
             for number, raw in enumerate(file, 1):
@@ -137,7 +137,7 @@ class OpenAIReader:
             self.problems.append(Problem("too_many_tasks", message))
 
     def _fits(self, line: dict[str, Any]) -> tuple[str, str, str] | None:
-        """How a line differs from the batch or the lines before it."""
+        """Say how a line differs from the batch or the lines before it."""
         custom_id, model = line["custom_id"], line["body"].get("model")
         if line["url"] != self._endpoint:
             told = (

@@ -38,7 +38,7 @@ def _as_it_is(shown: Shown) -> Shown:
 def _behind(
     names: Sequence[str], query: Mapping[str, str], default: int, most: int
 ) -> tuple[Sequence[str], bool]:
-    """From behind the one that `after` names."""
+    """Return the names that come behind the one that `after` names."""
     return sent.after(names, query.get("after"), sent.limit_of(query, default, most))
 
 
@@ -68,7 +68,9 @@ def _in_data(rows: list[Shown], more: bool) -> Any:
 
 
 def _asked_of_together(given: Shown) -> Shown:
-    """`completion_window` may be left out; metadata are not known."""
+    """Return what is asked of Together.
+
+    `completion_window` may be left out; metadata are not known."""
     return {
         "completion_window": "24h",
         **{name: given[name] for name in given if name != "metadata"},

@@ -99,7 +99,9 @@ class ResultWriter:
         self._good: list[str] = []
 
     def write(self, job: Job) -> Results:
-        """Blocks: for a thread."""
+        """Write the results of a batch.
+
+        Blocks: for a thread."""
         found = Results()
         answers = self._folder.new(".jsonl")
         errors = self._folder.new(".jsonl") if self._wording.apart else answers

@@ -69,7 +69,7 @@ def passing_fate(document: str, number: int, fates: Fates) -> Fate:
 
 
 def refusal_of(fate: Fate, call: Call) -> Refusal | None:
-    """Why the model refused the request; None where it answered, or did not get to it."""
+    """Return why the model refused the request; None where it answered, or did not get to it."""
     match fate:
         case Fate.REFUSED:
             return misshapen(call, call.body)
@@ -103,7 +103,7 @@ CANCELLABLE = frozenset({Status.VALIDATING, Status.IN_PROGRESS})  # cancel_at is
 
 
 class Moment(NamedTuple):
-    """From when on a batch has a status. Unix seconds."""
+    """From when on a batch has a status, in Unix seconds."""
 
     at: float
     status: Status
@@ -150,7 +150,7 @@ class Course:
         return [moment for moment in self._moments() if moment.at <= max(now, self.created_at)]
 
     def done(self, requests: int, now: float) -> int:
-        """How many of its requests have been answered by ``now``."""
+        """Return how many of its requests have been answered by ``now``."""
         if self.ready_at is None or self.failed:
             return 0
         if self.cancel_at is None and not self._runs_out() and now >= self._over_at():
@@ -184,22 +184,24 @@ class Course:
         ]
 
     def _cancelled(self, asked_at: float, ready_at: float) -> list[Moment]:
-        """One that is cancelled while it is checked never starts."""
+        """Return the moments of a cancelled batch.
+
+        One that is cancelled while it is checked never starts."""
         end = Moment(max(asked_at, ready_at) + self.plan.step_s, Status.CANCELLED)
         started = [Moment(ready_at, Status.IN_PROGRESS)] if ready_at <= asked_at else []
         return [*started, Moment(asked_at, Status.CANCELLING), end]
 
     def _runs_out(self) -> bool:
-        """Whether it expires: its window ends before its work does, or its plan says so."""
+        """Return whether it expires: its window ends before its work does, or its plan says so."""
         return self.plan.most < 1 or self._work_ends_at() > self.expires_at
 
     def _stops_at(self) -> float:
-        """When the last of its requests is answered."""
+        """Return when the last of its requests is answered."""
         over_at = self._over_at()
         return over_at if self.cancel_at is None else min(over_at, self.cancel_at)
 
     def _over_at(self) -> float:
-        """When its work ends unless it is cancelled."""
+        """Return when its work ends unless it is cancelled."""
         return max(min(self._work_ends_at(), self.expires_at), self.ready_at or self.created_at)
 
     def _work_ends_at(self) -> float:
@@ -232,7 +234,7 @@ class BatchLuck:
         return plan
 
     def strikes(self, config: SimulatorConfig, what: str, share: float) -> bool:
-        """Whether the next call of this kind is struck.
+        """Return whether the next call of this kind is struck.
 
         Every call is counted, so shares can change meanwhile."""
         self._calls[what] += 1

@@ -47,7 +47,7 @@ def is_closed(channel: Any) -> bool:
 
 
 def _ack_group(channel: Any, group: list[Any]) -> None:
-    """In one transaction on stock Redis, message by message elsewhere."""
+    """Acknowledge messages in one transaction on stock Redis, one by one elsewhere."""
     if is_closed(channel):
         raise ConnectionError("their connection is gone")
     if not isinstance(channel.qos, kombu_redis.QoS):
@@ -91,7 +91,7 @@ class Acks:
             self._soon(self.flush)
 
     def give_back(self, message: Any) -> None:
-        """To the front of its queue, at once."""
+        """Return a message to the front of its queue at once."""
         if isinstance(message, Message):
             self._leases.conclude([str(message.delivery_tag)], BrokerAction.GIVE_BACK)
         elif not message.acknowledged and not is_closed(message.channel):

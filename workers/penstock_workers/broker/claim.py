@@ -50,7 +50,7 @@ class ClaimingChannel(ConnectingChannel):
         super().__init__(connection, **options)
 
     def room(self) -> int:
-        """How many more messages the prefetch limit allows.
+        """Return how many more messages the prefetch limit allows.
 
         It counts what the process holds, over all of its channels."""
         limit: int = self.qos.prefetch_count
@@ -121,7 +121,7 @@ class ClaimingChannel(ConnectingChannel):
             self.leases.conclude([claimed.tag for claimed in waiting], BrokerAction.GIVE_BACK)
 
     def _deliver(self, claimed: Claimed) -> None:
-        """To the consumer of its queue.
+        """Deliver a message to the consumer of its queue.
 
         A message that makes the consumer fail must not take the worker with it."""
         try:

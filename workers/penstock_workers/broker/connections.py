@@ -111,7 +111,7 @@ RETRY_S: Final = 5.0  # after a failure; until then the worker asks at its usual
 
 
 class Pause:
-    """Of one channel: until when it does not ask again.
+    """Until when one channel does not ask again.
 
     A mark that comes while it asks counts, too: its message may have come behind the question."""
 
@@ -133,10 +133,11 @@ class Pause:
 
 
 class Wake:
-    """Of one connection to the broker, with an event loop.
+    """Wakes one connection to the broker, with an event loop, when a queue is marked.
 
     ``connect`` makes the client that waits, ``queues`` are those that are consumed now, and
-    ``woken`` is called for each mark. Belongs to the loop's thread."""
+    ``woken`` is called for each mark. Belongs to the loop's thread.
+    """
 
     def __init__(
         self,

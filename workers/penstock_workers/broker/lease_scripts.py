@@ -53,7 +53,7 @@ class Keys(NamedTuple):
         return f"{self.prefix}{SWEEP_KEY}:{self.unacked.removeprefix(self.prefix)}"
 
     def of_older_workers(self) -> Keys:
-        """Where workers kept their messages before each lane had keys of its own."""
+        """Return where workers kept their messages before each lane had keys of its own."""
         return self._replace(
             unacked=self.prefix + keys.OLDER_UNACKED,
             unacked_index=self.prefix + keys.OLDER_UNACKED_INDEX,
@@ -153,7 +153,7 @@ def lane_keys(lane: str, *, visibility_timeout_s: float) -> Keys:
 
 
 def queue_keys(queue: str, *, visibility_timeout_s: float) -> Keys:
-    """Of the workers of one model, by its queue."""
+    """Return where the workers of one model keep their messages, by its queue."""
     return Keys(keys.unacked(queue), keys.unacked_index(queue), visibility_timeout_s)
 
 
@@ -232,5 +232,5 @@ class ClaimScript:
         return Claim(score.decode(), dropped, put_off, messages)
 
     def forget(self) -> None:
-        """After a restart Redis has no scripts: the next command carries the text."""
+        """Send the text with the next command, since Redis has no scripts after a restart."""
         self._is_loaded = False

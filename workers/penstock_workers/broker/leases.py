@@ -74,7 +74,9 @@ class HeldMessages:
         return tag in self._held
 
     def __json__(self) -> str:
-        """`inspect stats` shows the transport options, of which this is one."""
+        """Say how many are held, for `inspect stats`.
+
+        It shows the transport options, of which this is one."""
         return f"{len(self)} held"
 
     def tags(self) -> list[str]:
@@ -90,7 +92,9 @@ class HeldMessages:
             self.put_off += put_off
 
     def listened(self) -> None:
-        """Redis answered a claim, or a consumer waits at a broker that pushes its messages."""
+        """Note that Redis answered a claim.
+
+        Or that a consumer waits at a broker that pushes its messages."""
         self.claim_heard_at = time.monotonic()
 
     def conclude(self, tags: Iterable[str], action: BrokerAction) -> None:

@@ -99,7 +99,7 @@ def _an_object(read: Any) -> dict[str, Any]:
 
 
 def _is_plain(text: bytes) -> bool:
-    """Without kombu's marks for dates and the like.
+    """Return whether a text has none of kombu's marks for dates and the like.
 
     In an item they mean nothing: a document may have such a field."""
     return text.startswith(_ITEMS) or b"__type__" not in text
@@ -123,7 +123,9 @@ class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu is untyped
         self.channel.leases.conclude([delivery_tag], BrokerAction.ACK)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Without ``requeue`` the message is set aside: nothing is dropped here."""
+        """Return a message to its queue, or set it aside without ``requeue``.
+
+        Nothing is dropped here."""
         self.channel.leases.conclude(
             [delivery_tag], BrokerAction.GIVE_BACK if requeue else BrokerAction.SET_ASIDE
         )

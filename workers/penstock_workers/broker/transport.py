@@ -53,7 +53,9 @@ class Channel(ClaimingChannel):
         return message
 
     def _get(self, queue: str) -> dict[str, Any]:
-        """One message, without waiting. Raises queue.Empty."""
+        """Take one message, without waiting.
+
+        Raises queue.Empty."""
         self.leases.open(self._connect_keeper, self.broker_keys())
         script = ClaimScript()
         with self.conn_or_acquire() as client:
@@ -85,7 +87,7 @@ def register() -> None:
 
 
 class Poller(kombu_redis.MultiChannelPoller):  # type: ignore[misc]  # kombu is untyped
-    """For consumers without an event loop: wakes them in time for the next claim."""
+    """Wakes consumers without an event loop in time for the next claim."""
 
     def get(self, callback: Any, timeout: float | None = None) -> Any:
         return super().get(callback, IDLE_POLL_S if timeout is None else min(timeout, IDLE_POLL_S))

@@ -270,7 +270,7 @@ def _transport_options(parts: Parts) -> dict[str, Any]:
 
 
 def _rabbitmq_options(parts: Parts) -> dict[str, Any]:
-    """Redis options for a worker's consumers on RabbitMQ."""
+    """Return the Redis options for a worker's consumers on RabbitMQ."""
     timeout_s, queue = parts.settings.visibility_timeout_s, home_queue(parts.settings)
     return {
         "leases": parts.leases,
@@ -280,7 +280,9 @@ def _rabbitmq_options(parts: Parts) -> dict[str, Any]:
 
 
 def _tls(settings: WorkerSettings) -> dict[str, Any] | None:
-    """TLS options for kombu's own Redis transport; Penstock's reads them from the address."""
+    """Return TLS options for kombu's own Redis transport.
+
+    Penstock's reads them from the address."""
     if settings.broker_url is not None:
         return AmqpAddress.parse(settings.broker_url).tls
     address = RedisAddress.parse(settings.redis_url)
@@ -291,7 +293,7 @@ def _tls(settings: WorkerSettings) -> dict[str, Any] | None:
 
 
 def _make_log_safe(logger: logging.Logger, **_: Any) -> None:
-    """Celery's command line sets up the log handlers itself."""
+    """Keep secrets out of the log, whose handlers Celery's command line sets up itself."""
     make_safe(logger)
 
 

@@ -139,9 +139,11 @@ class ItemConsumer(Consumer):  # type: ignore[misc]  # Celery is untyped
 
 
 def _without_arguments(message: Any) -> Any:
-    """Celery logs headers and body of what it rejects, documents and prompts included.
+    """Take the arguments out of a rejected message before Celery logs it.
 
-    The message is kept whole elsewhere."""
+    Celery logs headers and body, documents and prompts included. The message is kept whole
+    elsewhere.
+    """
     if isinstance(message.headers, dict):
         for name in ("argsrepr", "kwargsrepr"):
             message.headers.pop(name, None)

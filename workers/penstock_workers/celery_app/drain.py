@@ -66,14 +66,15 @@ class Drain:
         self._hurried = threading.Event()
 
     def hurry(self) -> None:
-        """After a second signal: give back what is still here now."""
+        """Give back what is still here now, after a second signal."""
         self._hurried.set()
 
     def signalled(self) -> None:
-        """While it runs.
+        """Note a signal that comes while it runs.
 
         The first SIGTERM after a notice only says that there may be less time than the notice
-        gives."""
+        gives.
+        """
         if not (self._end.is_noticed and self._end.asked_to_stop()):
             self.hurry()
 

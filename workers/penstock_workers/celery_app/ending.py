@@ -117,14 +117,14 @@ class MachineEnd:
         return True
 
     def drain_until(self, drain_seconds: float) -> float:
-        """When a drain that is under way, or begins now, has to be over."""
+        """Return when a drain that is under way, or begins now, has to be over."""
         if self._ends_at is None:
             return monotonic() + drain_seconds
         until = self._ends_at - FINISH_S
         return until if self._asked_at is None else min(until, self._asked_at + drain_seconds)
 
     def stay(self) -> None:
-        """After a drain for a notice: wait for SIGTERM or the machine's end, on the main thread.
+        """Wait for SIGTERM or the machine's end after a drain for a notice, on the main thread.
 
         A process that ended would be started again by its orchestrator, on the machine that goes
         away.

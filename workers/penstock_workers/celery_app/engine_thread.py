@@ -22,7 +22,7 @@ from penstock_workers.metrics.samples import Sample
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
-# Items are freed with their last reference (tests/unit/test_workers_garbage.py), so the collector
+# Items are freed with their last reference (test_garbage.py), so the collector
 # only frees what libraries leave behind. Python's 700 new objects are what a hundred items hold,
 # and each
 # of those walks visits all that are in flight. So many new objects are a few tens of MB at most
@@ -31,7 +31,7 @@ NEW_OBJECTS, YOUNG_WALKS, MIDDLE_WALKS = 50_000, 20, 50
 
 
 def loop_factory(uvloop: bool) -> LoopFactory | None:
-    """uvloop's, where it is wanted and installed; None for asyncio's own."""
+    """Return uvloop's factory where it is wanted and installed; None for asyncio's own."""
     if not uvloop:
         return None
     try:
@@ -65,7 +65,7 @@ class EngineThread:
     def __init__(
         self, build: Callable[[], ItemEngine], make_loop: LoopFactory | None = None
     ) -> None:
-        """``make_loop`` makes the item loop; None for asyncio's own."""
+        """Start nothing yet; ``make_loop`` makes the item loop, None stands for asyncio's own."""
         self._build = build
         self._make_loop = make_loop
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -76,10 +76,10 @@ class EngineThread:
         self._turned_at: float | None = None
 
     def start(self, bridge: Bridge, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """``meanwhile`` is called twice a second, as long as it lasts.
+        """Start the engine and wait until it is up.
 
-        Raises what the engine raises when it cannot start, and WorkerShutdown after a signal to
-        stop that came then.
+        ``meanwhile`` is called twice a second, as long as that lasts. Raises what the engine raises
+        when it cannot start, and WorkerShutdown after a signal to stop that came then.
         """
         self._thread = threading.Thread(
             target=self._main, args=(bridge,), name="penstock-items", daemon=True

@@ -69,7 +69,7 @@ class EventSample:
         return self.items_per_s * BURST_S
 
     def takes(self, task_id: str) -> bool:
-        """Whether the routine events of this item are sent."""
+        """Return whether the routine events of this item are sent."""
         self._seen += 1
         if self.share < 1.0 and hash_of(task_id) >= self.share * HASHES:
             return False
@@ -122,7 +122,7 @@ class ErrorReport:
 
 
 def celery_result(outcome: Outcome) -> tuple[int, ErrorReport | None, float]:
-    """Of an outcome whose message is acknowledged."""
+    """Return result, error and seconds for Celery, of an outcome whose message is acknowledged."""
     match outcome:
         case Done(result):
             return 0, None, result.latency_ms / 1000

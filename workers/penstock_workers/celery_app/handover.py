@@ -68,9 +68,11 @@ class ItemPool(BasePool, ABC):  # type: ignore[misc]  # Celery is untyped
 
 
 def item_strategy(task: Any, app: Any, consumer: Any, **options: Any) -> Any:
-    """Celery calls this at start and after each reconnect.
+    """Return what handles the messages of a task.
 
-    Unusual messages go through Celery's own strategy."""
+    Celery calls this at start and after each reconnect. Unusual messages go through Celery's own
+    strategy.
+    """
     pool = consumer.pool
     if not isinstance(pool, ItemPool):
         raise ImproperlyConfigured(

@@ -99,7 +99,7 @@ class Liveness:
         self._probes.unready()
 
     def _trouble(self) -> str | None:
-        """Why the probe must fail; None while the worker is alive."""
+        """Return why the probe must fail; None while the worker is alive."""
         if self._is_stalled():
             return (
                 f"nothing was claimed for {self._stalled_s:.0f} s although there is room and Redis "

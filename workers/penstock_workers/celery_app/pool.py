@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 class AsyncioPool(ItemPool):
     """``worker_pool`` of the worker app.
 
-    Expects ``app.parts``, see ``app.py``. Owns the leases (``held.LeaseOwner``)."""
+    Expects ``app.parts``, see ``app.py``. Owns the leases (``leases.LeaseOwner``)."""
 
     signal_safe = False
     body_can_be_buffer = True
@@ -123,7 +123,7 @@ class AsyncioPool(ItemPool):
         self._page.close()
 
     def is_idle(self) -> bool:
-        """No ordinary task is running."""
+        """Return whether no ordinary task is running."""
         return not self._threads.tags
 
     def connected(self, consumer: Any) -> None:
@@ -196,7 +196,9 @@ class AsyncioPool(ItemPool):
             self.handover.withdrawals.give_back(item)
 
     def _may_rest(self) -> bool:
-        """Whether there is no room for messages, or an operator has cancelled every queue."""
+        """Return whether it may rest.
+
+        It may if there is no room for messages, or an operator has cancelled every queue."""
         limit = self._consumer.qos.value if self._consumer is not None else 0
         return bool(limit and len(self._leases) >= limit) or not self.app.amqp.queues.consume_from
 
@@ -214,10 +216,11 @@ class AsyncioPool(ItemPool):
     # -- any thread --------------------------------------------------------------------------------
 
     def _noticed(self, notice: Notice) -> None:
-        """In the watch's thread.
+        """Begin the drain for a notice, in the watch's thread.
 
         Not by a SIGTERM to itself: one that comes from outside at the same time would be lost in
-        it."""
+        it.
+        """
         MACHINE_END.noticed(notice, self._lane)
         state.should_stop = 0
         self._wake()
@@ -232,7 +235,7 @@ class AsyncioPool(ItemPool):
     # -- figures -----------------------------------------------------------------------------------
 
     def figures(self) -> Iterator[Sample]:
-        """Any thread."""
+        """Yield the figures for Prometheus; from any thread."""
         lane, leases = self._lane, self._leases
         yield catalogue.HELD(len(leases), lane)
         yield catalogue.LEASES_LOST(self.handover.counts["lost-leases"], lane)

@@ -67,7 +67,7 @@ class ProbeFiles:
             self._remove(state)
 
     def started(self) -> None:
-        """Start-up is over: from now on ``alive`` is what counts."""
+        """Note that start-up is over: from now on ``alive`` is what counts."""
         self._touch(STARTED)
         self._touch(ALIVE)
 
@@ -116,7 +116,7 @@ class ProbeFiles:
 
 
 def check(folder: str, state: str, max_age_s: float = MAX_AGE_S) -> str | None:
-    """Why the probe fails; None when it passes."""
+    """Return why the probe fails; None when it passes."""
     path = os.path.join(folder, state)
     try:
         with open(path, encoding="utf-8") as file:
@@ -158,7 +158,9 @@ def note_of(folder: str) -> str:
 
 
 def _read(arguments: list[str]) -> tuple[str, str, float]:
-    """State, folder and age in seconds. Raises ValueError."""
+    """Read state, folder and age in seconds.
+
+    Raises ValueError."""
     options = {"--dir": os.environ.get(DIR_VARIABLE, ""), "--max-age": f"{MAX_AGE_S:g}"}
     states = []
     rest = iter(arguments)
@@ -179,12 +181,14 @@ def _read(arguments: list[str]) -> tuple[str, str, float]:
 
 
 def _owner(pid: int) -> str:
-    """Pid and start time: pids are reused, above all in containers."""
+    """Return pid and start time: pids are reused, above all in containers."""
     return f"{pid} {_start_of(pid) or ''}"
 
 
 def _start_of(pid: int) -> str | None:
-    """In ticks since the machine's boot; None where there is no /proc, or no such process."""
+    """Return when a process started, in ticks since the machine's boot.
+
+    None where there is no /proc, or no such process."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[19]

@@ -54,7 +54,9 @@ class QuietRequest(Request):  # type: ignore[misc]  # Celery is untyped
         super().send_event(type, **_redacted(fields))
 
     def info(self, safe: bool = False) -> dict[str, Any]:
-        """For `inspect` and Flower: 500 items with their bodies would be megabytes per call."""
+        """Describe the task for `inspect` and Flower, without its body.
+
+        500 items with their bodies would be megabytes per call."""
         shown: dict[str, Any] = super().info(safe=True)
         return shown | {"args": self.argsrepr, "kwargs": self.kwargsrepr}
 
@@ -285,7 +287,7 @@ class ShortRequest(ItemRequest):
         state.reserved_requests.add(self)
 
     def revoked(self) -> bool:
-        """By its id: it has no date at which it ends, and no stamps."""
+        """Look whether it was revoked by its id: it has no date at which it ends, and no stamps."""
         return self.id in state.revoked and bool(super().revoked())
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:

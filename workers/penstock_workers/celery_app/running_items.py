@@ -117,7 +117,7 @@ class Withdrawals:
         self._counts = counts
 
     def give_back(self, item: RunningItem) -> None:
-        """To its queue, without an event."""
+        """Return an item to its queue, without an event."""
         self._counts["given-back"] += 1
         self._let_go(item)
         self._acks.give_back(item.message)
@@ -134,7 +134,7 @@ class Withdrawals:
         self._engine.abort(item.delivery, why)
 
     def lose(self, tags: Iterable[str], leases: Leases) -> None:
-        """Other workers may hold these by now: stop running them here."""
+        """Stop running items that other workers may hold by now."""
         for tag in tags:
             item = self._items.of_tag(tag)
             if item is not None and tag not in leases:  # else this process has claimed it again
@@ -159,7 +159,7 @@ class Withdrawals:
         task_reserved(item.request)
 
     def _let_go(self, item: RunningItem) -> None:
-        """Celery forgets it; from here on nothing may acknowledge it."""
+        """Have Celery forget an item; from here on nothing may acknowledge it."""
         self._items.discard(item)
         item.request.acknowledged = True
         task_ready(item.request)

@@ -100,13 +100,13 @@ class ChildLimits:
     check_s: float = CHECK_S
 
     def of(self, call: ChildCall | None) -> float:
-        """Seconds for which a call may keep the child's event loop for itself."""
+        """Return for how many seconds a call may keep the child's event loop for itself."""
         if isinstance(call, (Check, TrySchema)):
             return self.check_s
         return self.hook_s if isinstance(call, (Preprocess, Postprocess)) else SILENT_S
 
     def answer_s(self, call: ChildCall) -> float:
-        """Seconds after which a call that its child has not answered counts as stuck."""
+        """Return after how many seconds a call that its child has not answered counts as stuck."""
         if isinstance(call, Infer):
             return call.timeout_s + LANE_S
         return IMPORT_S + TURNS * max(self.hook_s, self.check_s)
@@ -142,7 +142,7 @@ class Child:
 
     @classmethod
     async def start(cls, options: Mapping[str, Any], limits: ChildLimits) -> Child:
-        """``options`` are those of ``serve.Options``.
+        """Start a child; ``options`` are those of ``serve.Options``.
 
         Raises ChildBroken when it does not come up."""
         try:
@@ -372,7 +372,7 @@ def _involvement(number: int, running: set[int], inside: int) -> Involvement:
 
 
 def _resident(pid: int) -> int:
-    """Bytes of memory that the process holds; 0 where /proc does not say."""
+    """Return how many bytes of memory the process holds; 0 where /proc does not say."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * resource.getpagesize()
     except (OSError, IndexError, ValueError):

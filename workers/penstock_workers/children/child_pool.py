@@ -92,7 +92,7 @@ class ChildPool:
 
 
 class _Line:
-    """At most ``width`` calls at once in each of at most ``processes`` children."""
+    """A line of calls, with at most ``width`` at once in each of at most ``processes`` children."""
 
     def __init__(self, start: Start, width: int, processes: int) -> None:
         self._start, self._width, self._processes = start, width, processes

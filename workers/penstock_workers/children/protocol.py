@@ -265,7 +265,7 @@ class RunningCalls:
     # -- the worker --------------------------------------------------------------------------------
 
     def running(self) -> set[int]:
-        """Numbers of the calls that run, or ran when the child died."""
+        """Return the numbers of the calls that run, or ran when the child died."""
         return {number for number, _ in _SLOT.iter_unpack(self._map[:SIZE]) if number}
 
     def on_loop(self) -> tuple[int, int]:

@@ -1,8 +1,7 @@
-"""The control loop: feeds jobs into the queue, returns due retries to it, publishes lost documents
-again, and finishes jobs.
+"""The control loop, which feeds jobs into the queue and finishes them.
 
-Any number of processes may run one; each feed has one leader at a time, held by a fenced lease in
-SQL.
+It also returns due retries to the queue and publishes lost documents again. Any number of processes
+may run one; each feed has one leader at a time, held by a fenced lease in SQL.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The step of a feed: how much of the job's room it fills, alone or beside the other shards of its
-source."""
+"""One feed's step in a round: how much of the job's room it fills.
+
+A feed fills that room alone, or shares it with the other shards of its source."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ WAITING_S = 0.5
 
 
 class Part(NamedTuple):
-    """Of what a job may add in a round."""
+    """A shard's part of what a job may add in a round."""
 
     place: int  # from 0, among those that share the room
     of: int
@@ -40,7 +41,7 @@ WHOLE = Part(0, 1, 1)
 
 
 def is_open(feed: Feed) -> bool:
-    """Whether documents may still be pushed into it."""
+    """Return whether documents may still be pushed into it."""
     return feed.kind is FeedKind.SPOOL and not feed.exhausted
 
 
@@ -66,8 +67,9 @@ class Feeding:
     def parts(
         self, job: Job, feed: LiveFeed, led: Sequence[LedFeed]
     ) -> Iterator[tuple[LedFeed, Part]]:
-        """The shards of ``feed`` that are ``led`` here, and the part of each; those that have no
-        leader now have none."""
+        """Yield the shards of ``feed`` that this process leads, each with its part of the room.
+
+        ``led`` are the feeds and shards led here. Shards without a leader get no part."""
         here = {shard.feeder.feed.shard: shard for shard in led}
         sharing = [
             shard.feed.shard for shard in feed.shards if not shard.free or shard.feed.shard in here
@@ -104,8 +106,9 @@ class Feeding:
             self._counters.add("fed", job.lane, fed.published)
 
     def _publish_new(self, feeder: Feeder, documents: Sequence[Document]) -> tuple[int, int]:
-        """Of an open job, some of whose documents are in batches: those wait, and what was pushed
-        since does not."""
+        """Publish the new documents of an open job, but not those that wait in batches.
+
+        Documents that were pushed since the batches were made are new."""
         known = self._remainders.known([feeder.key(document.doc_id) for document in documents])
         report = feeder.publish(
             [document for document in documents if feeder.key(document.doc_id) not in known]
@@ -113,8 +116,11 @@ class Feeding:
         return report.published, report.done + report.in_window + len(known)
 
     def feed_waiting(self, job: Job, led: LedFeed) -> bool:
-        """Publish documents that another lane of the job has left without an outcome; whether there
-        were any. They leave half of the room to what is pushed into an open job meanwhile."""
+        """Publish documents that another lane of the job left without an outcome.
+
+        Return whether there were any. Half of the room of an open job stays free for what is pushed
+        into it meanwhile.
+        """
         feeder = led.feeder
         room, feeder.urgent = self._windows.for_feed(job, feeder.feed.generation)
         documents = min(self._limits.within_budget(job, room), FEED_MAX)
@@ -135,6 +141,7 @@ class Feeding:
         return bool(waiting)
 
     def look(self, job: Job, led: LedFeed) -> None:
-        """For a feed whose shards are read apart from it: what it publishes again goes where they
-        publish."""
+        """Tell a feed whose shards are read on their own where to publish documents again.
+
+        It publishes them to the same place as its shards do."""
         _, led.feeder.urgent = self._windows.for_feed(job, led.feeder.feed.generation)

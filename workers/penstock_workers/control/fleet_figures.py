@@ -1,8 +1,7 @@
-"""The figures of the whole fleet, read every few seconds, so that they are ready when Prometheus
-asks.
+"""Reads the figures of the whole fleet every few seconds.
 
-Reading them costs Redis some dozens of small commands, and SQL one. They are shown for half a
-minute: after an outage older ones would look current.
+So they are ready when Prometheus asks. Reading them costs Redis some dozens of small commands, and
+SQL one. They are shown for half a minute: after an outage older ones would look current.
 """
 
 from __future__ import annotations
@@ -54,7 +53,9 @@ class FleetFigures:
         self._views: dict[str, QuotaView] = {}
 
     def refresh(self, live: Collection[Job]) -> None:
-        """Does nothing when the figures are recent. Raises Redis's and the database's errors."""
+        """Read the figures again unless they are recent.
+
+        Raises Redis's and the database's errors."""
         now = self._clock()
         if now < self._next_at:
             return
@@ -90,7 +91,7 @@ class FleetFigures:
                 yield from _models(lane, depths, seen)
 
     def _by_lane(self, live: Collection[Job]) -> tuple[Counter[str], Counter[str]]:
-        """Messages parked, and documents outstanding."""
+        """Count by lane the messages that are parked, and the documents outstanding."""
         parked, outstanding = Counter[str](), Counter[str]()
         for job, length in zip(live, self._hot.parked([job.job_id for job in live]), strict=True):
             parked[_lane(job)] += length
@@ -139,7 +140,7 @@ def _of_quota(view: QuotaView, before: QuotaView | None) -> Iterator[Sample]:
 def _models(
     lane: str, depths: Mapping[str, Depth], seen: Collection[WorkerSeen]
 ) -> Iterator[Sample]:
-    """By the queues of the lane: what waits, and who serves it."""
+    """Yield by the queues of the lane what waits, and who serves it."""
     serving = serving_of(seen, lane)
     served = Counter(queue for worker in serving.workers for queue in worker.queues(lane))
     waiting = {queue: depth.queued + depth.delayed for queue, depth in depths.items()}
@@ -159,8 +160,9 @@ def _workers(seen: Collection[WorkerSeen]) -> Counter[str]:
 
 
 def _age(front: bytes | None, now: float) -> float:
-    """Of a message; one that does not say when it was fed, such as another producer's, counts as
-    new."""
+    """Return how long ago a message was fed, in seconds.
+
+    A message that does not say so, such as another producer's, counts as new."""
     fed = _FED.search(front) if front is not None else None
     return max(0.0, now - int(fed[1])) if fed else 0.0
 

@@ -123,8 +123,9 @@ class JobSteps:
         self.ending = JobEnding()
 
     def prepare(self, live: Sequence[LiveJob], seen: Sequence[JobSeen]) -> None:
-        """Before the steps of a round: forget jobs that are over, renew what is led, and note which
-        jobs share the queues."""
+        """Prepare the steps of a round.
+
+        Forget jobs that are over, renew what is led, and note which jobs share the queues."""
         names = {job.job_id for job, _ in live}
         for part in (
             self._balance,
@@ -151,11 +152,11 @@ class JobSteps:
         self._windows.update([job for job, _ in live], outstanding, self.leadership.jobs(live))
 
     def place(self, live: LiveJob) -> float:
-        """The lower, the sooner in a round a job has its step."""
+        """Return a job's place in the round: the lower it is, the sooner it has its step."""
         return self._windows.place(live.job)
 
     def step(self, live: LiveJob, seen: JobSeen) -> None:
-        """One bounded step for one job."""
+        """Take one bounded step for one job."""
         job, _ = live
         # before workers learn that it runs: the hold would stop its items
         self._resumes.lift_hold(job, seen)
@@ -203,7 +204,7 @@ class JobSteps:
             self._end_if_done(live, seen, feeds)
 
     def _leave(self, job: Job, seen: JobSeen) -> bool:
-        """Whether a job that its lane has paused goes on in another one.
+        """Return whether a job that its lane has paused goes on in another one.
 
         Redis learns it now: a job that it still calls paused counts as resumed by a person."""
         if not is_lane_at_fault(job.reason) or not self._lanes.leave(
@@ -224,22 +225,26 @@ class JobSteps:
         self._processes.leave()
 
     def _has_left(self, job: Job, outstanding: int) -> bool:
-        """Whether documents may be fed to the job's lane: what waited in the one before has been
-        taken from there."""
+        """Return whether documents may be fed to the job's lane.
+
+        They may once what waited in the lane before has been taken from there."""
         with self._faults_of_source(job):
             if self._leaving.step(job, self._specs.of(job), outstanding):
                 return True
         return False
 
     def _led_by_control(self, job: Job, feeds: Sequence[LiveFeed]) -> tuple[LiveFeed, ...]:
-        """Of a job whose documents are packed by workers only the feeds that they have read to
-        their end, until it ends."""
+        """Return the feeds of a job that control processes lead.
+
+        Where workers pack the documents, these are only the feeds that they have read to their end,
+        until the job ends.
+        """
         if job.state is JobState.CANCELLING or not packs(job.lane):
             return tuple(feeds)
         return tuple(feed for feed in feeds if feed.feed.exhausted)
 
     def _led(self, job: Job, feeds: Sequence[LiveFeed]) -> list[LedFeed]:
-        """Of these feeds, or shards of a feed, those that this process leads."""
+        """Return those of these feeds, or shards of a feed, that this process leads."""
         return [led for feed in feeds if (led := self.leadership.lead(job, feed)) is not None]
 
     def _end_if_done(self, live: LiveJob, seen: JobSeen, led: Sequence[Feed]) -> None:
@@ -252,12 +257,13 @@ class JobSteps:
             self._completion.complete(live.job, self._specs.of(live.job))
 
     def _is_in_batches(self, job: Job) -> bool:
-        """Whether documents are with a provider, or wait for another batch, or for another lane."""
+        """Return whether documents are with a provider, or wait for another batch or lane."""
         return (packs(job.lane) or job.moves > 0) and self._batches.is_busy(job.job_id)
 
     def _grow(self, job: Job) -> bool:
-        """Let what is written while the job runs go on; False when that cannot be written, and the
-        job is paused for it."""
+        """Go on with the results that are written while the job runs.
+
+        Return False when they cannot be written, for which the job is paused."""
         try:
             self._sinks.look(job, self._specs.of(job))
         except SinkGivenUp as error:
@@ -302,7 +308,7 @@ class JobSteps:
 
     @contextlib.contextmanager
     def _faults_of(self, job: Job, led: LedFeed) -> Iterator[None]:
-        """What becomes of the job when a step of its feed fails."""
+        """Handle what may go wrong in a step of a job's feed."""
         try:
             with self._faults_of_source(job):
                 yield
@@ -323,7 +329,9 @@ class JobSteps:
             self._states.move(job, JobState.FAILED, str(error))
 
     def _reconcile(self, job: Job, led: LedFeed, outstanding: int) -> None:
-        """``outstanding``: as this round found it, before it fed more."""
+        """Publish lost documents again.
+
+        ``outstanding`` is as this round found it, before it fed more."""
         self._counters.add("reconciles", job.lane, 1)
         held = self._leaving.held_elsewhere(job)
         republished = led.reconciler.round(
@@ -335,5 +343,5 @@ class JobSteps:
         return time.monotonic() + self._settings.reconcile_interval_s
 
     def _queue(self, job: Job) -> str:
-        """The lane's own: the ledger looks at those of its models, too."""
+        """Return the lane's own queue; the ledger looks at those of its models, too."""
         return queue_name(job.lane)

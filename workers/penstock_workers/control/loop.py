@@ -72,7 +72,9 @@ class Control:
         tracing: Tracing | None = None,
         decided: DecidedTimes | None = None,
     ) -> None:
-        """``decided`` gets what came of the times of schedules, for those who show it."""
+        """Make the loop.
+
+        ``decided`` gets what came of the times of schedules, for those who show it."""
         self._settings = settings
         self._tracing = tracing
         self._turned_at = time.monotonic()
@@ -121,8 +123,11 @@ class Control:
         self._longest_s = settings.max_retry_after_s + settings.retry_cap_s  # that a retry may wait
 
     def tick(self) -> None:
-        """Start jobs whose time has come; look at all live jobs, and work on them if this process
-        leads them or could."""
+        """Do one round.
+
+        Start jobs whose time has come; look at all live jobs, and work on them if this process
+        leads them or could.
+        """
         self._look_at_schedules()
         began = time.thread_time()
         live = self._live.look()
@@ -134,8 +139,11 @@ class Control:
         self._refresh_figures([job for job, _ in live])
 
     def _is_due(self, live: Sequence[LiveJob]) -> bool:
-        """Always for a process that leads a feed or could; for others when a job changed its state,
-        and now and then."""
+        """Return whether this process works on jobs in this round.
+
+        It always does if it leads a feed or could; else when a job changed its state, and now and
+        then.
+        """
         before, self._states = self._states, {job.job_id: job.state for job, _ in live}
         is_news = before != self._states
         return (
@@ -207,11 +215,13 @@ class Control:
         self._wake.set()
 
     def is_turning(self) -> bool:
-        """False when a tick has not returned for ``STUCK_S`` seconds. Any thread."""
+        """Return False when a tick has not returned for ``STUCK_S`` seconds.
+
+        Any thread may ask."""
         return time.monotonic() - self._turned_at < STUCK_S
 
     def figures(self) -> Iterator[Sample]:
-        """Any thread."""
+        """Yield the figures for Prometheus; from any thread."""
         yield from self._counters.figures()
         yield from self._fleet_figures.figures()
         if self._tracing is not None:
@@ -230,7 +240,7 @@ class Control:
             )
 
     def _look_at_schedules(self) -> None:
-        """Their failure must not stop the round."""
+        """Look at the schedules, whose failure must not stop the round."""
         try:
             self._schedules.look()
         except Exception as error:
@@ -249,12 +259,16 @@ class Control:
 
 
 def _lanes(live: Sequence[LiveJob]) -> Collection[str]:
-    """Those that jobs are in; all of them while a job has moved: retries may wait where it was."""
+    """Return the lanes that jobs are in.
+
+    They are all lanes while a job has moved: retries may wait where it was."""
     return LANES if any(job.moves for job, _ in live) else {job.lane for job, _ in live}
 
 
 def _shovel_beside(settings: WorkerSettings) -> contextlib.AbstractContextManager[None]:
-    """None where Redis is the broker: RabbitMQ's client is imported where it is used."""
+    """Run a shovel where RabbitMQ is the broker.
+
+    RabbitMQ's client is imported where it is used."""
     if settings.broker_url is None:
         return contextlib.nullcontext()
     from penstock_workers.broker.amqp.shovel import start_shovel
@@ -266,8 +280,9 @@ def _shovel_beside(settings: WorkerSettings) -> contextlib.AbstractContextManage
 def start_control(
     settings: WorkerSettings, decided: DecidedTimes | None = None
 ) -> Iterator[Control]:
-    """Run a control loop in a thread of its own, with connections of its own, until the block ends;
-    and a shovel beside it."""
+    """Run a control loop in a thread and with connections of its own until the block ends.
+
+    A shovel runs beside it."""
     stop = threading.Event()
     with (
         open_stores(settings, "control") as stores,

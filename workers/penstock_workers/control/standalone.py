@@ -1,8 +1,8 @@
-"""A process that runs the control loop and no items, with the interface of the engine that runs
-items.
+"""A process that runs the control loop and no items.
 
-So `penstock control` is a worker like any other, with its drain, its events and its broker
-connection; its one queue takes the jobs that Celery clients submit.
+It has the interface of the engine that runs items, so `penstock control` is a worker like any
+other, with its drain, its events and its broker connection; its one queue takes the jobs that
+Celery clients submit.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ControlEngine:
         self._bridge.conclude([(delivery, Unreadable("no items are run from this queue"))])
 
     def abort(self, delivery: Delivery, why: str) -> None:
-        """Nothing runs here."""
+        """Do nothing, since nothing runs here."""
 
     async def drain(self, deadline_s: float) -> None:
         """End the loop after its tick, and hand over its leases.
@@ -74,14 +74,14 @@ class ControlEngine:
             )
 
     async def stop(self) -> None:
-        """Daemon threads that ``drain`` could not end go on until the process ends."""
+        """Let daemon threads that ``drain`` could not end go on until the process ends."""
 
     def slots(self) -> int:
-        """Tasks from Celery clients are counted in their place."""
+        """Return in how many places tasks from Celery clients run."""
         return self._settings.concurrency
 
     def resize(self, concurrency: int) -> None:
-        """There is always one loop."""
+        """Do nothing, since there is always one loop."""
 
     def stats(self) -> Mapping[str, int | float | str]:
         return {}

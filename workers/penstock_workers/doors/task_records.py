@@ -1,5 +1,6 @@
-"""Records of door tasks in Redis: how often each was started, and why the last refused ones were
-refused."""
+"""Keeps records of door tasks in Redis.
+
+They hold how often each task was started, and why the last refused ones were refused."""
 
 from __future__ import annotations
 
@@ -70,7 +71,7 @@ class TaskRecords:
         return refusal
 
     def refusals(self) -> Iterator[RefusedTask]:
-        """Newest first; entries that cannot be read are skipped."""
+        """Yield the refused tasks, the newest first; entries that cannot be read are skipped."""
         rows: Any = self._client.lrange(keys.REFUSED, 0, REFUSED_KEPT - 1)
         for row in rows:
             try:

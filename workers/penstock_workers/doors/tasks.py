@@ -1,11 +1,10 @@
-"""Celery tasks for services that use Penstock through a plain Celery client; docs/doors.md is their
-page.
+"""Celery tasks for services that use Penstock through a plain Celery client.
 
-Their arguments come from outside: they are checked against the operator's limits (`source_roots`,
-`hook_modules`, `doors.*`). Each start is counted, so a task ends by itself, by its time limit, or
-parked after it has crashed several processes. A refusal goes to the client (the task's result and
-its `task-failed` event) and is
-kept for the operator (`penstock refused`), in both places without any content of documents.
+docs/doors.md is their page. Their arguments come from outside: they are checked against the
+operator's limits (`source_roots`, `hook_modules`, `doors.*`). Each start is counted, so a task ends
+by itself, by its time limit, or parked after it has crashed several processes. A refusal goes to
+the client (the task's result and its `task-failed` event) and is kept for the operator (`penstock
+refused`), in both places without any content of documents.
 """
 
 from __future__ import annotations
@@ -48,8 +47,9 @@ REDIS_TIMEOUT_S = 5.0
 
 
 class Door:
-    """What the door tasks of a process share: a producer with the operator's limits, and the
-    records. Opened on first use."""
+    """What the door tasks of a process share, opened on first use.
+
+    It is a producer with the operator's limits, and the records."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self.settings = settings
@@ -97,7 +97,7 @@ class DoorTask(Task):  # type: ignore[misc]  # Celery is untyped
         raise NotImplementedError
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """What ``serve`` returns.
+        """Return what ``serve`` returns.
 
         Raises DoorRefused, which is recorded, and Reject for a task that is parked."""
         given = self._given(args, kwargs)
@@ -109,8 +109,9 @@ class DoorTask(Task):  # type: ignore[misc]  # Celery is untyped
         raise DoorRefused(refusal)
 
     def _attend(self, given: Mapping[str, Any] | str) -> _Served | str:
-        """Turn errors into text here, without their chain, whose messages could quote a
-        document."""
+        """Turn errors into text here.
+
+        Their chain is left out, since its messages could quote a document."""
         if isinstance(given, str):
             return given
         gives_up_at = time.monotonic() + self.door.settings.doors.submit_timeout_s
@@ -136,8 +137,7 @@ class DoorTask(Task):  # type: ignore[misc]  # Celery is untyped
 
     @contextlib.contextmanager
     def _counted(self, given: Mapping[str, Any] | str) -> Iterator[None]:
-        """Count the start in Redis before the task is read, because the task may crash this
-        process."""
+        """Count the start in Redis before the task is read, because it may crash this process."""
         task_id = str(self.request.id)
         try:
             crashes = self.door.records.begin(task_id)
@@ -156,14 +156,16 @@ class DoorTask(Task):  # type: ignore[misc]  # Celery is untyped
         self.given_back(task_id)
 
     def given_back(self, task_id: str) -> None:
-        """It ended, or returns to its queue because this process has to end: no crash is
-        counted."""
+        """Note that the task ended, or returns to its queue because this process has to end.
+
+        No crash is counted then."""
         with contextlib.suppress(RedisError):
             self.door.records.end(task_id)
 
     def overdue(self, task_id: str, given: Any) -> None:
-        """The worker gave it up; its thread may go on, which does no more harm than sending the
-        task again."""
+        """Record that the worker gave the task up.
+
+        Its thread may go on, which does no more harm than sending the task again."""
         self.given_back(task_id)
         self.remember(
             given, f"it did not end within {self.time_limit:g} s and was given up", task_id=task_id
@@ -179,7 +181,7 @@ class DoorTask(Task):  # type: ignore[misc]  # Celery is untyped
             self.door.records.refuse(str(self.name), named, job, reason, parked=parked)
 
     def _given(self, args: Any, kwargs: Any) -> Mapping[str, Any] | str:
-        """The arguments by their names, or what is wrong with them."""
+        """Return the arguments by their names, or what is wrong with them."""
         try:
             bound = inspect.signature(self.serve).bind(None, *args, **kwargs)
         except TypeError as error:
@@ -203,7 +205,7 @@ class SubmitTask(DoorTask):
     def serve(
         self, producer: Producer, source: str, spec: Mapping[str, Any], job_key: str | None = None
     ) -> str:
-        """Returns the job id."""
+        """Submit a job and return its id."""
         timeout_s = self.door.settings.doors.submit_timeout_s
         return producer.submit(
             source, spec, job_key=job_key or self.request.id, timeout_s=timeout_s
@@ -219,7 +221,7 @@ class OpenTask(DoorTask):
     usage = "args=[spec], kwargs={'job_key': …}"
 
     def serve(self, producer: Producer, spec: Mapping[str, Any], job_key: str | None = None) -> str:
-        """Returns the job id."""
+        """Open a job and return its id."""
         return producer.open_job(spec, job_key=job_key or self.request.id).job_id
 
 
@@ -232,7 +234,7 @@ class EnqueueTask(DoorTask):
     def serve(
         self, producer: Producer, job: str, doc_id: str | int, document: Mapping[str, Any]
     ) -> bool:
-        """Returns whether the document is new."""
+        """Push a document and return whether it is new."""
         _check_may_push(producer, job, self.door.settings.doors.push_into)
         return producer.push(job, doc_id, document)
 
@@ -244,13 +246,13 @@ class CloseTask(DoorTask):
     usage = "args=[job_key]"
 
     def serve(self, producer: Producer, job: str) -> int:
-        """Returns how many documents there are."""
+        """Seal a job and return how many documents it has."""
         _check_may_push(producer, job, self.door.settings.doors.push_into)
         return producer.seal(job)
 
 
 def _check_may_push(producer: Producer, job: str, push_into: str) -> None:
-    """Documents are paid for by the job's tenant.
+    """Check that clients may push into a job, whose tenant pays for their documents.
 
     Raises SpecError for one that clients may not name, and ProducerError."""
     producer.check_tenant(job)
@@ -263,7 +265,7 @@ def _check_may_push(producer: Producer, job: str, push_into: str) -> None:
 
 
 def door_tasks(settings: WorkerSettings) -> Iterator[DoorTask]:
-    """All doors of a process."""
+    """Yield all doors of a process."""
     door = Door(settings)
     kinds: tuple[Callable[[Door], DoorTask], ...] = (SubmitTask, OpenTask, EnqueueTask, CloseTask)
     for kind in kinds:

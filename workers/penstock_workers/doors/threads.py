@@ -56,7 +56,9 @@ class TaskThreads:
         self._staff()
 
     def _staff(self) -> None:
-        """As many threads as there is work for, up to ``THREADS`` beside those that are lost."""
+        """Start as many threads as there is work for.
+
+        They are up to ``THREADS`` beside those that are lost."""
         while len(self._threads) - self._lost < min(THREADS, len(self._requests)):
             thread = threading.Thread(
                 target=self._work, name=f"penstock-task-{len(self._threads)}", daemon=True
@@ -65,8 +67,9 @@ class TaskThreads:
             thread.start()
 
     def stop(self) -> None:
-        """What has not ended goes back to its queue, and its result here is dropped: tasks can be
-        run again."""
+        """Send what has not ended back to its queue, and drop its result here.
+
+        Tasks can be run again."""
         if self._requests:
             log.warning(
                 "%d tasks did not end in time; they go back to their queues", len(self._requests)
@@ -142,7 +145,9 @@ class TaskThreads:
         self._jobs.put(partial(_tell, request, "overdue", request.id, request.kwargs))
 
     def _is_here(self, request: Any) -> bool:
-        """Not given up, nor given back, nor another delivery of the same message."""
+        """Return whether a task is still here.
+
+        It was not given up, nor given back, nor is it another delivery of the same message."""
         return self._requests.get(request.message.delivery_tag) is request
 
     def _if_here(

@@ -49,7 +49,7 @@ ClientName = Literal["lean", "aiohttp"]
 
 
 def make_client(name: ClientName, limits: Limits | None = None) -> HttpClient:
-    """To be called on the loop that the client is to belong to."""
+    """Make a client, on the loop that it is to belong to."""
     if name == "lean":
         return LeanClient(limits)
     from penstock_workers.http.with_aiohttp import AiohttpClient

@@ -206,7 +206,9 @@ def _check_name(name: str) -> None:
 
 
 def _is_safe(value: str) -> bool:
-    """Other than ASCII is sent as UTF-8, which half a surrogate pair has no form in."""
+    """Return whether a value can be a header.
+
+    Other than ASCII is sent as UTF-8, which half a surrogate pair has no form in."""
     return not _UNSAFE_VALUE.search(value) and not re.search("[\ud800-\udfff]", value)
 
 

@@ -139,7 +139,7 @@ class Connection(asyncio.Protocol):
         return encrypted.session
 
     def is_stale(self) -> bool:
-        """Whether an idle connection has ended, or has bytes that the loop has not seen yet.
+        """Return whether an idle connection has ended, or has bytes that the loop has not seen yet.
 
         Costs a system call."""
         if self._transport is None or self._transport.is_closing():

@@ -82,7 +82,7 @@ class LeanClient:
         return await self._send(target.server, head.encode(), b"", timeout_s, None)
 
     async def put(self, target: Target, *, timeout_s: float) -> HttpAnswer:
-        """Without a body, and never through a proxy: what AWS's metadata service wants.
+        """Send a PUT without a body, and never through a proxy: what AWS's metadata service wants.
 
         Raises HttpError."""
         assert target.proxy is None, "asked of the machine's own metadata service only"
@@ -165,7 +165,7 @@ class ResumingContext(ssl.SSLContext):
 
 
 def client_context() -> ResumingContext:
-    """As ``ssl.create_default_context`` makes one.
+    """Make a context as ``ssl.create_default_context`` does.
 
     For one server: sessions are not valid for others."""
     context = ResumingContext(ssl.PROTOCOL_TLS_CLIENT)  # verifies certificates and names
@@ -307,7 +307,9 @@ class Pool:
         return connection
 
     async def _resolve(self) -> list[AddrInfoType]:
-        """One lookup at a time, however many connections wait for it."""
+        """Look up the server's addresses.
+
+        One lookup at a time, however many connections wait for it."""
         if self._loop.time() < self._addresses_until:
             return self._addresses
         if self._lookup is None:

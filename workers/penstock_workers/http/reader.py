@@ -28,7 +28,7 @@ _ZLIB_METHOD = 8
 
 class Unpacker(Protocol):
     def feed(self, packed: bytes, most: int) -> bytes:
-        """At most ``most`` bytes of body; the rest comes with later calls.
+        """Return at most ``most`` bytes of body; the rest comes with later calls.
 
         Raises ConnectionLost for what is no such format."""
         ...
@@ -239,7 +239,9 @@ class AnswerReader:
             )
 
     def _cause(self, text: str) -> HttpError:
-        """Forgets it: an exception that its own traceback reaches waits for the cycle collector."""
+        """Return the error that was found, and forget it.
+
+        An exception that its own traceback reaches waits for the cycle collector."""
         found, self._error = self._error, None
         return found or ConnectionLost(f"what the server sent is not HTTP: {text}")
 
@@ -260,7 +262,7 @@ class AnswerReader:
         self.complete = True
 
     def answer(self) -> HttpAnswer:
-        """Once, when it is complete and wants nothing.
+        """Return the answer once, when it is complete and wants nothing.
 
         Raises ConnectionLost where a compressed body is cut short."""
         body, self._body = self._body, None  # an idle connection holds no memory

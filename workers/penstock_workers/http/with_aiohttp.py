@@ -94,7 +94,7 @@ class AiohttpClient:
     async def _read(
         self, response: aiohttp.ClientResponse, reserve: Reserve | None, patience: asyncio.Timeout
     ) -> bytes:
-        """Nothing of a declared size is read before it is reserved."""
+        """Read a body; nothing of a declared size is read before it is reserved."""
         most = self._limits.max_body_bytes
         free = self._limits.free_body_bytes if reserve is not None else most
         size = None if "Content-Encoding" in response.headers else response.content_length

@@ -92,7 +92,7 @@ class _HookThread:
         return future
 
     def end(self) -> None:
-        """After the call that it makes now, if any."""
+        """End after the call that it makes now, if any."""
         self._calls.put(None)
 
     def _work(self) -> None:

@@ -82,7 +82,7 @@ class HookImports:
         self._hung: str | None = None
 
     async def get(self, number: int, path: str) -> Hook:
-        """For the call of this number.
+        """Return the hook for the call of this number.
 
         Raises HookMissing, again at each call, so that a corrected hook is found."""
         hook = self._found.get(path)
@@ -149,9 +149,9 @@ def _import(path: str) -> Hook:
 
 
 def _add_working_folder() -> None:
-    """Where the worker was started, as Celery does for its own imports.
+    """Make modules of the folder where the worker was started importable, as Celery does.
 
-    Last, so that it hides no installed package."""
+    It comes last, so that it hides no installed package."""
     here = str(Path.cwd())
     if here not in sys.path and "" not in sys.path:
         sys.path.append(here)

@@ -1,13 +1,9 @@
-"""In a child: check answers against the JSON schema that a job asked for.
+"""Checks answers against the JSON schema that a job asked for, in a child.
 
-Nothing is ever fetched for a schema.
-
-In a child: which rule of the schema an answer breaks, and where, in words that hold nothing of
-the answer itself.
-
-They go back to the model as a message of the user. An answer may repeat what a document says, and a
-document may hold instructions; so names and values come from the schema, and a name that only the
-answer has is shown as `*`.
+Nothing is ever fetched for a schema. It says which rule of the schema an answer breaks, and where,
+in words that hold nothing of the answer itself. They go back to the model as a message of the user.
+An answer may repeat what a document says, and a document may hold instructions; so names and values
+come from the schema, and a name that only the answer has is shown as `*`.
 """
 
 from __future__ import annotations
@@ -55,7 +51,9 @@ def own_names(schema: Any) -> frozenset[str]:
 
 
 def rule_of(fault: ValidationError, names: frozenset[str]) -> str:
-    """Of several ways in which an answer may be right, the one that it comes closest to."""
+    """Say which rule an answer breaks.
+
+    Of several ways in which it may be right, it is the one that the answer comes closest to."""
     nearest: Any = best_match(iter([fault])) or fault
     return f"{_path(nearest.absolute_path, names)}: {_demand(nearest)}"
 
@@ -109,7 +107,7 @@ class SchemaChecks:
         self._validators: OrderedDict[bytes, Any] = OrderedDict()
 
     def check(self, schema: bytes, content: str) -> Fine | Mismatch | CallFault:
-        """Whether the text of an answer fulfils the schema."""
+        """Return whether the text of an answer fulfils the schema."""
         try:
             value = parse_json(content)
         except orjson.JSONDecodeError as error:
@@ -126,7 +124,7 @@ class SchemaChecks:
             return CallFault(_in_words(error))
 
     def unusable(self, schema: bytes) -> str | None:
-        """Why answers cannot be checked against the schema; None when they can."""
+        """Return why answers cannot be checked against the schema; None when they can."""
         try:
             validator = self._validator(schema)
             validator.check_schema(validator.schema)

@@ -85,7 +85,7 @@ class ChildServer:
         self._lane: asyncio.Future[tuple[Lane, Failpoints]] | None = None
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
-        """Until the worker is gone."""
+        """Serve until the worker is gone."""
         self._say(HELLO, Fine())
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:

@@ -40,7 +40,7 @@ class Room:
         self._memory.give_back(spare)
 
     def release(self) -> None:
-        """Any thread; again does nothing."""
+        """Give the room back; any thread may do so, and doing it again does nothing."""
         size, self.size = self.size, 0
         self._memory.give_back(size)
 
@@ -66,7 +66,7 @@ class AnswerMemory:
         return self._taken
 
     async def room(self, size: int) -> Room:
-        """Room for ``size`` bytes, at most the limit; waits until the others leave as much."""
+        """Wait until the others leave room for ``size`` bytes, which are at most the limit."""
         assert 0 <= size <= self._limit, (
             "the settings see to it: one answer is never larger than all may be together"
         )
@@ -86,7 +86,7 @@ class AnswerMemory:
             raise
 
     def give_back(self, size: int) -> None:
-        """Any thread: what is settled or forgotten may be let go of anywhere."""
+        """Give room back; any thread may let go of what is settled or forgotten."""
         if size and self._loop is not None:
             # the loop is closed, and the process about to end
             with contextlib.suppress(RuntimeError):

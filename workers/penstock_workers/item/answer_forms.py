@@ -18,10 +18,10 @@ _WRITTEN: Final = "cache_creation_input_tokens"
 def tokens_used(
     usage: Mapping[str, Any] | None, prompt: int | None, completion: int | None
 ) -> TokensUsed:
-    """``usage`` as the provider reported it, OpenAI's (both APIs) or Anthropic's.
+    """Return the tokens of an answer, from ``usage`` as the provider reported it.
 
-    OpenAI counts cached tokens among those of the prompt and names them in ``…_details``; Anthropic
-    counts them beside it.
+    It is OpenAI's (both APIs) or Anthropic's. OpenAI counts cached tokens among those of the prompt
+    and names them in ``…_details``; Anthropic counts them beside it.
     """
     if usage is None:
         return TokensUsed(prompt or 0, completion or 0)
@@ -43,7 +43,7 @@ def tokens_used(
 
 
 def counts_cache_beside(usage: Mapping[str, Any]) -> bool:
-    """Whether it is in Anthropic's form.
+    """Return whether it is in Anthropic's form.
 
     Gateways such as LiteLLM put Anthropic's figures of the cache beside OpenAI's names, whose
     prompt has them in it already."""
@@ -51,7 +51,9 @@ def counts_cache_beside(usage: Mapping[str, Any]) -> bool:
 
 
 def _written_for_an_hour(usage: Mapping[str, Any]) -> int:
-    """Of what was written to Anthropic's cache: its writes have two prices."""
+    """Return how many tokens were written to Anthropic's cache for an hour.
+
+    Writes have two prices."""
     kinds = usage.get("cache_creation")
     return (
         believed(kinds.get("ephemeral_1h_input_tokens")) or 0 if isinstance(kinds, Mapping) else 0
@@ -74,7 +76,7 @@ Usage = Mapping[str, Any] | None
 
 
 class Said(NamedTuple):
-    """Of the first answer, if there are several."""
+    """What the first answer says, if there are several."""
 
     finish_reason: str | None = None  # in the words of OpenAI
     content: str | None = None  # its text
@@ -118,7 +120,7 @@ def read_form(parsed: dict[str, Any]) -> Said:
 
 
 def usage_of(parsed: dict[str, Any]) -> Usage:
-    """As the provider reported it; Gemini's in the names of OpenAI."""
+    """Return the usage as the provider reported it; Gemini's in the names of OpenAI."""
     usage = parsed.get("usage")
     if isinstance(usage, dict):
         return usage
@@ -155,7 +157,7 @@ def _of_choice(choice: dict[str, Any]) -> Said:
 
 
 def _of_message(message: dict[str, Any]) -> Said:
-    """Of Anthropic's: its content is a list of blocks."""
+    """Return what Anthropic's message says: its content is a list of blocks."""
     blocks = _rows(message.get("content"))
     texts = [
         text
@@ -167,7 +169,9 @@ def _of_message(message: dict[str, Any]) -> Said:
 
 
 def _of_candidates(answer: dict[str, Any]) -> Said:
-    """Of Gemini's: a prompt that is refused has no candidate, only a reason."""
+    """Return what Gemini's answer says.
+
+    A prompt that is refused has no candidate, only a reason."""
     feedback, candidate = answer.get("promptFeedback"), _first(answer.get("candidates"))
     if candidate is None:
         blocked = isinstance(feedback, dict) and feedback.get("blockReason") is not None

@@ -74,7 +74,7 @@ class Item(Struct, eq=False):
 
     @property
     def number(self) -> int:
-        """Of this attempt among those that count, from 1."""
+        """The number of this attempt among those that count, from 1."""
         return self.delivery.retries + 1
 
     @property

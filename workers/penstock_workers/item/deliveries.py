@@ -36,7 +36,7 @@ class Delivery:
 
 
 class Bridge(Protocol):
-    """From the loop thread to the hub thread.
+    """What the loop thread says to the hub thread.
 
     Calls return at once; the hub works through them in order."""
 
@@ -66,7 +66,7 @@ class ItemEngine(Protocol):
         """Stop working on an item whose lease is lost or task revoked; give no outcome."""
 
     async def drain(self, deadline_s: float) -> None:
-        """No delivery comes any more: give each one its outcome within ``deadline_s`` seconds.
+        """Give each delivery its outcome within ``deadline_s`` seconds; no delivery comes any more.
 
         What has not started is released at once, so that others can take it; what does not finish
         in time, then. What has no outcome when this returns is given back by the pool.
@@ -78,7 +78,7 @@ class ItemEngine(Protocol):
         Called once, after ``drain``; on a cold shutdown without it."""
 
     def slots(self) -> int:
-        """Items that it runs at once.
+        """Return how many items it runs at once.
 
         Its start may find another number than `concurrency`; asked once it is up."""
         ...
@@ -93,7 +93,7 @@ class ItemEngine(Protocol):
         ...
 
     def stuck(self) -> str | None:
-        """Why the liveness probe must fail, such as a loop that is stuck; from the hub thread."""
+        """Return why the liveness probe must fail, such as a stuck loop; from the hub thread."""
         ...
 
     def trouble(self) -> str | None:
@@ -103,5 +103,5 @@ class ItemEngine(Protocol):
         ...
 
     def figures(self) -> Iterable[Sample]:
-        """Figures for Prometheus, before ``start`` has returned too; from any thread."""
+        """Return figures for Prometheus, before ``start`` has returned too; from any thread."""
         ...

@@ -66,7 +66,7 @@ class Failure:
 
 
 def refuses_format(name: str, detail: str) -> bool:
-    """Whether a provider's refusal is about the form that its answer was to have.
+    """Return whether a provider's refusal is about the form that its answer was to have.
 
     No code says so: its words do."""
     return name in _AT_FAULT and _FORMAT.search(detail) is not None

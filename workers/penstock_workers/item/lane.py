@@ -113,7 +113,7 @@ class Turn(Protocol):
         """Note that the request goes out now: what it costs is spent."""
 
     def conclude(self, tried: Tried, happened: Failure | Reply) -> None:
-        """How it went."""
+        """Note how it went."""
 
     def release(self) -> None:
         """Give back what was never started; safe in a ``finally``."""
@@ -137,7 +137,7 @@ class Admission(Protocol):
         ...
 
     def is_down(self, provider: str) -> bool:
-        """Nothing is sent to this provider now, because its breaker is open."""
+        """Return whether nothing is sent to this provider now, because its breaker is open."""
         ...
 
     def may_retry(self, attempt: Attempt) -> bool:

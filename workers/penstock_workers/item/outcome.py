@@ -37,7 +37,9 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Not tried, or stopped by this worker: it is given back at once, and no attempt counts."""
+    """The outcome of an item that was not tried, or that this worker stopped.
+
+    It is given back at once, and no attempt counts."""
 
     why: str
     # in flight as its engine died: its start stays counted, as after the death of a worker

@@ -33,7 +33,7 @@ _BEYOND_DOUBLES: Final = re.compile(rb"\d{16}")  # numbers of which a reader may
 
 @dataclass(frozen=True, slots=True)
 class ReusePolicy:
-    """Of one job."""
+    """How answers are reused in one job."""
 
     book: str
     idle_s: int
@@ -75,7 +75,7 @@ class ReusePolicy:
 def policy_of(
     job_id: str, spec: JobSpec, provider: ProviderSettings, *, across_tenants: bool
 ) -> ReusePolicy | None:
-    """None for jobs whose requests are all sent."""
+    """Return how answers are reused in a job; None for jobs whose requests are all sent."""
     if spec.dedup == "off" and spec.cache_s is None:
         return None
     across_jobs = spec.cache_s is not None

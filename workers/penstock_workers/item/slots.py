@@ -61,12 +61,14 @@ class Slots:
         )
 
     def resize(self, size: int) -> None:
-        """Growing lets waiters in at once; shrinking takes effect as running items end."""
+        """Change the number of slots.
+
+        Growing lets waiters in at once; shrinking takes effect as running items end."""
         self.size = size
         self._wake()
 
     def close(self) -> None:
-        """No slot is handed out any more; those who wait are cancelled."""
+        """Hand out no slot any more; those who wait are cancelled."""
         self._closed = True
         while (waiter := self._waiting.pop()) is not None:
             waiter.cancel()
@@ -135,7 +137,7 @@ class Waiting:
         self._tasks.discard(task)
 
     def close(self) -> None:
-        """Those who wait are cancelled, and no other may wait."""
+        """Cancel those who wait, and let no other wait."""
         self._closed = True
         for task in self._tasks:
             task.cancel()

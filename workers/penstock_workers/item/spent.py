@@ -14,7 +14,7 @@ _AGAIN = 5
 
 
 class Spent(NamedTuple):
-    """By answers, whether the job accepted them or not."""
+    """What answers have cost, whether the job accepted them or not."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -31,13 +31,15 @@ class Spent(NamedTuple):
 
     @property
     def as_header(self) -> tuple[int, ...]:
-        """As a message carries it: workers of earlier releases know the three sums, or five."""
+        """The sums as a message carries them.
+
+        Workers of earlier releases know the three sums, or five."""
         if self.unpriced:
             return self
         return self[:_AGAIN] if self.repairs or self.fallbacks else self[:_SUMS]
 
     def paid(self, calls: int) -> Paid:
-        """As the job's account has it."""
+        """Return what was paid as the job's account has it."""
         return Paid(
             calls, self.prompt_tokens, self.completion_tokens, self.cost_microusd, self.unpriced
         )

@@ -1,5 +1,6 @@
-"""Which cards this machine has, seen without CUDA, torch or vLLM: a process that has started CUDA
-cannot give cards away.
+"""Lists the GPUs of this machine without CUDA, torch or vLLM.
+
+A process that has started CUDA cannot give GPUs to others.
 
 NVIDIA's are listed by `nvidia-smi -L`, a program of its own that can be cut off when its driver
 hangs, else by what the driver shows under /proc. AMD's are the nodes of /sys/class/kfd whose device
@@ -54,7 +55,9 @@ class CardsSeen:
 def cards_seen(
     proc: Path = Path("/proc"), sys: Path = Path("/sys"), dev: Path = Path("/dev")
 ) -> CardsSeen:
-    """All cards that the machine, or this container, has. The variables do not count here."""
+    """List all GPUs that the machine, or this container, has.
+
+    The variables do not count here."""
     asked = _ask_nvidia()
     devices = () if isinstance(asked, str) else asked
     if devices:
@@ -70,7 +73,9 @@ def cards_seen(
 
 
 def read_list(text: str) -> tuple[Device, ...]:
-    """What `nvidia-smi -L` prints. A card that is divided is only used by its slices."""
+    """Read what `nvidia-smi -L` prints.
+
+    A GPU that is divided is only used by its slices."""
     found: list[Device] = []
     whole: Device | None = None
     for line in text.splitlines()[: 8 * CARDS_MAX]:
@@ -85,7 +90,7 @@ def read_list(text: str) -> tuple[Device, ...]:
 
 
 def _ask_nvidia() -> tuple[Device, ...] | str:
-    """Why nothing is known, where nothing is."""
+    """Return why nothing is known, where nothing is."""
     if shutil.which(ASK[0]) is None:
         return "there is no nvidia-smi"
     try:
@@ -102,7 +107,9 @@ def _ask_nvidia() -> tuple[Device, ...] | str:
 
 
 def _shown_by_driver(proc: Path) -> tuple[Device, ...]:
-    """In the order of their addresses, which is that of CUDA_DEVICE_ORDER=PCI_BUS_ID."""
+    """List the GPUs that NVIDIA's driver shows, in the order of their addresses.
+
+    That is the order of CUDA_DEVICE_ORDER=PCI_BUS_ID."""
     try:
         folders = sorted((proc / "driver/nvidia/gpus").iterdir())[:CARDS_MAX]
     except OSError:
@@ -111,8 +118,9 @@ def _shown_by_driver(proc: Path) -> tuple[Device, ...]:
 
 
 def _amd(sys: Path, dev: Path) -> tuple[Device, ...]:
-    """Nodes that compute and whose device file is here: a container sees the nodes of all cards,
-    and files of its own."""
+    """List AMD's GPUs: the nodes that compute and whose device file is here.
+
+    A container sees the nodes of all GPUs, and device files of its own only."""
     found = 0
     nodes = sys / "class/kfd/kfd/topology/nodes"
     try:

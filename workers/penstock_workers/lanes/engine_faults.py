@@ -1,12 +1,9 @@
-"""Errors after which a device computes nothing more in this process, whatever it is asked: CUDA's,
-ROCm's, NCCL's.
+"""Tells when an engine cannot be used any more.
 
-An engine that fails every request takes itself out: after a run of failures it is asked for what
-any engine can do.
-
-How long one step of an engine may take.
-
-A longer one counts as hung: nothing else tells a dead NCCL or a stopped process.
+Its device is lost, it fails at everything, or it hangs. After some errors of CUDA, ROCm or NCCL a
+device computes nothing more in this process, whatever it is asked. An engine that fails every
+request takes itself out: after a run of failures it is asked for what any engine can do. An engine
+hangs if one step takes longer than it may: nothing else tells a dead NCCL or a stopped process.
 """
 
 from __future__ import annotations
@@ -40,7 +37,9 @@ _TOO_LARGE: Final = ("CUDA out of memory", "CUDA error: out of memory", "HIP out
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether this error, or what it came from, says that the device or its context is lost."""
+    """Return whether this error, or one that it came from, says that the device is lost.
+
+    Its context counts as the device."""
     seen: BaseException | None = error
     for _ in range(8):  # a chain is short; one that goes in a circle is not
         if seen is None:
@@ -74,7 +73,9 @@ class FailureRun:
         self._failures = 0
 
     def failed(self) -> bool:
-        """True when it is time to probe the engine; the count begins anew."""
+        """Count a failure, and return True when it is time to probe the engine.
+
+        The count then begins anew."""
         self._failures += 1
         if self._failures < self._in_a_row:
             return False
@@ -96,8 +97,9 @@ SLOW_CPU: Final = 1e10
 
 
 def longest_step_s(parameters: float, tokens: int, *, on_cpu: bool) -> float:
-    """For a model of so many parameters and so many tokens in one step: two operations for each
-    pair."""
+    """Return how many seconds one step may take.
+
+    It reckons with two operations for each pair of a parameter and a token."""
     least_s, per_second = (LEAST_CPU_S, SLOW_CPU) if on_cpu else (LEAST_S, SLOW_GPU)
     return min(MOST_S, least_s + 2.0 * parameters * tokens / per_second)
 
@@ -128,8 +130,7 @@ class StepWatch:
             self._busy.discard(engine)
 
     def silent_s(self) -> float:
-        """For how long there have been requests inside, and an engine that made no step; 0 without
-        requests."""
+        """Return how long the engine has made no step while there were requests inside; else 0."""
         if not self._inside:
             return 0.0
         latest = max(self._stepped.values(), default=self._since)
@@ -137,8 +138,10 @@ class StepWatch:
         return self._clock() - max(self._since, slowest)
 
     def hangs(self) -> str | None:
-        """Words for a person once requests have been inside for longer than a step may take, and
-        none was made."""
+        """Say that the engine hangs.
+
+        It does once requests have been inside for longer than a step may take, and none was made.
+        """
         silent_s = self.silent_s()
         if silent_s <= (self._stall_s if self._stepped else max(self._stall_s, FIRST_STEP_S)):
             return None

@@ -1,5 +1,6 @@
-"""The settings that lanes bring, as fields of the worker's settings: each is named as its lane
-is."""
+"""The settings that lanes bring, as fields of the worker's settings.
+
+Each field is named as its lane is."""
 
 from __future__ import annotations
 
@@ -21,13 +22,14 @@ class LaneFields(BaseModel):
     batch: BatchSettings = BatchSettings()
 
     def of_lane(self, lane: str) -> LaneSettings | None:
-        """What this lane alone reads; None for a lane without settings of its own."""
+        """Return what this lane alone reads; None for a lane without settings of its own."""
         return getattr(self, lane) if lane in LaneFields.model_fields else None
 
 
 def suitable_concurrency(lane: Any, given: Any) -> int | None:
-    """How many items a worker of this lane should hold by the lane's own settings, ``given`` as
-    they were read."""
+    """Return how many items a worker of this lane should hold by the lane's own settings.
+
+    ``given`` are the settings as they were read."""
     field = LaneFields.model_fields.get(lane)
     if field is None:
         return None

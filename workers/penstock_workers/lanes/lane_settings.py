@@ -11,42 +11,47 @@ from penstock_producer.settings import check_url
 
 
 class LaneSettings(BaseModel):
-    """The settings that one lane alone reads: `[NAME]` in penstock.toml, `PENSTOCK_NAME__FIELD` as
-    variables."""
+    """The settings that one lane alone reads.
+
+    They are `[NAME]` in penstock.toml and `PENSTOCK_NAME__FIELD` as variables."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     def suitable_concurrency(self) -> int | None:
-        """Items that a worker should hold where `concurrency` is not given; None = as many as any
-        lane's."""
+        """Return how many items a worker should hold where `concurrency` is not given.
+
+        None: as many as in any lane."""
         return None
 
     def cards_per_engine(self) -> int | None:
-        """Cards of this machine that one engine uses; None where the lane's workers compute on none
-        of their choosing."""
+        """Return how many GPUs of this machine one engine uses.
+
+        None where the lane's workers compute on none of their choosing."""
         return None
 
     def kept_in(self, folder: Path) -> Self:
-        """The same where a job has a folder of its own on this machine, with what it keeps beside
-        the job."""
+        """Return these settings for a job with a folder of its own on this machine.
+
+        What the lane keeps then lies beside the job."""
         return self
 
     def finds_names_later(self) -> bool:
-        """Whether workers serve names besides those of the settings, which are known once one is
-        up."""
+        """Return whether workers serve names besides those of the settings.
+
+        Such names are known once a worker is up."""
         return False
 
     def hosting(self, model: str) -> Self:
-        """The same with the model that a command line names.
+        """Return these settings with the model that a command line names.
 
         For lanes that host a model themselves."""
         raise NotImplementedError(f"{type(self).__name__} hosts no model")
 
 
 def check_upstream(url: str, server: str, example: str) -> None:
-    """``url`` is a lane's `upstream_url`, where ``server`` answers with OpenAI's API.
+    """Check ``url``, a lane's `upstream_url`.
 
-    Raises ValueError."""
+    It is where ``server`` answers with OpenAI's API. Raises ValueError."""
     try:
         check_url(url, ("http", "https"))
     except ValueError as error:

@@ -1,13 +1,13 @@
-"""The load of a model, as it can be seen from outside the engine: files' sizes, and what its
-processes have read.
+"""Shows how far the load of a model is, as it can be seen from outside the engine.
 
-What ``gauges`` give is in heartbeats, so in `penstock status`, and in metrics; the worker's probes
-print its words. vLLM says little while it loads, and differently in each version. What the kernel
-counts is the same everywhere: bytes that processes took from files or from storage. Weights that
-lie in memory already are read without either, and quickly.
+That is by the files' sizes, and by what its processes have read. What ``gauges`` give is in
+heartbeats, so in `penstock status`, and in metrics; the worker's probes print its words. vLLM says
+little while it loads, and differently in each version. What the kernel counts is the same
+everywhere: bytes that processes took from files or from storage. Weights that lie in memory already
+are read without either, and quickly.
 
-One look for all who want one at the same time: hundreds of items ask as one when the server
-beside a worker goes away.
+`OneLook` is one look for all who want one at the same time: hundreds of items ask as one when the
+server beside a worker goes away.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Load(NamedTuple):
     seconds: float
 
     def in_words(self) -> str:
-        """``reading weights, 3.1 of 15.0 GiB after 42 s``"""
+        """Say how far the load is, such as ``reading weights, 3.1 of 15.0 GiB after 42 s``."""
         if self.phase not in (READING, FETCHING):
             return f"{self.phase}, after {self.seconds:.0f} s"
         size = f" of {self.total / GIB:.1f}" if self.total else ""
@@ -77,7 +77,7 @@ class LoadWatch:
         clock: Callable[[], float] = time.monotonic,
         cached: Callable[[str], Path | None] | None = None,
     ) -> None:
-        """``setting`` is the model's, for the log."""
+        """Watch the load of ``model``; ``setting`` is the name of its setting, for the log."""
         self._setting, self._model, self._proc, self._clock = setting, model, proc, clock
         self._folder = model
         self._cached = cached or cache_folder
@@ -86,7 +86,9 @@ class LoadWatch:
 
     @contextlib.asynccontextmanager
     async def during(self, pids: Callable[[], Iterable[int]]) -> AsyncIterator[None]:
-        """While the block loads. ``pids`` are the engine's processes; it is called in a thread."""
+        """Watch the load while the block runs.
+
+        ``pids`` returns the engine's processes; it is called in a thread."""
         watching = asyncio.create_task(self._watch(pids), name="load watch")
         try:
             yield
@@ -96,7 +98,7 @@ class LoadWatch:
 
     @contextlib.contextmanager
     def fetching(self, total: int) -> Iterator[Callable[[int], None]]:
-        """While files come from elsewhere.
+        """Watch how files come from elsewhere while the block runs.
 
         What it gives is called with their bytes so far, in any thread, one at a time."""
         began = said = self._clock()
@@ -116,11 +118,11 @@ class LoadWatch:
             self.latest = None
 
     def lies_in(self, folder: str) -> None:
-        """A model that came from elsewhere."""
+        """Note in which folder a model lies that came from elsewhere."""
         self._folder = folder
 
     def gauges(self) -> Mapping[str, float | str]:
-        """Of a load that goes on: nothing is shown of it after that. Any thread."""
+        """Describe a load that goes on; nothing is shown of it after that. Any thread may ask."""
         load = self.latest
         if load is None:
             return {}
@@ -158,9 +160,9 @@ class LoadWatch:
         return Load(READING if read < NEARLY * size else WARMING, min(read, size), size, seconds)
 
     def _size(self) -> tuple[int, bool]:
-        """Bytes of the model's files here, and whether none of them is still being fetched.
+        """Return how many bytes the model's files have here.
 
-        0 where they are not found."""
+        Return also whether none of them is still being fetched. 0 where they are not found."""
         folder = Path(self._folder)
         size, is_whole = 0, True
         try:
@@ -183,8 +185,11 @@ class LoadWatch:
         }
 
     def _read_by(self, pid: int) -> int | None:
-        """Bytes by calls, or from storage where files are mapped; None for a process that is gone
-        or not ours."""
+        """Return how many bytes a process has read.
+
+        It reads by calls, or from storage where files are mapped. None for a process that is gone
+        or not ours.
+        """
         try:
             lines = (self._proc / str(pid) / "io").read_text().splitlines()
         except OSError:
@@ -198,8 +203,9 @@ class LoadWatch:
 
 
 class ServerWait:
-    """The same of a server beside the worker, of which nothing is known but that it has no model
-    yet."""
+    """How long a worker has waited for the server beside it.
+
+    Nothing is known of that server but that it has no model yet."""
 
     def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._url, self._clock = url, clock
@@ -223,7 +229,7 @@ class ServerWait:
         return found
 
     def gauges(self) -> Mapping[str, float | str]:
-        """Any thread."""
+        """Say how long it has waited; from any thread."""
         since = self._since
         if since is None:
             return {}
@@ -233,13 +239,14 @@ class ServerWait:
 
 
 def this_process() -> list[int]:
-    """``pids`` of a model that is loaded in the worker's own process."""
+    """Return the process of a model that is loaded in the worker's own."""
     return [os.getpid()]
 
 
 def cache_folder(model: str) -> Path | None:
-    """Where huggingface_hub keeps a model that is given by its name; None where that is not
-    installed."""
+    """Return where huggingface_hub keeps a model that is given by its name.
+
+    None where huggingface_hub is not installed."""
     try:
         root = importlib.import_module("huggingface_hub.constants").HF_HUB_CACHE
     except (ImportError, AttributeError):
@@ -256,7 +263,9 @@ class SharedLook(Generic[Seen]):
         self._last: tuple[float, Seen] | None = None  # when it began, and what was seen
 
     async def take(self) -> Seen:
-        """What is seen by a look that begins after this call. Raises what ``look`` raises."""
+        """Return what is seen by a look that begins after this call.
+
+        Raises what ``look`` raises."""
         asked_at = time.monotonic()
         async with self._one_at_a_time:
             if self._last is not None and self._last[0] >= asked_at:

@@ -1,8 +1,7 @@
-"""What the doctor sees of the machine for lanes that host a model: cards and their driver, shared
-memory, files.
+"""What the doctor sees of the machine for lanes that host a model.
 
-Each sentence says what was seen here, and what could not be: a doctor often runs on another machine
-than the workers.
+It looks at GPUs and their driver, shared memory and files. Each sentence says what was seen here,
+and what could not be: a doctor often runs on another machine than the workers.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Card(NamedTuple):
 
 
 def cards() -> list[Card] | str:
-    """The cards of this machine, or why they could not be seen."""
+    """Return the GPUs of this machine, or why they could not be seen."""
     if shutil.which(ASK[0]) is None:
         return "no nvidia-smi is here, so neither driver nor cards could be seen"
     try:
@@ -62,7 +61,7 @@ def cards() -> list[Card] | str:
 
 
 def find_cards(found: list[Card] | str) -> Iterator[LaneFinding]:
-    """One line per card."""
+    """Yield one line per GPU."""
     if isinstance(found, str):
         fix = "run the doctor where the workers run; an engine that computes on a CPU needs no card"
         yield LaneFinding(False, found, fix)
@@ -82,7 +81,7 @@ def find_cards(found: list[Card] | str) -> Iterator[LaneFinding]:
 
 
 def find_shared_memory(*, processes: int, folder: Path = SHM) -> Iterator[LaneFinding]:
-    """``processes`` of the engine, which share it where there are several."""
+    """Check the shared memory that the engine's ``processes`` use where there are several."""
     if not folder.is_dir():
         yield LaneFinding(
             False, f"there is no {folder} here", "engines of several processes need it"
@@ -101,7 +100,7 @@ def find_shared_memory(*, processes: int, folder: Path = SHM) -> Iterator[LaneFi
 
 
 def find_model(setting: str, folder: Path) -> Iterator[LaneFinding]:
-    """Whether the files of a model are all there: configuration, tokenizer, weights."""
+    """Return whether the files of a model are all there: configuration, tokenizer, weights."""
     wrong = [name for name in ("config.json",) if not (folder / name).is_file()]
     if wrong:
         yield LaneFinding(
@@ -139,8 +138,11 @@ def find_model(setting: str, folder: Path) -> Iterator[LaneFinding]:
 def find_room(
     size: int, found: list[Card] | str, *, cards_used: int, replicas: int = 1, share: float = 0.0
 ) -> Iterator[LaneFinding]:
-    """Whether weights of ``size`` bytes fit into the ``cards_used`` of one replica, and ``share``
-    of each card is free."""
+    """Check whether weights of ``size`` bytes fit, and whether the memory is free.
+
+    They must fit into the ``cards_used`` GPUs of one replica, and ``share`` of each GPU must be
+    free.
+    """
     if isinstance(found, str) or not found or not size:
         return
     needed = cards_used * replicas
@@ -182,7 +184,7 @@ def weight_bytes(folder: Path) -> int:
 
 
 def read_json(file: Path) -> dict[str, object] | None:
-    """None for a file that is not there, is enormous, or holds no JSON object."""
+    """Read a JSON object; None for a file that is not there, is enormous, or holds none."""
     try:
         if file.stat().st_size > JSON_BYTES_MAX:
             return None

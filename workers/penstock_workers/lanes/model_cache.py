@@ -32,24 +32,32 @@ from penstock_workers.lanes.model_stores import Noted, Store, StoredFile, downlo
 
 
 class FileLock:
-    """An open lock file: shared by those that use what it stands for, or held by the one that
-    changes it."""
+    """An open lock file.
+
+    It is shared by those that use what it stands for, or held by the one that changes it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def share(self) -> bool:
-        """False while another process changes it, or has removed the file meanwhile: open it anew
-        then."""
+        """Share the lock.
+
+        Return False while another process changes what it stands for, or when one has removed the
+        file meanwhile: then open it anew.
+        """
         return self._take(fcntl.LOCK_SH)
 
     def hold(self) -> bool:
-        """Alone. False while another one uses or changes it, or has removed the file meanwhile."""
+        """Hold the lock alone.
+
+        Return False while another one uses or changes it, or when one has removed the file
+        meanwhile.
+        """
         return self._take(fcntl.LOCK_EX)
 
     def wait(self) -> None:
-        """Until it is held alone. For locks that are held for moments."""
+        """Wait until it is held alone, for locks that are held for moments."""
         fcntl.flock(self._file, fcntl.LOCK_EX)
 
     def let_go(self) -> None:
@@ -60,11 +68,11 @@ class FileLock:
         os.pwrite(self._file, text.encode(), 0)
 
     def touch(self) -> None:
-        """It is used now."""
+        """Note that it is used now."""
         os.utime(self._file)
 
     def close(self) -> None:
-        """And let go of it. Again changes nothing."""
+        """Close the file and let go of it; doing it again changes nothing."""
         opened, self._file = self._file, -1
         if opened >= 0:
             os.close(opened)
@@ -115,7 +123,7 @@ class Wanted:
 
     @property
     def here(self) -> dict[str, StoredFile]:
-        """By their names in the cache."""
+        """The files by their names in the cache."""
         return {file.path.removeprefix(self.inside): file for file in self.files}
 
 
@@ -137,7 +145,7 @@ class FileCache:
         self._folder, self._most_bytes = folder, most_bytes
 
     def take(self, wanted: Wanted, note: Noted = lambda _: None) -> Entry:
-        """The files, brought where they are not here yet.
+        """Return the files, and bring those that are not here yet.
 
         Raises CacheFull, and what reading the store raises."""
         self._make_folder()
@@ -162,7 +170,7 @@ class FileCache:
             time.sleep(ASK_AGAIN_S)
 
     def _taken(self, wanted: Wanted, lock: FileLock, note: Noted) -> Entry | None:
-        """None while another process is at it."""
+        """Take the entry, and bring it first if need be; None while another process is at it."""
         folder = self._path(wanted.key)
         if not (lock.share() and _is_whole(folder, wanted)):
             lock.let_go()
@@ -196,7 +204,7 @@ class FileCache:
     # -- room --------------------------------------------------------------------------------------
 
     def _reserve(self, wanted: Wanted, lock: FileLock) -> None:
-        """Room for it, under this lock's name, at the cost of what was not used for longest.
+        """Reserve room under this lock's name, at the cost of what was not used for longest.
 
         Raises CacheFull."""
         with FileLock(self._folder / _WHOLE) as whole:
@@ -216,11 +224,11 @@ class FileCache:
         return self._used() + wanted.size <= self._most_bytes and wanted.size <= free
 
     def _used(self) -> int:
-        """Bytes of all entries, and of those that are on their way."""
+        """Count the bytes of all entries, and of those that are on their way."""
         return sum(_reserved(path) for _, path in self._oldest_first())
 
     def _oldest_first(self) -> list[tuple[str, Path]]:
-        """Keys and locks; what was never completed comes first."""
+        """Return keys and locks; what was never completed comes first."""
         found: list[tuple[bool, float, str, Path]] = []
         for path in self._folder.glob(f"*{_LOCK}"):
             if path.name == _WHOLE:
@@ -240,7 +248,7 @@ class FileCache:
                 path.unlink()
 
     def _clear(self, key: str) -> None:
-        """An entry that is being removed is no entry at any moment of it."""
+        """Remove an entry such that what is left of it is never taken for an entry."""
         gone = self._path(key, _GONE)
         shutil.rmtree(gone, ignore_errors=True)
         if self._path(key).exists():
@@ -295,7 +303,7 @@ class FileCache:
 
 
 def _is_whole(folder: Path, wanted: Wanted) -> bool:
-    """A person may have taken something out of it."""
+    """Return whether all files are there; a person may have taken something out of the folder."""
     try:
         return all(
             (folder / name).stat().st_size == file.size for name, file in wanted.here.items()
@@ -305,7 +313,7 @@ def _is_whole(folder: Path, wanted: Wanted) -> bool:
 
 
 def _reserved(path: Path) -> int:
-    """What a lock says that its entry has; 0 where it has none."""
+    """Return how many bytes an entry has, as its lock says; 0 where it says nothing."""
     try:
         said = json.loads(path.read_text() or "{}")
     except (OSError, ValueError):
@@ -315,7 +323,7 @@ def _reserved(path: Path) -> int:
 
 
 def _sync(folder: Path) -> None:
-    """The rename itself."""
+    """Sync the folder, so that a rename in it is durable."""
     opened = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(opened)

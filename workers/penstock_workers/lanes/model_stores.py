@@ -48,11 +48,15 @@ class Store(Protocol):
     place: str
 
     def files(self) -> list[StoredFile]:
-        """All that lie here. Raises StoreAway, and FilesUnusable for more than ``FILES_MAX``."""
+        """List all files that lie here.
+
+        Raises StoreAway, and FilesUnusable for more than ``FILES_MAX``."""
         ...
 
     def read(self, file: StoredFile, offset: int, length: int) -> bytes:
-        """Exactly so many bytes. Raises FilesChanged, StoreAway, FilesUnusable."""
+        """Read exactly so many bytes.
+
+        Raises FilesChanged, StoreAway, FilesUnusable."""
         ...
 
 
@@ -132,7 +136,7 @@ class BucketStore:
 
 
 def open_store(place: str, endpoint_url: str | None) -> Store:
-    """Nothing is asked of it yet.
+    """Open a place, of which nothing is asked yet.
 
     Raises FilesUnusable where `s3://` cannot be read at all, as without boto3."""
     return (
@@ -149,7 +153,7 @@ def _shown(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _stat(path: str, entry: os.DirEntry[str]) -> StoredFile | None:
-    """None for what is no file, or is gone by now."""
+    """Describe a file; None for what is no file, or is gone by now."""
     try:
         found = entry.stat()
     except FileNotFoundError:
@@ -163,7 +167,7 @@ def _listed(path: str, found: os.stat_result) -> StoredFile:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """A bucket's errors in the words of this module: those of a source speak of a job."""
+    """Say a bucket's errors in the words of this module: those of a source speak of a job."""
     try:
         yield
     except SourceChanged as error:
@@ -183,10 +187,9 @@ Noted = Callable[[int], None]
 
 
 def download(store: Store, files: Mapping[str, StoredFile], folder: Path, note: Noted) -> None:
-    """All of them, by their names in ``folder``, durable when this returns.
+    """Download all files, by their names in ``folder``, durable when this returns.
 
-    Raises what ``store.read`` raises, and OSError of this machine's disk.
-    """
+    Raises what ``store.read`` raises, and OSError of this machine's disk."""
     job = _Download(store, files, folder, note)
     threads = [
         threading.Thread(target=job.work, name=f"penstock-files-{number}", daemon=True)
@@ -270,8 +273,9 @@ T = TypeVar("T")
 
 
 async def in_thread(call: Callable[[], T]) -> T:
-    """As ``asyncio.to_thread``, whose threads are waited for at exit: a bucket may not answer for
-    minutes."""
+    """Run a call in a thread that is not waited for at exit.
+
+    Those of ``asyncio.to_thread`` are, and a bucket may not answer for minutes."""
     future: Future[T] = Future()
     Thread(target=_work, args=(call, future), name="penstock-files", daemon=True).start()
     return await asyncio.wrap_future(future)

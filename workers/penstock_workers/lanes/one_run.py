@@ -1,5 +1,4 @@
-"""A run of one request through a lane as a worker would start it, for `penstock doctor --lane …
---try`."""
+"""Runs one request through a lane as a worker would, for `penstock doctor --lane … --try`."""
 
 from __future__ import annotations
 

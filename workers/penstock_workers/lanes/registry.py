@@ -40,7 +40,9 @@ REGISTRY: Final[Mapping[str, LaneRow[Any]]] = {row.name: row for row in (API, GP
 
 
 def lane_row(name: str) -> LaneRow[Any]:
-    """Raises UnknownLane for a lane that workers do not serve."""
+    """Return the row of a lane.
+
+    Raises UnknownLane for a lane that workers do not serve."""
     try:
         return REGISTRY[name]
     except KeyError:
@@ -48,24 +50,26 @@ def lane_row(name: str) -> LaneRow[Any]:
 
 
 def check_lane(name: str) -> None:
-    """Raises UnknownLane for one that no worker can serve."""
+    """Check that workers can serve a lane.
+
+    Raises UnknownLane."""
     if name != CONTROL_LANE:
         lane_row(name)
 
 
 def check_settings(settings: WorkerSettings) -> None:
-    """Raises UnknownLane, and what the lane finds wrong in its settings before it starts."""
+    """Check the settings of the lane before it starts.
+
+    Raises UnknownLane, and what the lane finds wrong."""
     row = lane_row(settings.lane)
     if row.runs is None:
         row.make(settings)
 
 
 def served_by(settings: WorkerSettings) -> Served | None:
-    """The model that a worker with these settings hosts, as far as they say; None in lanes that
-    host none.
+    """Return the model that a worker with these settings hosts, as far as they say.
 
-    Raises TooManyNames.
-    """
+    None in lanes that host none. Raises TooManyNames."""
     row = REGISTRY.get(settings.lane)
     if row is None or row.serves is None:
         return None
@@ -76,14 +80,15 @@ def served_by(settings: WorkerSettings) -> Served | None:
 
 
 def home_queue(settings: WorkerSettings) -> str:
-    """Under whose name a worker keeps what it holds: that of its model, or of its lane where it
-    hosts none."""
+    """Return the queue under whose name a worker keeps what it holds.
+
+    It is that of its model, or of its lane where it hosts none."""
     served = served_by(settings)
     return queue_name(settings.lane) if served is None else served.home(settings.lane)
 
 
 def make_lane(settings: WorkerSettings) -> Lane:
-    """The lane that this worker serves.
+    """Make the lane that this worker serves.
 
     Raises UnknownLane, and what the lane finds wrong in its settings."""
     lane: Lane = lane_row(settings.lane).make(settings)
@@ -94,7 +99,7 @@ BOUND_BY: Final = ("queue", "quota", "slots", "engine", "memory", "starting")
 
 
 def engine_figures(lane: str, gauges: Mapping[str, float | str]) -> Iterator[Sample]:
-    """Those that the lane's row gives a metric.
+    """Yield the figures to which the lane's row gives a metric.
 
     The others, such as rates of items, are counted elsewhere."""
     metrics = lane_row(lane).gauges

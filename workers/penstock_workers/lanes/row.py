@@ -70,7 +70,9 @@ class LaneCheck(Protocol):
     """What `penstock doctor` asks a lane."""
 
     def __call__(self, settings: WorkerSettings, *, knock: bool) -> Iterator[LaneFinding]:
-        """Nothing for a lane that is not configured. Servers are asked only to ``knock``."""
+        """Check the lane; yield nothing for one that is not configured.
+
+        Servers are asked only to ``knock``."""
         ...
 
 
@@ -118,7 +120,7 @@ class LaneRow(Generic[L]):
     runs: Callable[[WorkerSettings, StartBeside], ItemEngine] | None = None
 
     def place_of_suspects(self, lane: L, children: ChildPool) -> Quarantine:
-        """Where its suspects run."""
+        """Return where the lane's suspects run."""
         if self.quarantine is not None:
             return self.quarantine(lane)
         from penstock_workers.item.run.quarantine import ChildQuarantine

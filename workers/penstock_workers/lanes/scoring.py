@@ -1,11 +1,7 @@
-"""The bodies of `/v1/rerank`, `/v1/score` and `/classify`, as vLLM's server has them, for every
-lane that answers them.
+"""The bodies of `/v1/rerank`, `/v1/score` and `/classify`, as vLLM's server has them.
 
-What a request for scores or classes asks for, read from its body.
-
-A field that cannot be followed is refused by name.
-
-The answers to requests for scores and classes, in the shapes of vLLM's server.
+Every lane that answers them uses this module. It reads what a request asks for, refuses a field
+that cannot be followed by name, and makes the answers.
 """
 
 from __future__ import annotations
@@ -69,13 +65,15 @@ class Ask:
 
 
 def task_of(endpoint: str) -> Task | None:
-    """By the last name of the path: `/v1/rerank`, `/v2/rerank` and `/rerank` are one."""
+    """Name the task by the last part of the path.
+
+    `/v1/rerank`, `/v2/rerank` and `/rerank` are one."""
     last = endpoint.rpartition("/")[2]
     return next((task for task in TASKS if task == last), None)
 
 
 def wrong_model(task: Task, classes: int) -> str | None:
-    """Why a model with this many classes cannot do the task; None where it can.
+    """Return why a model with this many classes cannot do the task; None where it can.
 
     No classes: it embeds, or generates."""
     if classes == 0:
@@ -89,12 +87,14 @@ def wrong_model(task: Task, classes: int) -> str | None:
 
 
 def read_ask(task: Task, body: bytes) -> Ask:
-    """Raises BadAsk. Fields that change nothing, such as `user`, are let pass."""
+    """Read what a request asks for.
+
+    Fields that change nothing, such as `user`, are let pass. Raises BadAsk."""
     asked = _object(body)
     for name, fix in _UNDONE.items():
         if asked.get(name):
             raise BadAsk(
-                f"'{name}' is {_shown(asked[name])}, which is not followed here: leave it out; "
+                f"'{name}' is {_shown(asked[name])}, which is not supported here: leave it out; "
                 f"{fix}",
                 name,
             )
@@ -154,7 +154,7 @@ def _pairs(asked: Mapping[str, Any]) -> list[Pair]:
 
 
 def _texts(given: object, name: str) -> list[str]:
-    """One or many; each may be an object with its text, as Jina and Cohere have it."""
+    """Read one text or many; each may be an object with its text, as Jina and Cohere have it."""
     many = given if isinstance(given, list) else [given]
     if not many:
         raise BadAsk(f"'{name}' is empty: give a text, or a list of texts", name)
@@ -173,7 +173,7 @@ def _texts(given: object, name: str) -> list[str]:
 
 
 def _top(top_n: object) -> int | None:
-    """How many of the best come back; None = all, which vLLM's clients also write as 0."""
+    """Return how many of the best come back; None = all, which vLLM's clients also write as 0."""
     if top_n is None or (type(top_n) is int and top_n >= 0):
         return top_n or None
     raise BadAsk(f"'top_n' is {_shown(top_n)}: give a whole number, 0 for all", "top_n")
@@ -199,9 +199,11 @@ def answer_body(
     model: str,
     tokens: int,
 ) -> bytes:
-    """``rows``: the numbers of each text, one for each class.
+    """Make the body of an answer.
 
-    ``tag`` names the item, as request ids do."""
+    ``rows`` are the numbers of each text, one for each class. ``tag`` names the item, as request
+    ids do.
+    """
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     if ask.task == "rerank":
         return orjson.dumps(
@@ -222,7 +224,7 @@ def answer_body(
 
 
 def _ranking(ask: Ask, rows: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
-    """The best first; of equal ones, the one that came first."""
+    """Return the documents, the best first; of equal ones, the one that came first."""
     order = sorted(range(len(rows)), key=lambda place: -rows[place][0])
     documents = [
         {"document": {"text": text[1]}} if ask.with_documents else {} for text in ask.texts

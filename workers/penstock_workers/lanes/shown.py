@@ -1,5 +1,6 @@
-"""A value of a request as an error shows it: cut, whatever it is, however large, and however deep
-it nests."""
+"""Shows a value of a request in an error.
+
+It is cut, whatever it is, however large, and however deep it nests."""
 
 from __future__ import annotations
 

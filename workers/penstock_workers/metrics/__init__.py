@@ -1,12 +1,12 @@
-"""What the fleet counts, as Prometheus reads it: `http://<metrics_host>:<metrics_port>/metrics` of
-each process.
+"""What the fleet counts, as Prometheus reads it.
 
-``catalogue`` names everything there is; docs/metrics.md, the dashboards and the alert rules are
-made from it. Parts that count implement ``figures()`` and yield samples; nothing is computed before
-the page is asked for::
+Each process serves the page `http://<metrics_host>:<metrics_port>/metrics`. ``catalogue`` names
+everything there is; docs/metrics.md, the dashboards and the alert rules are made from it. Parts
+that count implement ``figures()`` and yield samples; nothing is computed before the page is asked
+for::
 
-    with start_metrics(settings, control.figures):  # does nothing where settings.metrics_port is
-    None
+    # does nothing where settings.metrics_port is None
+    with start_metrics(settings, control.figures):
         ...
 
 Other processes pass their own functions that return samples.

@@ -1,5 +1,6 @@
-"""Everything that is counted, by name. docs/metrics.md is made from this; dashboards and alert
-rules may only name what is here.
+"""Everything that is counted, by name.
+
+docs/metrics.md is made from this; dashboards and alert rules may only name what is here.
 
 Sources: `worker` is a process that runs items, `control` one that runs a control loop (a worker
 does both, unless the fleet has control pools). Every control loop reports the same figures of the

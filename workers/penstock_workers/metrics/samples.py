@@ -28,7 +28,7 @@ class Metric:
         return self.name
 
     def __call__(self, value: float | Spread, *labels: str) -> Sample:
-        """One sample.
+        """Make one sample.
 
         Raises ValueError for another number of labels than the catalogue promises."""
         if len(labels) != len(self.labels):
@@ -62,7 +62,7 @@ class Spread:
         self.total += value
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Upper bound and cumulative count, as Prometheus has them."""
+        """Return upper bounds and cumulative counts, as Prometheus has them."""
         found, seen = list[tuple[str, float]](), 0
         for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
             seen += count

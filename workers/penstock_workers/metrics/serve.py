@@ -46,7 +46,7 @@ class SourcesCollector(Collector):
         yield from families.values()
 
     def describe(self) -> list[Family]:
-        """No source is read while the page is being set up."""
+        """Describe nothing, so that no source is read while the page is being set up."""
         return []
 
     def _samples(self) -> Iterator[Sample]:
@@ -62,10 +62,10 @@ class SourcesCollector(Collector):
 
 @contextlib.contextmanager
 def start_metrics(settings: WorkerSettings, *sources: Source) -> Iterator[int | None]:
-    """Serve the page until the block ends, and give its port: that of ``metrics_port``, or a free
-    one for 0.
+    """Serve the page until the block ends, and give its port.
 
-    A port that is taken costs the page, not the work: the log says so.
+    It is that of ``metrics_port``, or a free one for 0. A port that is taken costs the page, not
+    the work: the log says so.
     """
     if settings.metrics_port is None:
         yield None

@@ -45,11 +45,10 @@ class Tracing:
 
 @contextlib.contextmanager
 def open_tracing(settings: WorkerSettings, lane: str) -> Iterator[Tracing | None]:
-    """What ``trace_share`` asks for; None for a share of 0.
+    """Open what ``trace_share`` asks for; give None for a share of 0.
 
-    ``lane`` names the part of the process in its resource.
-
-    What waits when the block ends is delivered, within a limit. Raises TracingMissing.
+    ``lane`` names the part of the process in its resource. What waits when the block ends is
+    delivered, within a limit. Raises TracingMissing.
     """
     if not settings.trace_share:
         yield None

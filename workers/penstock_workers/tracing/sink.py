@@ -1,10 +1,11 @@
-"""Spans on their way out: OpenTelemetry's batch processor and OTLP exporter, with Penstock's
-limits. The only module that imports OpenTelemetry.
+"""Sends spans out, by OpenTelemetry's batch processor and OTLP exporter with Penstock's limits.
+
+The only module that imports OpenTelemetry.
 
 Spans are built when an item is settled, with ids and times of their own, so they are handed to the
 processor as finished ``ReadableSpan`` instead of going through a tracer: a tracer would draw the
-ids, and takes several times as long. tests/integration/test_tracing.py checks this with a real
-receiver.
+ids, and takes several times as long. tests/integration/workers/test_tracing.py checks this with a
+real receiver.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class SpanSink:
             )
 
     def figures(self) -> Iterator[Sample]:
-        """Any thread."""
+        """Yield the figures of the spans; from any thread."""
         counts = {**self._exports.counts, "dropped": self._dropped}
         for result in RESULTS:
             yield catalogue.SPANS(counts[result], self._lane, result)
@@ -183,7 +184,7 @@ class _LastWords(logging.Filter):
 
 @cache
 def _last_words(logger: str) -> _LastWords:
-    """One filter per logger: a second one would see no records."""
+    """Filter a logger once: a second filter would see no records."""
     words = _LastWords()
     logging.getLogger(logger).addFilter(words)
     return words
@@ -194,7 +195,7 @@ def _context(context: SpanContext, *, remote: bool) -> OtelContext:
 
 
 def _resource(lane: str) -> Resource:
-    """The process; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win."""
+    """Describe the process; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win."""
     attributes = {
         "service.name": f"penstock-{lane}",
         "service.version": version("penstock"),

@@ -25,7 +25,7 @@ _ids = random.Random()  # span ids but for roots: OpenTelemetry asks for random,
 
 
 class Kind(Enum):
-    """By the names of OpenTelemetry's SpanKind."""
+    """The kinds of spans, by the names of OpenTelemetry's SpanKind."""
 
     PRODUCER = "PRODUCER"
     CONSUMER = "CONSUMER"
@@ -49,7 +49,7 @@ class Span:
 
 
 def child_of(context: SpanContext) -> SpanContext:
-    """A new span of the same trace."""
+    """Make a new span of the same trace."""
     return SpanContext(context.trace_id, _ids.getrandbits(64) or 1)
 
 
@@ -58,7 +58,7 @@ def short(text: str) -> str:
 
 
 def message_attributes(operation: str, queue: str, key: ItemKey) -> dict[str, Value]:
-    """The attributes of every span about a message."""
+    """Return the attributes of every span about a message."""
     return {
         "messaging.system": SYSTEM,
         "messaging.operation.name": operation,

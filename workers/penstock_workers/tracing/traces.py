@@ -93,8 +93,9 @@ class FeedSpans:
         )
 
     def _links(self, key: ItemKey) -> list[SpanContext]:
-        """Where the work came from: the request of the service that submitted the job, or the try
-        that is replayed."""
+        """Return where the work came from.
+
+        It is the request of the service that submitted the job, or the try that is replayed."""
         links = [] if self._submitted_by is None else [self._submitted_by]
         if self._replays is not None:
             earlier = trace_of(key._replace(generation=self._replays))
@@ -134,7 +135,9 @@ class ModelCalls:
     def span(
         self, attempt: Attempt, marks: Marks, context: SpanContext, parent: SpanContext
     ) -> Span:
-        """CLIENT in all lanes: the caller's view, wherever the model runs."""
+        """Make the span of a call.
+
+        It is CLIENT in all lanes: the caller's view, wherever the model runs."""
         fields = _fields(attempt.body)
         operation = _operation(attempt.job.spec.endpoint)
         attributes: dict[str, Value] = {
@@ -185,7 +188,9 @@ def _fields(body: bytes) -> dict[str, Any]:
 
 
 def _asked(fields: Mapping[str, Any]) -> Mapping[str, Value]:
-    """Only numbers: a field of another type could hold text of a document."""
+    """Return what was asked for in numbers.
+
+    A field of another type could hold text of a document."""
     found: dict[str, Value] = {}
     for attribute, names, kind in _ASKED:
         value = next(
@@ -197,7 +202,7 @@ def _asked(fields: Mapping[str, Any]) -> Mapping[str, Value]:
 
 
 def _answered(happened: Failure | Reply | None) -> Mapping[str, Value]:
-    """Attributes of the answer, if there is one."""
+    """Return the attributes of the answer, if there is one."""
     if happened is None:
         return {"error.type": GIVEN_UP}
     found: dict[str, Value] = {}
@@ -239,8 +244,9 @@ class ItemTraces:
         self._put = put
 
     def settled(self, group: Sequence[Settled]) -> None:
-        """These items are durable and acknowledged: hand over the spans of those that are
-        traced."""
+        """Hand over the spans of those items that are traced.
+
+        All of them are durable and acknowledged by now."""
         now_ns = time_ns()
         for item, outcome in group:
             if (
@@ -251,12 +257,11 @@ class ItemTraces:
                 self._put(self._spans(item, item.marks, roots, outcome, now_ns, len(group)))
 
     def _roots(self, item: Item) -> tuple[SpanContext, SpanContext | None] | None:
-        """The root of an item's trace, and the span above `process`; None for an item that is not
-        traced.
+        """Return the root of an item's trace, and the span above `process`.
 
-        The feeder that sent an item has decided, and its message says so: then the sending is the
-        span above. Where the message says nothing, because another share holds there, the share of
-        this worker decides and there is none above.
+        None for an item that is not traced. The feeder that sent an item has decided, and its
+        message says so: then the sending is the span above. Where the message says nothing, because
+        another share holds there, the share of this worker decides and there is none above.
         """
         root = trace_of(item.key)
         header = parse_traceparent(item.delivery.headers.get(TRACEPARENT_HEADER))
@@ -294,8 +299,9 @@ class ItemTraces:
         )
 
     def _wait(self, marks: Marks, process: SpanContext) -> Span:
-        """From the claim to the item's turn: for a slot, then for the quota or for room in the
-        engine."""
+        """Return the span from the claim to the item's turn.
+
+        It waits for a slot, then for the quota or for room in the engine."""
         began_ns, decided_ns = marks["claimed"], marks["decided"]
         ended_ns = marks.get("admitted", decided_ns)
         slot_ns = marks.get("seated", decided_ns) - began_ns
@@ -338,7 +344,7 @@ def _failed(outcome: Outcome) -> bool:
 
 
 def _reason(outcome: Outcome) -> str | None:
-    """The failure's name, without its details, which may quote a document."""
+    """Return the failure's name, without its details, which may quote a document."""
     match outcome:
         case Dead(letter):
             return letter.reason

@@ -1,5 +1,4 @@
-"""Why a job is paused, as data beside its reason; and what a person has accepted of a job that a
-stop-loss has paused.
+"""Why a job is paused, as data, and what a person accepted after a stop-loss.
 
 Processes of the release before write `reason` alone, and go on: see `penstock_ledger/pause.py` for
 how that is noticed.

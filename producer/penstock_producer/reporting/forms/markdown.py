@@ -67,7 +67,7 @@ def code(text: str) -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> list[str]:
-    """The first ``left`` columns are text, the others figures."""
+    """Return a table; the first ``left`` columns are text, the others figures."""
     marks = ["---" if place < left else "---:" for place in range(len(header))]
     return [f"| {' | '.join(row)} |" for row in (header, marks, *rows)]
 

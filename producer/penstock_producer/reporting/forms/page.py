@@ -1,6 +1,6 @@
-"""The report as one page of HTML: no script, nothing from elsewhere, and nothing in it that a
-document could have written.
+"""The report as one page of HTML.
 
+It has no script, nothing from elsewhere, and nothing in it that a document could have written.
 The points of a chart's lines are computed apart: the page draws them.
 """
 
@@ -140,7 +140,7 @@ def _figures(report: Report) -> list[tuple[str, str]]:
 
 
 def _tiers(report: Report) -> list[Bar]:
-    """The whole is the job, so that the bars are its shares."""
+    """Return the bars of outcomes; the whole is the job, so that the bars are its shares."""
     rows = [
         ("succeeded at the first try", report.succeeded - report.succeeded_after_retry, "good"),
         ("succeeded after retry", report.succeeded_after_retry, "again"),
@@ -190,7 +190,7 @@ def _latencies(course: Course) -> list[Bar]:
 
 
 def _stretches(course: Course) -> list[tuple[str, str, str]]:
-    """Some of them, the last among these."""
+    """Return some of the stretches, the last among these."""
     rows = course.stretches
     each = max(1, len(rows) // PROGRESS_ROWS)
     some = [*rows[each - 1 : -1 : each], *rows[-1:]]

@@ -51,7 +51,7 @@ def headline(report: Report) -> list[tuple[str, str]]:
 
 
 def effort(report: Report) -> list[str]:
-    """What it took, and what was changed or saved on the way."""
+    """Return what the job took, and what was changed or saved on the way."""
     retried = retried_line(report.retried_by_reason)
     return [
         f"{duration(report.seconds)} at {rate(report.items_per_second)} · {count(report.calls)} "

@@ -91,15 +91,15 @@ class Blob(Protocol):
     uri: str
 
     def pin(self) -> dict[str, Any]:
-        """What identifies the bytes. Cheap after a whole pass over ``chunks``."""
+        """Return what identifies the bytes. Cheap after a whole pass over ``chunks``."""
         ...
 
     def pinning(self) -> Iterator[bytes]:
-        """What ``pin`` still has to read, so that a caller can stop in between."""
+        """Yield what ``pin`` still has to read, so that a caller can stop in between."""
         ...
 
     def chunks(self, offset: int) -> Iterator[bytes]:
-        """The bytes from ``offset`` on. Raises SourceChanged, SourceUnavailable."""
+        """Yield the bytes from ``offset`` on. Raises SourceChanged, SourceUnavailable."""
         ...
 
     def read(self, offset: int, length: int) -> bytes:
@@ -116,7 +116,7 @@ class Deadline:
         self._ends_at = time.monotonic() + timeout_s
 
     def check(self) -> None:
-        """Raises SourceError once it has passed."""
+        """Raise SourceError once the time has passed."""
         if time.monotonic() > self._ends_at:
             raise SourceError(
                 "source_too_slow",
@@ -126,8 +126,10 @@ class Deadline:
 
 
 class TimedBlob:
-    """A blob that has to be read within ``timeout_s`` seconds from now; looked at once per chunk or
-    read."""
+    """A blob that has to be read within ``timeout_s`` seconds from now.
+
+    The time is looked at once per chunk or read.
+    """
 
     def __init__(self, blob: Blob, timeout_s: float) -> None:
         self.uri = blob.uri
@@ -179,7 +181,10 @@ class BlobFile(io.RawIOBase):
         return self._at
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Raises SourceError for more than may be read at once, before any memory is taken."""
+        """Read bytes.
+
+        Raises SourceError for more than may be read at once, before any memory is taken.
+        """
         left = max(0, self._size - self._at)
         length = left if size is None or size < 0 else min(size, left)
         if self._most is not None and length > self._most:

@@ -121,8 +121,10 @@ def refuse_ending(uri: str) -> None:
 
 
 def refuse_magic(uri: str, start: bytes, wanted: str) -> None:
-    """Raise SourceError for first bytes that are those of another format than ``wanted``, its name
-    in words."""
+    """Raise SourceError for first bytes that are those of another format than ``wanted``.
+
+    ``wanted`` is the format's name in words.
+    """
     remedies = (
         *((one.name, one.magic, _let_end(uri, one.ending)) for one in CODECS.values()),
         *((one.title, one.magic, _recipe(one.command, uri)) for one in _NOT_READ),
@@ -162,8 +164,10 @@ def _recipe(command: str, uri: str) -> str:
 
 
 def _renamed(source: str) -> str:
-    """Return where the converted file goes; never the source itself, which the command would
-    empty."""
+    """Return where the converted file goes.
+
+    It is never the source itself, which the command would empty.
+    """
     plain = source
     for kind in _NOT_READ:
         if plain.lower().endswith(kind.ending):

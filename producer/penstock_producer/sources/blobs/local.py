@@ -73,8 +73,10 @@ class LocalFile:
         return self.chunks(0) if self._sha256 is None or self._verified is None else iter(())
 
     def unchanged(self) -> bool:
-        """Whether size and modification time are those of the pin: enough to skip a second survey
-        of the same job."""
+        """Return whether size and modification time are those of the pin.
+
+        That is enough to skip a second survey of the same job.
+        """
         if self._pinned is None:
             return False
         with self._opened() as (_, identity):
@@ -121,8 +123,10 @@ class LocalFile:
         return os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def _verify(self, descriptor: int, identity: _Identity) -> None:
-        """Hold the open file against the pin, reading it whole only when it is not plainly the
-        same."""
+        """Compare the open file with the pin.
+
+        It is read whole only when it is not plainly the same.
+        """
         if self._verified is not None:
             self._expect(self._verified, identity)
         elif self._pinned is not None:

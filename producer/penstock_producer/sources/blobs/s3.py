@@ -41,7 +41,7 @@ class RangedObject(ABC):
 
     @abstractmethod
     def _version(self) -> Version:
-        """Raises SourceUnavailable."""
+        """Return the version of the object. Raises SourceUnavailable."""
 
     @abstractmethod
     def _range(self, offset: int, length: int, etag: str) -> bytes:
@@ -241,11 +241,10 @@ class S3Files:
         self._client = _client(endpoint_url)
 
     def read(self, uri: str, most: int) -> tuple[bytes, int, int]:
-        """The bytes where there are at most ``most``, how many there are, and when they were
-        changed (Unix time in ns).
+        """Return the bytes of an object, their number, and when it was changed (Unix time in ns).
 
-        Raises FileNotFoundError for what is not there or not allowed, and SourceUnavailable where
-        S3 does not answer.
+        The bytes are returned where there are at most ``most``. Raises FileNotFoundError for what
+        is not there or not allowed, and SourceUnavailable where S3 does not answer.
         """
         from botocore.exceptions import ClientError
 

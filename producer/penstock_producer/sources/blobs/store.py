@@ -1,5 +1,6 @@
-"""An object of Google Cloud Storage (`gs://`) or Azure (`az://`) as a pinned blob, by obstore, as
-s3.py does it by boto3.
+"""An object of Google Cloud Storage (`gs://`) or Azure (`az://`) as a pinned blob.
+
+It is read by obstore, as s3.py does it by boto3.
 
 obstore is imported when the first object is opened: it is an extra (`pip install
 penstock[stores]`). Credentials, the account and another endpoint come from the environment, as
@@ -67,8 +68,11 @@ class StoreObject(RangedObject):
         return data
 
     def _refuse_encoded(self, answer: Any) -> None:
-        """Google unpacks an object on its way where its attribute says gzip, whatever it holds:
-        then sizes and ranges mean nothing. Raises SourceError."""
+        """Raise SourceError for an object that Google unpacks on its way.
+
+        It does so where the object's attribute says gzip, whatever it holds: then sizes and ranges
+        mean nothing.
+        """
         if answer.attributes.get("Content-Encoding", "identity").lower() not in ("", "identity"):
             raise self._encoded()
 
@@ -96,8 +100,10 @@ class StorePrefix:
         self._store = open_store(self._scheme, self._bucket) if store is None else store
 
     def listed(self, after: str = "") -> Iterator[Listed]:
-        """In the order in which the service lists them, which is that of their names; those later
-        than ``after``."""
+        """Yield the objects later than ``after``, in the order in which the service lists them.
+
+        That is the order of their names.
+        """
         import obstore
 
         given: dict[str, Any] = {"offset": f"{self._below}{after}"} if after else {}
@@ -120,7 +126,10 @@ class StorePrefix:
 
 
 def open_store(scheme: str, bucket: str) -> Any:
-    """Raises SourceUnavailable without obstore, and where the environment has no account."""
+    """Open a bucket or container.
+
+    Raises SourceUnavailable without obstore, and where the environment has no account.
+    """
     try:
         return ask(f"{scheme}://{bucket}", lambda: store_at(scheme, bucket, tries=TRIES))
     except ImportError as error:
@@ -130,7 +139,10 @@ def open_store(scheme: str, bucket: str) -> Any:
 
 
 def ask(uri: str, request: Callable[[], Any]) -> Any:
-    """Raises SourceChanged for a tag that is another one by now, SourceUnavailable for all else."""
+    """Return the answer to a request.
+
+    Raises SourceChanged for a tag that is another one by now, SourceUnavailable for all else.
+    """
     from obstore.exceptions import BaseError, PreconditionError
 
     try:
@@ -170,7 +182,10 @@ def _listed(meta: Mapping[str, Any], below: str) -> Listed:
 
 
 def _tag(meta: Mapping[str, Any]) -> str:
-    """Raises SourceError where a service gives none: nothing would tell its objects from others."""
+    """Return the tag of an object. Raises SourceError where a service gives none.
+
+    Nothing would tell its objects from others then.
+    """
     tag = meta.get("e_tag") or meta.get("version")
     if not tag:
         raise SourceError(

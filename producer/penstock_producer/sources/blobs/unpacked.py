@@ -41,7 +41,7 @@ class Stream(Protocol):
         ...
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
-        """Raises Damaged."""
+        """Return up to ``max_length`` unpacked bytes. Raises Damaged."""
         ...
 
 
@@ -194,9 +194,10 @@ class Unpacked:
         return max(member for member in self._members if member.plain <= offset)
 
     def _plain(self, start: Member) -> Iterator[bytes]:
-        """The plain bytes from a member on.
+        """Yield the plain bytes from a member on.
 
-        A first whole pass finds the members and refuses bombs."""
+        A first whole pass finds the members and refuses bombs.
+        """
         finder = None if self._whole or start.packed else _MemberFinder()
         packed, plain = start  # offsets of what has been taken and given
         stream = None

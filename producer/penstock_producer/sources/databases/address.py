@@ -71,9 +71,10 @@ KIND: Final = "table"  # of a pin
 
 
 def check_driver(url: URL, shown: str) -> URL:
-    """The URL with the driver that is used.
+    """Return the URL with the driver that is used.
 
-    Connects to nothing. Raises SourceUnavailable where a package is not installed."""
+    Connects to nothing. Raises SourceUnavailable where a package is not installed.
+    """
     chosen = url
     # the driver that SQLAlchemy takes by itself
     if url.drivername in MYSQL and util.find_spec("MySQLdb") is None:
@@ -147,8 +148,10 @@ def _bound_mysql(connection: Any, timeout_s: float) -> None:
 
 
 def _duckdb(url: URL, timeout_s: float) -> Engine:
-    """Opened for each transaction and closed behind it: while it is open no other process can write
-    the file."""
+    """Return an engine that opens the file for each transaction and closes it behind it.
+
+    While the file is open no other process can write it.
+    """
     engine = create_engine(
         url, poolclass=NullPool, hide_parameters=True, connect_args={"read_only": True}
     )
@@ -172,7 +175,7 @@ def _end(watch: threading.Timer | None) -> None:
 
 
 def _interrupt(connection: Any) -> None:
-    """The statement under way ends with an error; where there is none, nothing happens."""
+    """End the statement under way with an error; where there is none, do nothing."""
     import duckdb
 
     with contextlib.suppress(duckdb.Error):  # it was closed at this moment
@@ -188,7 +191,7 @@ class Address:
 
     @property
     def backend(self) -> str:
-        """`sqlite`, `postgresql`, `duckdb`, `mysql`, …"""
+        """Return the kind of database: `sqlite`, `postgresql`, `duckdb`, `mysql`, …."""
         return self.url.get_backend_name()
 
     @property
@@ -202,15 +205,19 @@ class Address:
 
 
 def whole(where: str) -> str:
-    """The name of a database that means the same in every working folder.
+    """Return the name of a database that means the same in every working folder.
 
-    Raises SourceError, as ``address_of``."""
+    Raises SourceError, as ``address_of``.
+    """
     return where if where.startswith(BY_VARIABLE) else address_of(where).name
 
 
 def address_of(where: str) -> Address:
-    """Raises SourceError for a name that cannot be used, and SourceUnavailable for a variable that
-    is not set here."""
+    """Return the address that a name stands for.
+
+    Raises SourceError for a name that cannot be used, and SourceUnavailable for a variable that is
+    not set here.
+    """
     if not where.startswith(BY_VARIABLE):
         return _addressed(None, where)
     name = variable_in(where)

@@ -73,7 +73,7 @@ class Column:
     type: str  # as the database calls it; "" in SQLite
 
     def value(self, quoted: str) -> str:
-        """The expression for its value; ``quoted`` is its name in SQL."""
+        """Return the expression for its value; ``quoted`` is its name in SQL."""
         match self.kind:
             case Kind.PRINTED | Kind.JSON:
                 return f"CAST({quoted} AS text)"
@@ -86,7 +86,7 @@ class Column:
         return quoted
 
     def size(self, quoted: str) -> str:
-        """The expression for the bytes of its value, where these are not few anyway; "" then."""
+        """Return the expression for the bytes of its value; "" where these are few anyway."""
         match self.kind:
             case Kind.ANY:
                 return f"coalesce(length(CAST({quoted} AS BLOB)), 0)"
@@ -102,7 +102,7 @@ def kind_in_postgresql(type_name: str) -> Kind:
 
 
 def plain(value: Any, column: Column) -> Any:
-    """A value as JSON has it. Raises RowFault."""
+    """Return a value as JSON has it. Raises RowFault."""
     match value:
         case None:
             return None
@@ -182,8 +182,10 @@ _LENGTH_BYTES: Final = 4
 
 
 def key_of(value: Any) -> Key:
-    """What a row is found by; None for what is no document's id: also a number that JSON cannot
-    keep."""
+    """Return what a row is found by; None for what is no document's id.
+
+    A number that JSON cannot keep is none.
+    """
     if type(value) is int:
         return value if -(2**63) <= value < 2**64 else None
     return value if isinstance(value, str) and id_fault(value) is None else None
@@ -209,7 +211,7 @@ class KeyOrder:
         self._last: Key = None
 
     def check(self, keys: Sequence[Key]) -> None:
-        """Raises SourceError for two rows with one key, and for keys that are numbers and texts."""
+        """Raise SourceError for two rows with one key, and for keys that are numbers and texts."""
         for key in keys:
             if key is None:
                 continue
@@ -279,9 +281,10 @@ class StoredKeys:
         self._rows = rows
 
     def pages(self, line: int) -> Iterator[tuple[int, list[Key]]]:
-        """The keys of the rows after ``line``, page by page, each with the rows before it.
+        """Yield the keys of the rows after ``line``, page by page, each with the rows before it.
 
-        Raises SourceChanged."""
+        Raises SourceChanged.
+        """
         while line < self._rows:
             number, within = divmod(line, PAGE_ROWS)
             stored = self._page(number)

@@ -108,7 +108,7 @@ class Wording:
         )
 
     def _refused(self, code: str, message: str) -> SourceError:
-        """A person can put it right; until then a job that was accepted waits."""
+        """Return the error for what a person can put right; until then an accepted job waits."""
         return (
             SourceUnavailable(message, code=code) if self.accepted else SourceError(code, message)
         )
@@ -116,7 +116,7 @@ class Wording:
 
 @contextlib.contextmanager
 def explained(wording: Wording) -> Iterator[None]:
-    """Raises SourceError and SourceUnavailable for what SQLAlchemy raises."""
+    """Raise SourceError and SourceUnavailable for what SQLAlchemy raises."""
     try:
         yield
     except SQLAlchemyError as error:
@@ -131,8 +131,10 @@ def explained(wording: Wording) -> Iterator[None]:
 
 
 def _state(error: SQLAlchemyError) -> str:
-    """The SQLSTATE, or one that says the same of SQLite's words; "" where the database was not
-    reached."""
+    """Return the SQLSTATE, or one that says the same of SQLite's words.
+
+    It is "" where the database was not reached.
+    """
     orig = error.orig if isinstance(error, DBAPIError) else None
     if isinstance(orig, sqlite3.Error):
         words = str(orig).lower()
@@ -176,7 +178,10 @@ class ReadOnly:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """What is read in it is of one moment. Raises SourceError and SourceUnavailable."""
+        """Open a transaction: what is read in it is of one moment.
+
+        Raises SourceError and SourceUnavailable.
+        """
         if self._address.file is not None:
             _check_file(self._address.file, is_sqlite=self._address.backend == "sqlite")
         with explained(self.wording), self._opened().connect() as connection:
@@ -278,6 +283,8 @@ class _Deadline:
 
 
 def _text(raw: bytes) -> str:
-    """Bytes that are not UTF-8 become half surrogate pairs, which the checks of texts name and
-    refuse."""
+    """Decode bytes; those that are not UTF-8 become half surrogate pairs.
+
+    The checks of texts name these and refuse them.
+    """
     return raw.decode("utf-8", "surrogateescape")

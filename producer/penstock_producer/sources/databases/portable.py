@@ -37,7 +37,10 @@ _NATIVE: Final = ("sqlite", "postgresql")
 
 
 def relation_of(what: Named, connection: Connection, key: str) -> Relation | PortableRelation:
-    """Raises SourceError for a key that cannot be one, and SQLAlchemy's errors."""
+    """Return the table, view or query that is read.
+
+    Raises SourceError for a key that cannot be one, and SQLAlchemy's errors.
+    """
     kind = Relation if connection.dialect.name in _NATIVE else PortableRelation
     return kind(what, connection, key)
 
@@ -46,7 +49,10 @@ class PortableRelation:
     """Columns and statements, as of ``Relation``. Values bring their types with them."""
 
     def __init__(self, what: Named, connection: Connection, key: str) -> None:
-        """Raises SourceError for a key that cannot be one, and SQLAlchemy's errors."""
+        """Look at the columns. Raises SourceError for a key that cannot be one.
+
+        SQLAlchemy's errors are raised, too.
+        """
         self._what = what
         self._dialect = connection.dialect.name
         self.columns = self._columns(connection)
@@ -54,8 +60,10 @@ class PortableRelation:
         self._key: ColumnElement[Any] = sa.column(key)
 
     def key_parts(self, connection: Connection, rows: int) -> Iterator[Sequence[Sequence[Any]]]:
-        """The keys of all rows in their order, those without one first, ``rows`` at a time; each
-        with its bytes."""
+        """Yield the keys of all rows in their order, ``rows`` at a time, each with its bytes.
+
+        Rows without a key come first.
+        """
         self._refuse_equal(connection)
         missing = self._of_rows(sa.func.count()).where(self._key.is_(None))
         without = int(connection.execute(missing).scalar_one())
@@ -85,8 +93,10 @@ class PortableRelation:
             yield some
 
     def rows_statement(self, columns: Sequence[Column]) -> Select[Any]:
-        """The rows with some keys: key, size, and the values of rows that are not longer than
-        ``most``."""
+        """Return the statement for rows with some keys.
+
+        It gives key, size, and the values of rows that are not longer than ``most``.
+        """
         values: list[ColumnElement[Any]] = [sa.column(one.name) for one in columns]
         sizes = [sa.func.coalesce(self._size(value), 0) for value in values]
         size = functools.reduce(
@@ -110,8 +120,10 @@ class PortableRelation:
         return {"keys": list(keys), "most": most}
 
     def has_index(self, connection: Connection) -> bool:
-        """Whether rows are found quickly by their key; DuckDB looks through a column quickly, and
-        tells of no index."""
+        """Return whether rows are found quickly by their key.
+
+        DuckDB looks through a column quickly, and tells of no index.
+        """
         return self._dialect == DUCKDB or has_index(self._what, connection, self.key.name)
 
     def _of_rows(self, *values: ColumnElement[Any]) -> Select[Any]:

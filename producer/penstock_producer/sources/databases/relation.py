@@ -82,7 +82,7 @@ class Named:
 
 
 def named(address: Address, spec: JobSpec) -> Named:
-    """Raises SourceError where the spec does not say what to read."""
+    """Return what the spec says to read. Raises SourceError where it does not say it."""
     if spec.format is not None or spec.encoding is not None:
         raise SourceError(
             "unsupported_format",
@@ -116,21 +116,23 @@ class Relation:
     """Columns and statements. Made by asking the database, in the transaction of ``connection``."""
 
     def __init__(self, what: Named, connection: Connection, key: str) -> None:
-        """Raises SourceError for a key that cannot be one, and SQLAlchemy's errors."""
+        """Look at the columns. Raises SourceError for a key that cannot be one.
+
+        SQLAlchemy's errors are raised, too.
+        """
         self._what = what
         self._sqlite = connection.dialect.name == "sqlite"
         self.columns = _columns(what, connection, self._sqlite)
         self.key = key_column(self.columns, key, what.words)
 
     def key_parts(self, connection: Connection, rows: int) -> Iterator[Sequence[Sequence[Any]]]:
-        """The keys of all rows in their order, ``rows`` at a time, each with the bytes that it
-        has."""
+        """Yield the keys of all rows in their order, ``rows`` at a time, each with its bytes."""
         return connection.execute(
             self.keys_statement(), execution_options={"yield_per": rows}
         ).partitions(rows)
 
     def keys_statement(self) -> TextClause:
-        """The keys of all rows in their order, each with the bytes that it has."""
+        """Return the statement for the keys of all rows in their order, each with its bytes."""
         quoted, short = _quoted(self.key.name), self._key_sql()
         size = self.key.size(quoted) or "8"
         value = f"CASE WHEN {size} <= {KEY_BYTES} THEN {short} END"
@@ -138,8 +140,10 @@ class Relation:
         return text(escaped(f"SELECT {value}, {present} FROM {self._what.sql()} ORDER BY {quoted}"))  # noqa: S608  # quoted names
 
     def rows_statement(self, columns: Sequence[Column]) -> TextClause:
-        """The rows with some keys: key, size, and the values of rows that are not longer than
-        ``most``."""
+        """Return the statement for rows with some keys.
+
+        It gives key, size, and the values of rows that are not longer than ``most``.
+        """
         names = {column.name: _quoted(column.name) for column in columns}
         sizes = [size for column in columns if (size := column.size(names[column.name]))]
         values = [
@@ -161,8 +165,10 @@ class Relation:
         return {"keys": orjson.dumps(keys).decode() if self._sqlite else list(keys), "most": most}
 
     def has_index(self, connection: Connection) -> bool:
-        """Whether rows are found quickly by their key; True where nothing says so, as of views and
-        queries."""
+        """Return whether rows are found quickly by their key.
+
+        True where nothing says so, as of views and queries.
+        """
         return has_index(self._what, connection, self.key.name)
 
     def _key_sql(self) -> str:
@@ -175,8 +181,10 @@ class Relation:
 
 
 def has_index(what: Named, connection: Connection, key: str) -> bool:
-    """Whether an index of a table begins with ``key``; True where nothing says so, as of views and
-    queries."""
+    """Return whether an index of a table begins with ``key``.
+
+    True where nothing says so, as of views and queries.
+    """
     if what.table is None:
         return True
     *schema, table = parts(what.table)
@@ -216,7 +224,7 @@ def _columns(what: Named, connection: Connection, is_sqlite: bool) -> dict[str, 
 
 
 def refuse_twice(names: Sequence[str], words: str) -> None:
-    """Raises SourceError for two columns of one name."""
+    """Raise SourceError for two columns of one name."""
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise SourceError(
@@ -226,7 +234,7 @@ def refuse_twice(names: Sequence[str], words: str) -> None:
 
 
 def key_column(columns: Mapping[str, Column], name: str, words: str) -> Column:
-    """The column that rows are found by. Raises SourceError."""
+    """Return the column that rows are found by. Raises SourceError for one that cannot be it."""
     key = columns.get(name)
     if key is None:
         raise SourceError(
@@ -244,7 +252,7 @@ def key_column(columns: Mapping[str, Column], name: str, words: str) -> Column:
 
 
 def parts(table: str) -> list[str]:
-    """Schema and name, or the name alone."""
+    """Return schema and name, or the name alone."""
     schema, _, name = table.rpartition(".")
     return [schema, name] if schema else [name]
 
@@ -287,8 +295,10 @@ class RowsByKey:
         return self._asked(ask, [key], self._max_bytes).get(key)
 
     def some(self, ask: Ask, keys: Sequence[Key]) -> Iterator[Row | None]:
-        """As many as there are keys, of which ROWS may come at once, in their order; None also for
-        a key that is none."""
+        """Yield a row for each key, in their order, of which ROWS may come at once.
+
+        None is given for a key without a row, and for one that is no key.
+        """
         wanted = [key for key in keys if key is not None]
         rows = self._asked(ask, wanted, min(SHORT, self._max_bytes)) if wanted else {}
         groups = self._groups(wanted, rows)
@@ -302,7 +312,7 @@ class RowsByKey:
             yield row
 
     def _groups(self, keys: Sequence[Key], rows: Mapping[Key, Row]) -> Iterator[list[Key]]:
-        """The keys of rows to be asked for again."""
+        """Yield the keys of rows to be asked for again."""
         group: list[Key] = []
         size = 0
         for key in keys:

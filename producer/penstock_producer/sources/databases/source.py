@@ -50,8 +50,10 @@ AnyRelation = Relation | PortableRelation
 
 
 class TableSource:
-    """``pin`` and ``keys`` are those of a job that was accepted; without them the source is
-    surveyed."""
+    """A table, view or query of a database whose rows are documents.
+
+    ``pin`` and ``keys`` are those of a job that was accepted; without them the source is surveyed.
+    """
 
     def __init__(
         self,
@@ -63,8 +65,10 @@ class TableSource:
         keys: StoredKeys | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Raises SourceError for what cannot be read, and SpecError for a spec that makes no
-        requests. Connects to nothing."""
+        """Take in what to read; connect to nothing.
+
+        Raises SourceError for what cannot be read, and SpecError for a spec that makes no requests.
+        """
         address = address_of(where)
         self._address = address
         self._what = named(address, spec)
@@ -106,7 +110,7 @@ class TableSource:
         return pin
 
     def key_pages(self) -> Iterable[bytes]:
-        """What has to be kept with the job. Complete once it was surveyed."""
+        """Return what has to be kept with the job. Complete once it was surveyed."""
         return () if self._gathered is None else self._gathered
 
     def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]:
@@ -117,7 +121,7 @@ class TableSource:
             yield from self._surveyed_rows(line)
 
     def fetch(self, position: str) -> Document:
-        """Raises RowChanged where the row is gone or cannot be used any more."""
+        """Read one document. Raises RowChanged where the row is gone or cannot be used any more."""
         key = _key_at(position)
         if key is None:
             raise BadReference(f"{seen(position)} is not the position of a document in {self.uri}")
@@ -216,8 +220,10 @@ class TableSource:
         return Document(doc_id, body, orjson.dumps(key).decode(), line, cursor, endpoint)
 
     def _without_key(self, value: Any, size: int | None, line: int) -> BadRow:
-        """``value`` is what cannot be an id; None where it is null, or has more bytes than are
-        asked for."""
+        """Return the refusal of a row by what cannot be an id.
+
+        ``value`` is None where it is null, or has more bytes than are asked for.
+        """
         try:
             if value is None:
                 what = "null" if size is None else f"of {size} bytes"
@@ -247,8 +253,11 @@ class TableSource:
         return self._reader
 
     def _known(self, connection: Connection) -> tuple[AnyRelation, RowsByKey]:
-        """Raises SourceError for what cannot be a source; where the job was accepted, it waits
-        until that is put right."""
+        """Return the relation, and the rows by their keys.
+
+        Raises SourceError for what cannot be a source; where the job was accepted, it waits until
+        that is put right.
+        """
         try:
             relation = relation_of(self._what, connection, self.id_field)
             self._check_types(relation)
@@ -311,11 +320,11 @@ def _key_at(position: str) -> Key:
 
 
 def accepted(job: Job, spec: JobSpec, keys: SourceKeys, settings: ProducerSettings) -> TableSource:
-    """The source of a job, whose pin is of KIND."""
+    """Return the source of a job, whose pin is of KIND."""
     stored = StoredKeys(lambda page: keys.page(job.job_id, page), int(job.source["rows"]))
     return TableSource(str(job.source["uri"]), spec, settings, pin=job.source, keys=stored)
 
 
 def key_pages(source: object) -> Iterable[bytes]:
-    """What has to be kept with the job of a source that was surveyed."""
+    """Return what has to be kept with the job of a source that was surveyed."""
     return source.key_pages() if isinstance(source, TableSource) else ()

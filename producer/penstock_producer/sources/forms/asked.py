@@ -45,18 +45,22 @@ class Attachments(Protocol):
     """Puts what a row names beside its text."""
 
     def content(self, text: str, record: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The parts of a chat message. Raises RowFault."""
+        """Return the parts of a chat message. Raises RowFault."""
         ...
 
     def texts(self, record: Mapping[str, Any], used: Collection[str]) -> Mapping[str, Any]:
-        """The row as a prompt that uses these columns may have it: without contents.
+        """Return the row as a prompt that uses these columns may have it: without contents.
 
-        Raises RowFault."""
+        Raises RowFault.
+        """
         ...
 
 
 def asked_of(spec: JobSpec, max_body_bytes: int, tally: Tally, media: Attachments | None) -> Asked:
-    """Raises SpecError when the spec cannot make requests out of plain records."""
+    """Return what makes a request of a record.
+
+    Raises SpecError when the spec cannot make requests out of plain records.
+    """
     if spec.messages_field is not None:
         return MessagesColumn(spec, spec.messages_field, max_body_bytes, tally)
     assert spec.prompt is not None
@@ -64,8 +68,10 @@ def asked_of(spec: JobSpec, max_body_bytes: int, tally: Tally, media: Attachment
 
 
 class RenderedPrompt:
-    """The prompt, rendered for each record: its texts cut first, blanks taken out after, images and
-    sounds behind it."""
+    """The prompt, rendered for each record.
+
+    Its texts are cut first, blanks taken out after, images and sounds put behind it.
+    """
 
     def __init__(
         self,
@@ -118,8 +124,10 @@ class RenderedPrompt:
         return body
 
     def _check_cuts(self) -> None:
-        """Raises SpecError for a column that the prompt does not have: its texts would be sent as
-        they are."""
+        """Raise SpecError for a column that is to be cut and that the prompt does not have.
+
+        Its texts would be sent as they are.
+        """
         known = () if self.whole_row else self._prompt.fields
         for name in self._cuts:
             if known and name not in known and name.partition(".")[0] not in known:
@@ -131,7 +139,7 @@ class RenderedPrompt:
                 raise SpecError([Problem("invalid_value", f"/truncate/{name}", message, fix)])
 
     def _example(self, record: Mapping[str, Any], at: str) -> str:
-        """The input of an example, as a row's. Raises SpecError."""
+        """Return the input of an example, as a row's. Raises SpecError."""
         try:
             text = self._rendered(self._shortened(record)[0])
         except RowFault as fault:
@@ -181,8 +189,10 @@ class RenderedPrompt:
 
 
 class MessagesColumn:
-    """The messages in a column of each record, with the job's system message and examples before
-    them."""
+    """The messages in a column of each record.
+
+    The job's system message and examples go before them.
+    """
 
     def __init__(self, spec: JobSpec, name: str, max_body_bytes: int, tally: Tally) -> None:
         self._name = name

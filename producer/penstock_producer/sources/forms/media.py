@@ -90,8 +90,10 @@ def media_type_of(data: bytes) -> str | None:
 
 
 def refusal_of(data: bytes, modality: str) -> tuple[str, str] | None:
-    """What is wrong with these bytes as an image or a sound, and the fix; None where they may be
-    one."""
+    """Return what is wrong with these bytes as an image or a sound, and the fix.
+
+    None where they may be one.
+    """
     kind = kind_of(data)
     if kind is not None and modality in (kind.modality, EITHER):
         return None
@@ -128,7 +130,7 @@ class MediaParts:
         self._max_body_bytes = max_body_bytes
 
     def content(self, text: str, record: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Raises RowFault."""
+        """Return the text with the record's images and sounds as parts. Raises RowFault."""
         parts: list[dict[str, Any]] = [{"type": "text", "text": text}]
         left = self._max_body_bytes - len(text)
         for name, modality in self._fields:
@@ -145,9 +147,10 @@ class MediaParts:
         return parts
 
     def texts(self, record: Mapping[str, Any], used: Collection[str]) -> Mapping[str, Any]:
-        """The row without the content of images and sounds, which is no text for a prompt.
+        """Return the row without the content of images and sounds, which is no text for a prompt.
 
-        Raises RowFault."""
+        Raises RowFault.
+        """
         content = [name for name, _ in self._fields if _holds_bytes(record.get(name))]
         for name in content:
             if name in used:
@@ -183,8 +186,10 @@ class MediaParts:
         return _inlined(data, where, modality, field)
 
     def _most(self, left: int, field: str) -> int:
-        """How many bytes may still go into the request: base64 has four characters for three of
-        them."""
+        """Return how many bytes may still go into the request.
+
+        Base64 has four characters for three of them.
+        """
         most = min(MAX_BYTES, left * 3 // 4)
         if most <= 0:
             raise too_large(f"more than {self._max_body_bytes} bytes", self._max_body_bytes, field)
@@ -192,9 +197,10 @@ class MediaParts:
 
 
 def media_of(spec: JobSpec, places: MediaPlaces | None, max_body_bytes: int) -> MediaParts | None:
-    """What reads the images and sounds of a job's rows; None for a job without.
+    """Return what reads the images and sounds of a job's rows; None for a job without.
 
-    No ``places``: addresses only."""
+    Without ``places`` rows may name addresses only.
+    """
     if not spec.image_fields and not spec.audio_fields:
         return None
     fields = (
@@ -248,8 +254,10 @@ def _bounded(data: bytes, most: int, field: str) -> bytes:
 
 
 def _named(record: Mapping[str, Any], name: str) -> Iterator[str | bytes]:
-    """What a column holds: a path, an address or content, or a list of them; an empty text names
-    nothing."""
+    """Yield what a column holds: a path, an address or content, or a list of them.
+
+    An empty text names nothing.
+    """
     value = record.get(name)
     if value is None:
         what = "is null in" if name in record else "is missing from"

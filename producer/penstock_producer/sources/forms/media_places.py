@@ -40,10 +40,10 @@ class MediaPlaces:
         s3_endpoint_url: str | None = None,
         newest_ns: int | None = None,
     ) -> None:
-        """``folders``: the source's own, the first of which relative paths count from; none for
-        addresses only.
+        """Note where rows may read from.
 
-        ``private`` places stay shut to rows, wherever they lie.
+        ``folders`` are the source's own, the first of which relative paths count from; none for
+        addresses only. ``private`` places stay shut to rows, wherever they lie.
         """
         self._base = folders[0] if folders else None
         self._roots = SourceRoots((*folders, *roots), private) if folders else None
@@ -128,8 +128,10 @@ class MediaPlaces:
 
 
 def places_of(uri: str, settings: ProducerSettings, newest_ns: int | None) -> MediaPlaces:
-    """For the rows of the file at ``uri``, a path or `s3://bucket/key`; of other places rows name
-    addresses only."""
+    """Return the places for the rows of the file at ``uri``, a path or `s3://bucket/key`.
+
+    Rows of other sources may name addresses only.
+    """
     if "://" in uri and not uri.startswith(S3):
         return MediaPlaces()
     if uri.startswith(S3):

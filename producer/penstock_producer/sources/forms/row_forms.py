@@ -38,25 +38,28 @@ class RowForm(Protocol):
     tally: Tally  # of what it changed in rows
 
     def read(self, record: dict[str, Any]) -> tuple[str, bytes, str | None]:
-        """Document id and request body of a row of a file, and its endpoint where that is not the
-        job's. Raises RowFault."""
+        """Return the document id and the request body of a row of a file, and its endpoint.
+
+        The endpoint is None where it is the job's. Raises RowFault.
+        """
         ...
 
     def request(self, given: dict[str, Any]) -> bytes:
-        """The request body for what a service pushes: a body without a prompt, a record with one.
+        """Return the request body for what a service pushes.
 
-        Raises RowFault."""
+        That is a body without a prompt, a record with one. Raises RowFault.
+        """
         ...
 
     def mistaken_for(self, record: Mapping[str, Any]) -> str | None:
-        """What to do about a record that plainly has the other form; None when it has not."""
+        """Return what to do about a record that plainly has the other form; else None."""
         ...
 
 
 def form_of(
     spec: JobSpec, max_body_bytes: int = DEFAULT_MAX_BODY_BYTES, media: Attachments | None = None
 ) -> RowForm:
-    """The form that ``spec`` asks for.
+    """Return the form that ``spec`` asks for.
 
     Raises SpecError when the spec cannot make requests out of plain records.
 
@@ -165,7 +168,7 @@ class BatchLines:
         )
 
     def _translated(self, body: Any) -> Any:
-        """A line of OpenAI's chat in a job for another API. Raises RowFault."""
+        """Translate a line of OpenAI's chat in a job for another API. Raises RowFault."""
         translated = gemini_body.translated if self._is_gemini else anthropic_body.translated
         try:
             return translated(body) if type(body) is dict else body
@@ -179,7 +182,7 @@ class BatchLines:
             ) from None
 
     def _of_target(self, method: Any, url: Any) -> BatchLines:
-        """What reads a line with this target: itself, or another one for another endpoint."""
+        """Return what reads a line with this target: itself, or another for another endpoint."""
         if method != "POST":
             raise RowFault(
                 "invalid_method",
@@ -193,9 +196,10 @@ class BatchLines:
         return self.at(url)
 
     def at(self, url: Any) -> BatchLines:
-        """What reads lines that name this path, which is not the job's.
+        """Return what reads lines that name this path, which is not the job's.
 
-        Raises RowFault for a path that none may name."""
+        Raises RowFault for a path that none may name.
+        """
         other = self._others.get(url) if type(url) is str else None
         if other is None:
             if (refusal := url_refusal(url, self._spec)) is not None:
@@ -238,8 +242,10 @@ class BatchLines:
 
 
 class PlainRecords:
-    """Records of any columns, turned into requests by the spec's prompt, or by the messages that a
-    column holds."""
+    """Records of any columns, turned into requests.
+
+    It is done by the spec's prompt, or by the messages that a column holds.
+    """
 
     def __init__(
         self,
@@ -274,7 +280,7 @@ class PlainRecords:
         return self._asked.body(given, self._params(given) if self._param_fields else None)
 
     def _params(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The row's own parameters. Raises RowFault."""
+        """Return the row's own parameters. Raises RowFault."""
         found: dict[str, Any] = {}
         for name, column in self._param_fields.items():
             value = read_from_column(name, given.get(column), self._endpoint)
@@ -347,10 +353,10 @@ _SHOWN = 20
 
 
 def check_columns(uri: str, form: RowForm, names: Sequence[str], *, nested: bool) -> None:
-    """Raises SourceError for a column that the job needs and no row can have; also where rows can
-    be no batch lines.
+    """Raise SourceError for a column that the job needs and no row can have.
 
-    ``nested``: columns may hold objects, so that `{user.name}` may be `name` of the column `user`.
+    It is raised, too, where rows can be no batch lines. ``nested``: columns may hold objects, so
+    that `{user.name}` may be `name` of the column `user`.
     """
     if form.columns is None:
         raise SourceError(

@@ -80,7 +80,7 @@ class RowFault(Exception):
 def parse_object(
     line: bytes, control_keys: tuple[bytes, ...], *, last: bool = False
 ) -> dict[str, Any]:
-    """The JSON object of one line.
+    """Return the JSON object of one line.
 
     ``control_keys`` are quoted keys that must not occur twice in one object.
 
@@ -110,7 +110,7 @@ def parse_value(line: bytes, control_keys: tuple[bytes, ...] = (), *, last: bool
 
 
 def parse_surveyed(line: bytes) -> dict[str, Any]:
-    """The JSON object of a line that the survey has accepted: it is not parsed slowly again.
+    """Return the JSON object of a line that the survey accepted: it is not parsed slowly again.
 
     Raises RowFault for a line that has no JSON object all the same.
     """
@@ -134,8 +134,10 @@ def _check_fullness(line: bytes) -> None:
 
 
 def _is_suspicious(line: bytes, control_keys: tuple[bytes, ...]) -> bool:
-    """Whether the line may hold what orjson lets pass: NUL escapes, huge integers, deep nesting,
-    repeated keys."""
+    """Return whether the line may hold what orjson lets pass.
+
+    That is NUL escapes, huge integers, deep nesting and repeated keys.
+    """
     # find() and not `in`: half the time on short lines.
     if len(line) > 2 * MAX_DEPTH and line.count(b"{") + line.count(b"[") > MAX_DEPTH:
         return True
@@ -242,8 +244,10 @@ def _check_depth(line: bytes) -> None:
 
 
 def _check_strings(value: Any) -> None:
-    """Refuse NUL and lone surrogates anywhere, keys included: PostgreSQL and UTF-8 cannot hold
-    them."""
+    """Refuse NUL and lone surrogates anywhere, keys included.
+
+    PostgreSQL and UTF-8 cannot hold them.
+    """
     waiting = [value]
     while waiting:
         part = waiting.pop()
@@ -257,7 +261,7 @@ def _check_strings(value: Any) -> None:
 
 
 def check_text(text: str, field: str | None = None) -> None:
-    """Raises RowFault for a text that databases or UTF-8 cannot hold."""
+    """Raise RowFault for a text that databases or UTF-8 cannot hold."""
     if "\x00" in text:
         raise RowFault(
             "nul_character",
@@ -307,7 +311,10 @@ _MAX_COLUMNS_COMPARED: Final = 100
 
 
 def too_large(size: str, limit: int, field: str | None = None) -> RowFault:
-    """A request that is larger than the setting `max_body_bytes`. ``size`` says how large."""
+    """Return the fault of a request that is larger than the setting `max_body_bytes`.
+
+    ``size`` says how large.
+    """
     return RowFault(
         "body_too_large",
         f"The request has {size}, and the setting max_body_bytes allows {limit}.",
@@ -320,7 +327,7 @@ def too_large(size: str, limit: int, field: str | None = None) -> RowFault:
 
 
 def bounded(body: bytes, limit: int) -> bytes:
-    """Raises RowFault for a request that is too large."""
+    """Return the request. Raises RowFault where it is too large."""
     if len(body) > limit:
         raise too_large(f"{len(body)} bytes", limit)
     return body
@@ -334,6 +341,6 @@ def columns_of(record: Mapping[str, Any]) -> str:
 
 
 def meant(name: str, given: Mapping[str, Any]) -> str:
-    """The column that was probably meant, as the beginning of a fix."""
+    """Return the column that was probably meant, as the beginning of a fix."""
     close = close_to(name, islice(given, _MAX_COLUMNS_COMPARED))
     return f"did you mean {close!r}? If not, " if close is not None and close != name else ""

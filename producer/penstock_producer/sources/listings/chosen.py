@@ -54,9 +54,10 @@ class LocalFolder:
         return self._below("", order(after), 0)
 
     def named(self, name: str, size: int, tag: str) -> Entry:
-        """The file of a name that the survey gave, in bytes and with its tag of then.
+        """Return the file of a name that the survey gave, with its bytes and its tag of then.
 
-        Raises BadReference."""
+        Raises BadReference.
+        """
         parts = name.split("/")
         if not all(parts) or {".", ".."} & set(parts) or "\0" in name or not is_data(name):
             raise BadReference(f"{seen(name)} is no name of a file in {self.uri}")
@@ -89,8 +90,10 @@ class LocalFolder:
                 )
 
     def _sorted(self, prefix: str) -> list[tuple[str, _Kind]]:
-        """The names of one folder; those of folders end in a slash, and sort as the names below
-        them do."""
+        """Return the names of one folder, sorted.
+
+        Those of folders end in a slash, and sort as the names below them do.
+        """
         found: list[tuple[str, _Kind]] = []
         try:
             with os.scandir(f"{self._path}/{prefix}") as entries:
@@ -248,8 +251,10 @@ def choose(where: str, s3_endpoint_url: str | None = None) -> Chosen | None:
 
 
 def folder_and_pattern(where: str) -> tuple[str, str] | None:
-    """The place that files lie below, and the pattern of their names, empty for all; None where
-    ``where`` names one file."""
+    """Return the place that files lie below, and the pattern of their names, empty for all.
+
+    None where ``where`` names one file.
+    """
     scheme = _scheme(where)
     if scheme not in ("", "s3", *SCHEMES):
         return None

@@ -50,20 +50,23 @@ class Listing(Protocol):
         ...
 
     def named(self, name: str, size: int, tag: str) -> Entry:
-        """What a position stands for. Raises BadReference for a name that no listing gives."""
+        """Return what a position stands for.
+
+        Raises BadReference for a name that no listing gives.
+        """
         ...
 
     def pinned(self, entry: Entry) -> Blob:
-        """The file, of which nothing but the content that was listed is read."""
+        """Return the file, of which nothing but the content that was listed is read."""
         ...
 
     def fresh(self, entry: Entry) -> Blob:
-        """The file, for a source that pins it by its content where it can."""
+        """Return the file, for a source that pins it by its content where it can."""
         ...
 
 
 def order(name: str) -> bytes:
-    """What names are sorted by."""
+    """Return what names are sorted by."""
     return name.encode(errors=_RAW)
 
 
@@ -73,7 +76,7 @@ def is_data(name: str) -> bool:
 
 
 def quoted(name: str) -> str:
-    """A name as printable text, from which ``unquoted`` makes the name again."""
+    """Return a name as printable text, from which ``unquoted`` makes the name again."""
     if name.isprintable() and "%" not in name:
         return name
     return "".join(
@@ -86,7 +89,10 @@ def unquoted(text: str) -> str:
 
 
 def shown(uri: str, name: str) -> str:
-    """A file in messages: a name that would break a line or a terminal as Python writes it."""
+    """Return a file as messages name it.
+
+    A name that would break a line or a terminal is written as Python writes it.
+    """
     return f"{uri}{name}" if name.isprintable() else f"{uri}{seen(name)}"
 
 
@@ -99,14 +105,14 @@ class ListedFiles:
 
     @classmethod
     def of_pins(cls, listing: Listing, pins: Sequence[Mapping[str, Any]]) -> Self:
-        """Raises BadReference for a name that the listing does not give."""
+        """Return the files of some pins. Raises BadReference for a name that no listing gives."""
         entries = [
             listing.named(unquoted(one["name"]), int(one["size"]), str(one["etag"])) for one in pins
         ]
         return cls(listing, entries)
 
     def pins(self) -> list[dict[str, Any]]:
-        """What the job keeps of each."""
+        """Return what the job keeps of each file."""
         return [
             {
                 "uri": self.fresh(one).uri,

@@ -48,8 +48,11 @@ Taken = Callable[[Sequence[bytes]], set[bytes]]
 
 
 class FoundFiles(NamedTuple):
-    """``entries`` are new, at most MAX_FILES, and ``blobs`` the same; ``unsettled`` counts those
-    that may still be written."""
+    """New files, as entries and as blobs, and how many may still be written.
+
+    ``entries`` are at most MAX_FILES, and ``blobs`` the same; ``unsettled`` counts those that may
+    still be written.
+    """
 
     entries: list[Entry]
     blobs: list[Blob]
@@ -64,11 +67,11 @@ def new_files(
     among: Sequence[str] | None = None,
     rows: bool = True,
 ) -> FoundFiles:
-    """In the order of their names; with ``among`` only those that are named there, and nothing is
-    listed.
+    """Return the new files in the order of their names.
 
-    Without ``rows`` each is a document, whatever its name. Raises SourceError for a file that is no
-    file of rows, and SourceUnavailable.
+    With ``among`` only those are looked at that are named there, and nothing is listed. Without
+    ``rows`` each is a document, whatever its name. Raises SourceError for a file that is no file of
+    rows, and SourceUnavailable.
     """
     entries: list[Entry] = []
     blobs: list[Blob] = []
@@ -95,7 +98,7 @@ def new_files(
 
 
 def taken_by(pin: Mapping[str, Any]) -> list[bytes]:
-    """The files that a job has, by its pin."""
+    """Return the files that a job has, by its pin."""
     return [
         _key(one["uri"], one["size"], one.get("etag") or str(one["mtime_ns"])) for one in pin[FILES]
     ]
@@ -130,9 +133,10 @@ def _looked_up(chosen: Chosen, names: Sequence[str]) -> Iterator[tuple[Entry, Bl
 
 
 def _may_be_written(entry: Entry, now: float) -> bool:
-    """Changed within ``SETTLED_S``.
+    """Return whether a file was changed within ``SETTLED_S``.
 
-    A time up to half a minute ahead is that of a clock that runs fast, and counts as now."""
+    A time up to half a minute ahead is that of a clock that runs fast, and counts as now.
+    """
     return -3 * SETTLED_S < now - entry.changed_ns / 1e9 < SETTLED_S
 
 

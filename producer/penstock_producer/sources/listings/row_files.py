@@ -26,7 +26,7 @@ _MAX_STATE_BYTES: Final = 16 * 1024**2
 
 
 def _shards(listing: Listing, entries: Sequence[Entry]) -> list[Entry] | None:
-    """The files of rows in the dataset's own order; None for a folder that is no saved dataset.
+    """Return the files of rows in the dataset's own order; None for no saved dataset.
 
     Raises SourceError for one of several splits, and one whose files are not there.
     """
@@ -91,9 +91,10 @@ MAX_FILES: Final = 1_000  # of rows: each has its pin in the job's row
 
 
 def row_files(chosen: Chosen) -> list[Blob]:
-    """The files of rows, each as it is now.
+    """Return the files of rows, each as it is now.
 
-    Raises SourceError for what is none, and for too many."""
+    Raises SourceError for what is none, and for too many.
+    """
     entries: list[Entry] = []
     for entry in chosen.entries():
         entries.append(entry)
@@ -111,7 +112,7 @@ def row_files(chosen: Chosen) -> list[Blob]:
 
 
 def check(chosen: Chosen, entry: Entry) -> None:
-    """Raises SourceError for an entry that is no file of rows."""
+    """Raise SourceError for an entry that is no file of rows."""
     uri = shown(chosen.listing.uri, entry.name)
     if entry.fault is not None:
         raise SourceError(entry.fault.code, f"{uri}: {entry.fault.message} Fix: {entry.fault.fix}")

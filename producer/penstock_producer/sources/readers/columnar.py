@@ -64,8 +64,11 @@ class ColumnarSource(PinnedRows):
             skip = 0
 
     def fetch(self, position: str) -> Document:
-        """Raises BadReference for a position that the survey cannot have given: the pinned bytes
-        have not changed."""
+        """Read one document.
+
+        Raises BadReference for a position that the survey cannot have given: the pinned bytes have
+        not changed.
+        """
         span = _POSITION.fullmatch(position)
         with self._lock:
             if span is None or int(span[1]) >= self._groups().count():
@@ -140,16 +143,20 @@ def _needed(names: Sequence[str], used: tuple[str, ...] | None) -> list[str]:
 
 
 def _in_pieces(batch: Any) -> Iterator[dict[str, Any] | RowFault]:
-    """All rows of a batch, of which as many are Python objects at a time as come to
-    ``PIECE_BYTES``."""
+    """Yield all rows of a batch, of which few are Python objects at a time.
+
+    They are as many as come to ``PIECE_BYTES``.
+    """
     rows = max(1, batch.num_rows * PIECE_BYTES // max(1, batch.nbytes))
     for start in range(0, batch.num_rows, rows):
         yield from _records(batch.slice(start, rows))
 
 
 def _records(batch: Any) -> Iterator[dict[str, Any] | RowFault]:
-    """The rows of a record batch as Python objects; a fault for one whose text is not UTF-8, which
-    writers do not check."""
+    """Yield the rows of a record batch as Python objects.
+
+    A row whose text is not UTF-8, which writers do not check, is a fault.
+    """
     try:
         yield from batch.to_pylist()
     except UnicodeDecodeError as error:
@@ -166,9 +173,10 @@ def _records(batch: Any) -> Iterator[dict[str, Any] | RowFault]:
 
 
 def _plain(value: Any, column: str, *, takes_bytes: bool = False) -> Any:
-    """A value of a column as JSON has it, or with the bytes of images and sounds.
+    """Return a value of a column as JSON has it, or with the bytes of images and sounds.
 
-    Raises RowFault."""
+    Raises RowFault.
+    """
     match value:
         case bytes() if takes_bytes:
             return value

@@ -130,7 +130,7 @@ def read_records(
 
 
 def parse_record(data: bytes, dialect: Dialect) -> list[str]:
-    """The values of exactly one record. Raises csv.Error and UnicodeDecodeError."""
+    """Return the values of exactly one record. Raises csv.Error and UnicodeDecodeError."""
     return next(
         csv.reader((data.decode(dialect.encoding),), delimiter=dialect.delimiter, strict=True)
     )
@@ -235,8 +235,11 @@ class CsvSource(PinnedRows):
             yield self._read(record, names)
 
     def fetch(self, position: str) -> Document:
-        """Raises BadReference for a position that the survey cannot have given: the pinned bytes
-        have not changed."""
+        """Read one document.
+
+        Raises BadReference for a position that the survey cannot have given: the pinned bytes have
+        not changed.
+        """
         offset, length = self._span(position)
         header = self._header()
         data = self._blob.read(offset, length)
@@ -313,7 +316,7 @@ class CsvSource(PinnedRows):
         return self._known
 
     def _check_start(self) -> None:
-        """Raises SourceError for first bytes that are another format's."""
+        """Raise SourceError for first bytes that are another format's."""
         start = next(iter(self._blob.chunks(0)), b"")
         refuse_magic(self.uri, start, FORMATS[self._written_as].title)
         if start.startswith(_WIDE):
@@ -324,8 +327,10 @@ class CsvSource(PinnedRows):
             )
 
     def _first(self, dialect: Dialect) -> tuple[Record, Dialect]:
-        """The first record of the file as the dialect has it; one without values for a file without
-        any."""
+        """Return the first record of the file, and the dialect.
+
+        A file without any has one without values.
+        """
         lines = split_lines(
             self._blob.chunks(0), offset=0, number=1, max_line_bytes=self._max_line_bytes
         )

@@ -45,8 +45,11 @@ class Groups(Protocol):
 
 
 def open_arrow(blob: Blob, size: int) -> Groups:
-    """Raises pyarrow's own errors for what is no Arrow file, and SourceError for a batch that is
-    too large."""
+    """Open an Arrow file or stream.
+
+    Raises pyarrow's own errors for what is no Arrow file, and SourceError for a batch that is too
+    large.
+    """
     from pyarrow import ArrowInvalid
 
     start = blob.read(0, min(size, len(_MAGIC)))
@@ -80,7 +83,7 @@ class _ArrowFile:
         yield from _pieces(self._of(columns).get_batch(group), columns, group, self._blob.uri)
 
     def _of(self, columns: Sequence[str]) -> Any:
-        """The file, opened for these columns: others are not read."""
+        """Return the file, opened for these columns: others are not read."""
         from pyarrow import ipc
 
         if self._columns != tuple(columns):
@@ -134,7 +137,10 @@ class _ArrowStream:
         return ipc.read_record_batch(ipc.read_message(file), self._schema)
 
     def _from_start(self, group: int) -> Any:
-        """A batch whose values are numbers of dictionaries, which came earlier in the stream."""
+        """Return a batch whose values are numbers in dictionaries.
+
+        The dictionaries came earlier in the stream.
+        """
         from pyarrow import ipc
 
         stream = ipc.open_stream(BlobFile(self._blob, self._size))
@@ -171,8 +177,10 @@ def _pieces(batch: Any, columns: Sequence[str], group: int, uri: str) -> Iterato
 
 
 def _validate(column: Any) -> None:
-    """Raises pyarrow's error for values that lie outside of their buffers: nothing checks that
-    before, and it ends processes."""
+    """Raise pyarrow's error for values that lie outside of their buffers.
+
+    Nothing checks that before, and it ends processes.
+    """
     from pyarrow import types
 
     # UTF-8 is each row's own question
@@ -287,8 +295,10 @@ class _ParquetGroups:
 
 
 def _bytes_of(group: Any, columns: frozenset[str]) -> int:
-    """Uncompressed bytes of these columns in a row group; those of a struct are listed by their
-    fields."""
+    """Return the uncompressed bytes of these columns in a row group.
+
+    Those of a struct are listed by their fields.
+    """
     chunks = (group.column(number) for number in range(group.num_columns))
     return sum(
         int(chunk.total_uncompressed_size)

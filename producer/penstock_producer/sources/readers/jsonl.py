@@ -38,8 +38,11 @@ class JsonlSource(PinnedRows):
             first = False
 
     def fetch(self, position: str) -> Document:
-        """Raises BadReference for a position that the survey cannot have given: the pinned bytes
-        have not changed."""
+        """Read one document.
+
+        Raises BadReference for a position that the survey cannot have given: the pinned bytes have
+        not changed.
+        """
         offset, length = self._span(position)
         data = self._blob.read(offset, length)
         try:
@@ -81,8 +84,10 @@ class JsonlSource(PinnedRows):
 
 
 def _refuse_others(uri: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Refuse compressed and columnar files and JSON arrays by their first bytes: each would be a
-    million bad rows."""
+    """Refuse compressed and columnar files and JSON arrays by their first bytes.
+
+    Each would be a million bad rows.
+    """
     for index, chunk in enumerate(chunks):
         if index == 0:
             refuse_content(uri, chunk.removeprefix(BOM))

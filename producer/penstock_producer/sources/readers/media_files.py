@@ -51,8 +51,10 @@ class MediaFiles(WholeFiles):
         super().__init__(chosen, asked, form_of(asked, max_body_bytes, media), options)
 
     def _expect(self, entry: Entry) -> None:
-        """What is no image and no sound is a bad row by its name: cameras and people leave other
-        files beside them."""
+        """Accept any file: what is no image and no sound is a bad row by its name.
+
+        Cameras and people leave other files beside them.
+        """
 
     def _row(self, entry: Entry, data: bytes) -> dict[str, Any]:
         check_name(entry.name)

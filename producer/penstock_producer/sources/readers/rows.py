@@ -36,8 +36,10 @@ class RowOptions:
 
     @property
     def surveyed(self) -> bool:
-        """Whether the survey has read these bytes: rows that it refused may come as documents, and
-        callers drop them."""
+        """Return whether the survey has read these bytes.
+
+        Rows that it refused may come as documents then, and callers drop them.
+        """
         return self.size is not None
 
 
@@ -78,7 +80,7 @@ class PinnedRows(ABC):
     def fetch(self, position: str) -> Document: ...
 
     def place(self, line: int) -> Place:
-        """The file that a row lies in, and its line there."""
+        """Return the file that a row lies in, and its line there."""
         return Place(self.uri, line, self.unit)
 
     def ended(self) -> bool:

@@ -54,10 +54,9 @@ AHEAD_BYTES: Final = 32 * 1024 * 1024
 
 
 def contents(listing: Listing, entries: Sequence[Entry], most: int) -> Iterator[bytes | None]:
-    """For each entry its bytes; None for one that is not read: it has a fault, or more than
-    ``most`` bytes.
+    """Yield the bytes of each entry; None for one that is not read.
 
-    Raises SourceChanged, SourceUnavailable.
+    Such has a fault, or more than ``most`` bytes. Raises SourceChanged, SourceUnavailable.
     """
     if listing.at_once == 1:
         return (_content(listing, entry, most) for entry in entries)
@@ -112,7 +111,7 @@ class SegmentNotes:
         self._last = ""
 
     def groups(self, uri: str, entries: Iterable[Entry]) -> Iterator[Group]:
-        """The files by thousands. Raises SourceError for more than MAX_FILES of them."""
+        """Yield the files by thousands. Raises SourceError for more than MAX_FILES of them."""
         for some in _thousands(uri, entries):
             if self.files + len(some) > MAX_FILES:
                 raise SourceError(
@@ -145,7 +144,7 @@ class PinnedSegments:
         self._segments: Sequence[Sequence[str]] = pin[SEGMENTS]
 
     def start(self, number: int) -> tuple[int, str]:
-        """The segment that the file after ``number`` files lies in, and the name before it."""
+        """Return the segment of the file after ``number`` files, and the name before it."""
         segment = min(number // SEGMENT, len(self._segments) - 1)
         return segment, unquoted(self._segments[segment][0])
 
@@ -285,8 +284,11 @@ class WholeFiles(ABC):
         return self._first_pass(done) if self._pin is None else self._again(self._pin, done)
 
     def fetch(self, position: str) -> Document:
-        """Raises BadReference for a position that the survey cannot have given, and SourceChanged
-        for another content."""
+        """Read one document.
+
+        Raises BadReference for a position that the survey cannot have given, and SourceChanged for
+        another content.
+        """
         found = _POSITION.fullmatch(position)
         name = "" if found is None else unquoted(found[3])
         if found is None or not self._chosen.holds(name) or int(found[1]) > self._max_file_bytes:
@@ -356,11 +358,11 @@ class WholeFiles(ABC):
 
     @abstractmethod
     def _expect(self, entry: Entry) -> None:
-        """Raises SourceError where a file shows that the folder is not what it was taken for."""
+        """Raise SourceError where a file shows that the folder is not what it was taken for."""
 
     @abstractmethod
     def _row(self, entry: Entry, data: bytes) -> dict[str, Any]:
-        """The columns of a file that could be read. Raises RowFault."""
+        """Return the columns of a file that could be read. Raises RowFault."""
 
     @abstractmethod
     def _too_large(self, entry: Entry) -> RowFault: ...

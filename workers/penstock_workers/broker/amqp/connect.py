@@ -34,7 +34,9 @@ def register() -> None:
 
 
 def connect(address: AmqpAddress) -> Any:
-    """kombu's connection to the first node that answers. Raises ``AMQP_ERRORS``."""
+    """Connect with kombu to the first node that answers.
+
+    Raises ``AMQP_ERRORS``."""
     register()
     options: Any = {"ssl": address.tls or False, "connect_timeout": CONNECT_TIMEOUT_S}
     broker = Connection(address.kombu_url, **options)
@@ -58,7 +60,7 @@ class QueueState(NamedTuple):
 
 
 class Publisher:
-    """To one queue, over a channel of its own.
+    """Publishes to one queue, over a channel of its own.
 
     Every method may raise py-amqp's errors and OSError; make a new one after that."""
 
@@ -83,7 +85,7 @@ class Publisher:
         return QueueState(found.message_count, found.consumer_count)
 
     def publish(self, messages: Sequence[tuple[str, bytes]], timeout_s: float) -> None:
-        """Pairs of tag and text.
+        """Publish messages, which are pairs of tag and text.
 
         Returns when each was confirmed or refused; raises when that takes too long."""
         until = monotonic() + timeout_s
@@ -98,7 +100,7 @@ class Publisher:
             self._channel.connection.drain_events(timeout=max(0.001, until - monotonic()))
 
     def unconfirmed(self) -> set[str]:
-        """Tags of the last group that RabbitMQ may not have."""
+        """Return the tags of the last group that RabbitMQ may not have."""
         left = self._left | self._returned
         self._left, self._returned = set(), set()
         self._open.clear()

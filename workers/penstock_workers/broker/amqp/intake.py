@@ -34,10 +34,10 @@ _PROPERTIES = ("correlation_id", "reply_to", "priority", "expiration", "timestam
 
 
 def arrived(queue: str, message: Any) -> Arrived:
-    """From py-amqp's message.
+    """Make a delivery of py-amqp's message.
 
-    Its tag is the task's id, so a second delivery is recognised; each retry gets
-    a tag of its own."""
+    Its tag is the task's id, so a second delivery is recognised; each retry gets a tag of its own.
+    """
     properties = message.properties
     headers = properties.get("application_headers") or {}
     tag = _tag(headers)

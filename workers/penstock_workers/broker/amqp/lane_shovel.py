@@ -46,7 +46,7 @@ class ReadyMessages:
         self.target = READY_MIN
 
     def room(self, ready: int) -> int:
-        """How many more to bring, for so many that are ready now."""
+        """Return how many more to bring, for so many that are ready now."""
         if ready == 0:
             self.target = min(READY_MAX, 2 * self.target)
         elif 2 * ready > self.target:
@@ -68,7 +68,9 @@ class Losses:
         self._suspected_at: float | None = None
 
     def look(self, oldest: float | None, ready: int, now: float) -> float | None:
-        """``oldest`` of the relayed ones. Returns the time up to which to recall, or None."""
+        """Return the time up to which to recall relayed messages, or None.
+
+        ``oldest`` is when the oldest of them was relayed."""
         if ready or oldest is None or oldest > now - self._after_s:
             self._suspected_at = None
             return None
@@ -159,8 +161,7 @@ class LaneShovel:
     def turn(self, broker: Any, waiting: int, relayed: int) -> bool:
         """Top up the queue.
 
-        True when it was empty, or a whole group was moved: then there is more to do at once.
-
+        Return True when it was empty, or a whole group was moved: then there is more to do at once.
         What RabbitMQ refuses about this queue must not hold up the other lanes.
         """
         if self._publisher is None:
@@ -224,7 +225,7 @@ class LaneShovel:
         return len(leases) - len(refused)
 
     def _announce(self, leases: Sequence[Lease]) -> None:
-        """When Redis is full and refuses, the messages go back at once."""
+        """Announce messages to Redis; when it is full and refuses, they go back at once."""
         try:
             self._scripts.announce(leases)
         except redis.ResponseError:

@@ -75,7 +75,7 @@ class Shovel:
         self._redis.close()
 
     def _turn(self) -> bool:
-        """One look at each lane; True when there is more to do at once."""
+        """Look once at each lane; return True when there is more to do at once."""
         self._meet_new_queues()
         counts = self._counts()
         more = False
@@ -100,7 +100,7 @@ class Shovel:
             ]
 
     def _counts(self) -> list[tuple[int, int]]:
-        """For each lane: how many messages wait in its list, and how many are relayed."""
+        """Return for each lane how many messages wait in its list, and how many are relayed."""
         with self._redis.pipeline(transaction=False) as pipe:
             for lane in self._lanes:
                 pipe.llen(lane.queue)

@@ -50,7 +50,9 @@ class LeaseChannel:
         self._leases.conclude([delivery_tag], BrokerAction.ACK)
 
     def basic_reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Without ``requeue`` the message is set aside: nothing is dropped here."""
+        """Return a message to its queue, or set it aside without ``requeue``.
+
+        Nothing is dropped here."""
         self._leases.conclude(
             [delivery_tag], BrokerAction.GIVE_BACK if requeue else BrokerAction.SET_ASIDE
         )
@@ -120,7 +122,7 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]  # kombu is untyped
         return super().message_to_python(raw_message)
 
     def collect(self) -> None:
-        """py-amqp calls this once, however the channel ends."""
+        """End the intake; py-amqp calls this once, however the channel ends."""
         self._consuming.clear()
         while self._leave_hub:
             self._leave_hub.pop()()
@@ -130,12 +132,12 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]  # kombu is untyped
         super().collect()
 
     def room(self) -> int:
-        """How many more messages the worker may hold, over all channels it has had."""
+        """Return how many more messages the worker may hold, over all channels it has had."""
         assert self._worker_leases is not None, "asked by an intake"
         return self._limit - len(self._worker_leases.leases) if self._limit else PREFETCH_MAX
 
     def _on_basic_cancel(self, consumer_tag: str) -> None:
-        """RabbitMQ cancels a consumer whose queue is deleted.
+        """Note that RabbitMQ has cancelled a consumer, whose queue is deleted.
 
         Celery reconnects; until then this worker asks for nothing."""
         self._consuming.pop(consumer_tag, None)
@@ -194,7 +196,7 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]  # kombu is untyped
         return int(found.message_count)
 
     def _deliver(self, callback: Callable[[Any], object], arrived: Arrived) -> None:
-        """To the consumer of its queue.
+        """Deliver a message to the consumer of its queue.
 
         A message that makes the consumer fail must not take the worker with it."""
         try:
@@ -268,9 +270,9 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]  # kombu is untyped
         return connection
 
     def on_readable(self, connection: Any, loop: Any) -> None:
-        """kombu reads one message per turn of the hub.
+        """Read what has come, and take deliveries together.
 
-        Here a turn reads what has come, and deliveries are taken together."""
+        kombu itself reads one message per turn of the hub."""
         if not connection.connected:
             raise RecoverableConnectionError("RabbitMQ closed the connection")
         try:

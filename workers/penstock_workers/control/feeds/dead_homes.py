@@ -1,5 +1,4 @@
-"""What workers of a model held when the last of them died: no worker of that model is left to
-return it.
+"""Returns what the workers of a model held when the last of them died.
 
 Where a model has workers they sweep their own leases. Without any, items that another worker could
 answer by another name, or that a new model should answer, would stay held for ever; so the control
@@ -35,7 +34,7 @@ class DeadHomes:
         self._next_at = 0.0
 
     def look(self) -> None:
-        """Twice per visibility timeout; does nothing in between."""
+        """Sweep twice per visibility timeout; do nothing in between."""
         if monotonic() < self._next_at:
             return
         self._next_at = monotonic() + self._timeout_s / SWEEPS_PER_TIMEOUT
@@ -44,10 +43,11 @@ class DeadHomes:
             self._hot.queues.forget_idle(queue_name(lane))
 
     def _sweep(self, lane: str) -> None:
-        """Homes of workers that were heard of in the last minute are left to them: their timeout
-        may be a longer one.
+        """Return items held by dead workers of a lane to their queues.
 
-        One whose model loads sweeps nothing yet.
+        Queues whose workers were heard of in the last minute are left to them: their timeout may be
+        a longer one. A worker that is still loading its model sweeps nothing yet, so it does not
+        count.
         """
         alive = {
             seen.info.get(HOME, queue_name(lane))  # workers of earlier releases have the lane's

@@ -1,10 +1,9 @@
-"""How control processes share the shards of a source, and its shards the room that the job has in
-the queue.
+"""How control processes share the shards of a source, and how shards share the room of a job.
 
-Each process knows how many of them turn, and sees in SQL who leads what. So each takes shards one
-by one until it has its part, and lets go of one where it has more: a process that joins gets its
-part, and the shards of one that died are taken by the others when their leases end. No process asks
-another.
+Each process knows how many control processes run, and sees in SQL who leads what. So each takes
+shards one by one until it has its part, and lets go of one where it has more: a process that joins
+gets its part, and the shards of one that died are taken by the others when their leases end. No
+process asks another.
 """
 
 from __future__ import annotations
@@ -37,7 +36,9 @@ class Processes:
         self._again_at = 0.0
 
     def number(self, live: Sequence[LiveJob]) -> int:
-        """Asked only where it matters: while a source that is split is read."""
+        """Return how many control processes run.
+
+        Redis is asked only while a source that is split is read."""
         if not any(feed.shards for _, feeds in live for feed in feeds):
             return 1
         if monotonic() >= self._again_at:
@@ -46,33 +47,37 @@ class Processes:
         return self._number
 
     def leave(self) -> None:
-        """This process ends: the others have its part at once. Raises redis.RedisError."""
+        """Leave the shared count as this process ends, so that the others take its part at once.
+
+        Raises redis.RedisError."""
         if self._again_at:
             self._hot.control_left(self._owner)
 
 
 def taken_on(shards: Sequence[LiveFeed], owner: str, processes: int) -> list[LiveFeed]:
-    """The next shard to lead; one in each round, so that processes that see the same free shards
-    each get some of them."""
+    """Return the next shard to lead, as a list of one or none.
+
+    One is taken in each round, so that processes that see the same free shards each get some of
+    them.
+    """
     if _led(shards, owner) >= _part(shards, processes):
         return []
     return [shard for shard in shards if shard.free][:1]
 
 
 def given_up(shards: Sequence[LiveFeed], owner: str, processes: int) -> list[LiveFeed]:
-    """The shard to let go of: the last one."""
+    """Return the shard to let go of, which is the last one, or nothing."""
     if _led(shards, owner) <= _part(shards, processes):
         return []
     return [shard for shard in shards if shard.led_by(owner)][-1:]
 
 
 def room_of(place: int, shards: int, room: int) -> int:
-    """What the shard at ``place`` (from 0) of those that have a leader may add, of what all of them
-    may add together.
+    """Return how much of ``room`` the shard at ``place`` (from 0) may add.
 
-    They feed at the same time, in processes that see the same room; so their parts add up to it and
-    to no more. Where the room is for a few steps only, feeding is not what the job waits for, and
-    the first shards alone are read.
+    ``shards`` is how many of them have a leader. They feed at the same time, in processes that see
+    the same room; so their parts add up to it and to no more. Where the room is for a few steps
+    only, feeding is not what the job waits for, and the first shards alone are read.
     """
     steps = max(1, min(shards, room // WORTH_A_STEP))
     whole, rest = divmod(room, steps)

@@ -1,5 +1,4 @@
-"""How much may be in the queue: a share per job, and never so much that Redis runs out of
-memory."""
+"""How much may wait in the queue: a share per job, within the memory that Redis has."""
 
 from __future__ import annotations
 
@@ -122,17 +121,21 @@ class FeedWindows:
             self._begin_turns(queue, led)
 
     def _note_active(self, running: Collection[Job], now: float) -> None:
-        """Those with documents in the queue or with a worker, and, for a while, those that are new
-        here."""
+        """Note which jobs share the queues now.
+
+        These are the jobs with documents in the queue or with a worker, and, for a while, those
+        that this process has not seen before.
+        """
         self._active = {job.job_id: self._active.get(job.job_id, now) for job in running}
         for job in running:
             if any(self._outstanding[job.job_id]):
                 self._active[job.job_id] = now
 
     def for_feed(self, job: Job, generation: int, *, ordered: bool = False) -> Share:
-        """Documents that one feed of a job may add now, and where. ``update`` has seen the job.
+        """Return how many documents one feed of a job may add now, and where.
 
-        ``ordered`` feeds wait until there is room for a step that is worth putting into order.
+        ``update`` must have seen the job. ``ordered`` feeds wait until there is room for a step
+        that is worth putting into order.
         """
         if self._full:
             return Share(0, False)
@@ -155,16 +158,21 @@ class FeedWindows:
         return Share(room, share.urgent)
 
     def place(self, job: Job) -> float:
-        """The lower, the sooner a job is fed in this round. ``update`` has seen it."""
+        """Return a job's place in this round: the lower it is, the sooner the job is fed.
+
+        ``update`` must have seen the job."""
         return self._turns[self._known[job.job_id][0]].place(job.job_id)
 
     def note_fed(self, job: Job, documents: int) -> None:
-        """What a feed added after ``for_feed``."""
+        """Note how many documents a feed added after ``for_feed``."""
         self._turns[self._known[job.job_id][0]].note(job.job_id, documents)
 
     def _takes_turns(self, queue: str, flow: Flow) -> bool:
-        """A job that shares a queue with many, or that has had nothing to feed for a while and
-        comes back to many."""
+        """Return whether a job takes turns with the others of its queue.
+
+        It does if it shares the queue with many, or if it comes back to many after it had nothing
+        to feed for a while.
+        """
         turns = self._turns[queue]
         comes_back = flow.job not in self._rivals[queue] and flow.priority != Priority.URGENT
         return turns.applies_to(flow.job) or (bool(turns) and comes_back)
@@ -176,8 +184,11 @@ class FeedWindows:
         return room
 
     def _begin_turns(self, queue: str, led: Collection[str] | None) -> None:
-        """Jobs whose share of the window is less than a step of many take turns; the others keep to
-        their shares."""
+        """Choose the jobs that take turns in this round.
+
+        They are those whose share of the window is less than a step of many documents; the others
+        keep to their shares.
+        """
         rivals, small = self._rivals[queue], dict[str, float]()
         if len(rivals) > TURNS:
             of_window = parts_of_window(list(rivals.values()), self._front(queue))
@@ -194,18 +205,20 @@ class FeedWindows:
     def _shares_of(
         self, queue: str, rivals: Mapping[str, Flow], window: int
     ) -> Mapping[str, Share]:
-        """Computed once per round and queue for its active jobs; anew for a job that joins them."""
+        """Return the shares of the active jobs of a queue.
+
+        They are computed once per round and queue, and again when another job joins."""
         known = self._shares.get(queue, {})
         if known.keys() != rivals.keys():
             known = self._shares[queue] = shares(list(rivals.values()), self._front(queue), window)
         return known
 
     def windows(self) -> dict[str, int]:
-        """Documents that may be outstanding at once, by lane."""
+        """Return by lane how many documents may be outstanding at once."""
         return {lane: sum(map(self._window_now, self._queues_of(lane))) for lane in LANES}
 
     def _queues_of(self, lane: str) -> set[str]:
-        """Those that jobs of the lane share now; its own where there is no job."""
+        """Return the queues that jobs of the lane share now; its own where there is no job."""
         own = queue_name(lane)
         return {
             queue for queue in self._rivals if keys.lane_queue(queue) == own and self._rivals[queue]
@@ -218,12 +231,15 @@ class FeedWindows:
         return len(self._rivals.get(queue, ())) > 1
 
     def _front(self, queue: str) -> int:
-        """Urgent documents at once. One, while no worker is known."""
+        """Return how many urgent documents may be in the queue at once.
+
+        One, while no worker is known."""
         return max(1, int(URGENT_SHARE * self._slots[queue]))
 
     def _step(self, queue: str) -> int:
-        """Documents that all jobs together may add now: one per slot, or more than was finished
-        meanwhile."""
+        """Return how many documents all jobs of a queue together may add now.
+
+        One per slot of its workers, or as many as were finished in a few ticks if that is more."""
         return max(self._slots[queue], int(STEP * self._tick_s * self._pace[queue].per_s))
 
     def _window(self, queue: str, seconds: float) -> int:
@@ -269,12 +285,14 @@ class FeedWindows:
 
 
 def _queues(seen: WorkerSeen) -> set[str]:
-    """Those that a worker takes items from, by its heartbeat."""
+    """Return the queues that a worker takes items from, by its heartbeat."""
     lane = seen.info.get("lane", "")
     served = Served.read(seen.info.get(SERVES))
     return {queue_name(lane), *(served.queues(lane) if served is not None else ())}
 
 
 def _number(text: str | None) -> int:
-    """Anyone who reaches Redis may write heartbeats: what is not a number of slots is none."""
+    """Read a number of slots; what is none counts as 0.
+
+    Anyone who reaches Redis may write heartbeats."""
     return int(text) if text is not None and text.isdecimal() and len(text) < SLOTS_DIGITS else 0

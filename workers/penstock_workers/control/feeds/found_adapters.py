@@ -1,5 +1,4 @@
-"""What waits for adapters that workers have found in a folder, counted for an autoscaler that does
-not know their names.
+"""Counts what waits for adapters that workers have found in a folder, for an autoscaler.
 
 An autoscaler counts queues that its configuration names. The queues of these adapters are named by
 workers, while they run and after that: so a pool that has gone to zero wakes for an adapter that it
@@ -29,7 +28,7 @@ class FoundAdapters:
         self._next_at = 0.0
 
     def look(self) -> None:
-        """Every ``LOOK_S``; does nothing in between."""
+        """Count every ``LOOK_S``; do nothing in between."""
         if monotonic() < self._next_at:
             return
         self._next_at = monotonic() + LOOK_S

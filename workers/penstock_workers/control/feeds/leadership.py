@@ -1,9 +1,9 @@
-"""Which feeds this process leads: each feed has one leader at a time, by a lease in SQL with a
-fence.
+"""Decides which feeds this process leads.
 
-Each round reads all leases together with the jobs, so a leader needs no statement of its own: one
-write takes the free leases, and one write renews all leases of a process when a third of their time
-is gone. The cursor is protected by the fence, which is compared at each write.
+Each feed has one leader at a time, by a lease in SQL with a fence. Each round reads all leases
+together with the jobs, so a leader needs no statement of its own: one write takes the free leases,
+and one write renews all leases of a process when a third of their time is gone. The cursor is
+protected by the fence, which is compared at each write.
 
 A source that is split has a leader for each of its shards as well, and the processes share them
 evenly (`even.py`).
@@ -54,15 +54,15 @@ class Leadership:
         self._given_up = frozenset[FeedName]()  # by the latest ``share``
 
     def __len__(self) -> int:
-        """Feeds and shards that this process leads."""
+        """Return how many feeds and shards this process leads."""
         return len(self._led)
 
     def concerns(self, live: Iterable[LiveJob]) -> bool:
-        """Whether this process leads a feed of these, or could: one that no process leads."""
+        """Return whether this process leads a feed of these, or could as no process leads it."""
         return any(feed.free or feed.led_by(self._owner) for feed in _with_shards(live))
 
     def renew(self, live: Iterable[LiveJob]) -> None:
-        """All leases of this process, as soon as one of them has lost a third of its time."""
+        """Renew all leases of this process, as soon as one of them has lost a third of its time."""
         led = [feed for feed in _with_shards(live) if feed.led_by(self._owner)]
         if any(feed.lease_s < RENEW_BELOW_S for feed in led):
             self._jobs.renew_feeds(
@@ -70,9 +70,12 @@ class Leadership:
             )
 
     def take(self, live: Collection[LiveJob], processes: int = 1) -> None:
-        """Feeds that no process leads, at most ``TAKEN_MAX`` in each round, in one transaction; and
-        of each source that is split a shard, while this process has fewer than its part among so
-        many ``processes``."""
+        """Lease feeds that no process leads, in one transaction.
+
+        It leases at most ``TAKEN_MAX`` in each round. Of each source that is split it leases a
+        shard as well, as long as this process has fewer than its part among ``processes`` control
+        processes.
+        """
         free = [(feed.feed.job_id, feed.feed.generation) for feed in _worked_on(live) if feed.free]
         leased = self._jobs.lease_feeds(free[:TAKEN_MAX], self._owner, FEED_LEASE_S)
         wanted = [
@@ -85,8 +88,9 @@ class Leadership:
         self._taken = {_name(feed): feed for feed in leased}
 
     def share(self, live: Collection[LiveJob], processes: int) -> None:
-        """Let go of a shard of each source of which this process leads more than its part, for
-        another process to take."""
+        """Let go of one shard of each source of which this process leads more than its part.
+
+        Another process takes it then."""
         surplus = [
             shard.feed
             for feed in _worked_on(live)
@@ -97,13 +101,14 @@ class Leadership:
         self._given_up = frozenset(map(_name, surplus))
 
     def jobs(self, live: Iterable[LiveJob]) -> set[str]:
-        """Those of which this process leads a feed, after ``take``."""
+        """Return the jobs of which this process leads a feed, after ``take``."""
         held = {feed.feed.job_id for feed in _with_shards(live) if feed.led_by(self._owner)}
         return held | {job_id for job_id, _, _ in self._taken}
 
     def lead(self, job: Job, live: LiveFeed) -> LedFeed | None:
-        """The feed or shard as this process leads it; None while another process leads it, or none
-        yet."""
+        """Return the feed or shard as this process leads it.
+
+        None while another process leads it, or while none does yet."""
         name = _name(live.feed)
         led_here = live.led_by(self._owner) and name not in self._given_up
         feed = live.feed if led_here else self._taken.get(name)
@@ -118,13 +123,13 @@ class Leadership:
         return led
 
     def hand_back(self, live: LiveFeed) -> None:
-        """A feed that others read now: the job's lane has changed."""
+        """Release a feed that is read by others now, since the job's lane has changed."""
         if live.led_by(self._owner):
             self._jobs.release_feed(live.feed, self._owner)
             self.forget(live.feed)
 
     def forget(self, feed: Feed) -> None:
-        """Another process has taken it, or it was rewound."""
+        """Forget a feed that another process has taken, or that was rewound."""
         self._led.pop(_name(feed), None)
 
     def keep_only(self, live: Collection[LiveJob]) -> None:
@@ -149,7 +154,9 @@ def _name(feed: Feed) -> FeedName:
 
 
 def _worked_on(live: Iterable[LiveJob]) -> Iterator[LiveFeed]:
-    """Feeds of jobs that run or are being cancelled: a paused job needs no leader."""
+    """Yield the feeds of jobs that run or are being cancelled.
+
+    A paused job needs no leader."""
     for job, feeds in live:
         if job.state is not JobState.PAUSED:
             yield from feeds

@@ -1,8 +1,8 @@
-"""Reconcile: fed - finished - queued - leased - delayed - parked = missing; missing documents are
-published again.
+"""Finds messages that are lost, and publishes their documents again.
 
-So a lost message costs time only. A document must be missing in two rounds running before it is
-published again, because it may just be moving from one place to another.
+Missing are fed - finished - queued - leased - delayed - parked, so a lost message costs time only.
+A document must be missing in two rounds running before it is published again, because it may just
+be moving from one place to another.
 """
 
 from __future__ import annotations
@@ -42,9 +42,11 @@ class Reconciler:
         outstanding: int,
         besides: Sequence[str] = (),
     ) -> int:
-        """One round for ``outstanding`` documents of the feed; returns how many were published
-        again. ``besides``: queues of lanes that the job has left, whose workers may still end what
-        they hold."""
+        """Look for lost messages of a feed, and return how many documents were published again.
+
+        ``outstanding`` is how many of its documents have no outcome. ``besides`` are the queues of
+        lanes that the job has left, whose workers may still end what they hold.
+        """
         if not outstanding or not self._worth_a_scan(job, queue, outstanding):
             self._suspects = frozenset()
             return 0
@@ -75,7 +77,7 @@ class Reconciler:
         )
 
     def _drop_finished(self, job: Job, feed: Feed, docs: list[str]) -> list[str]:
-        """Of ``docs``, those without an outcome.
+        """Return those of ``docs`` that have no outcome.
 
         The others were settled in SQL only: settle them in Redis, too."""
         keys = [ItemKey(feed.job_id, feed.generation, doc) for doc in docs]

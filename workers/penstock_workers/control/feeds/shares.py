@@ -25,11 +25,10 @@ class Share(NamedTuple):
 
 
 def shares(flows: Collection[Flow], front: int, window: int) -> dict[str, Share]:
-    """Shares by job of ``front`` documents for urgent jobs and of a ``window`` for the others, each
-    at least one.
+    """Return by job how many documents may wait, each at least one.
 
-    Urgent jobs that find no place at the front, because there are more jobs than places, are fed as
-    normal ones.
+    Urgent jobs share ``front`` documents, the others a ``window``. Urgent jobs that find no place
+    at the front, because there are more jobs than places, are fed as normal ones.
     """
     placed = _placed(flows, front)
     found = {job: Share(documents, True) for job, documents in placed.items()}
@@ -41,12 +40,12 @@ def shares(flows: Collection[Flow], front: int, window: int) -> dict[str, Share]
 
 
 def parts_of_window(flows: Collection[Flow], front: int) -> dict[str, float]:
-    """The part of the window of each job that has no place at the front."""
+    """Return which part of the window each job gets that has no place at the front."""
     return _parts_beside(flows, _placed(flows, front))
 
 
 def parts(flows: Iterable[Flow]) -> dict[str, float]:
-    """The part of each job of what they share; they add up to one."""
+    """Return which part of the whole each job gets; the parts add up to one."""
     classes: dict[int, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for flow in flows:
         classes[flow.priority][flow.tenant][flow.job] = flow.weight
@@ -77,8 +76,9 @@ def _parts_beside(flows: Collection[Flow], placed: Collection[str]) -> dict[str,
 
 
 def _places(urgent: Collection[Flow], front: int) -> dict[str, int]:
-    """Places at the front by job, never more than there are; when they run out the largest parts
-    come first."""
+    """Return by job its places at the front, all together never more than there are.
+
+    When they run out the largest parts come first."""
     placed: dict[str, int] = {}
     for job, part in sorted(parts(urgent).items(), key=lambda row: (-row[1], row[0])):
         wanted = max(1, int(front * part))

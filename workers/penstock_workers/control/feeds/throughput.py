@@ -9,8 +9,9 @@ FADE = 0.8
 
 
 class Throughput:
-    """The latest rate, or what is left of an earlier and higher one: feeding by a momentary rate
-    would leave workers idle."""
+    """The latest rate of a lane, or what is left of an earlier and higher one.
+
+    Feeding by a momentary rate would leave workers idle."""
 
     def __init__(self) -> None:
         self.per_s = 0.0
@@ -18,7 +19,7 @@ class Throughput:
         self._at = 0.0
 
     def note(self, finished: Mapping[str, int], now: float) -> None:
-        """``finished`` documents by job at ``now`` (seconds).
+        """Note how many documents each job has ``finished`` at ``now`` (seconds).
 
         A job counts from its second look on."""
         done = sum(

@@ -1,5 +1,4 @@
-"""Which jobs feed next where so many share a queue that the share of each is worth no step of its
-own.
+"""Decides whose turn it is to feed where many jobs share a queue.
 
 A thousand jobs with a thousandth of a window each would be fed a few documents at a time: a script
 call and a transaction for each handful, and a queue in which no two neighbours belong to one job,
@@ -22,7 +21,7 @@ STUCK = 2.0
 
 
 class Turns:
-    """Of the jobs of one lane.
+    """The turns of the jobs of one queue.
 
     Belongs to the control thread; ``begin`` comes first in every round."""
 
@@ -44,8 +43,12 @@ class Turns:
         per_s: float,
         now: float,
     ) -> None:
-        """``parts`` of a ``window`` by job; ``outstanding``: documents of each live job; ``per_s``:
-        that the fleet finishes."""
+        """Begin a round.
+
+        ``parts`` holds the part of the ``window`` of each job that takes turns, ``outstanding`` the
+        documents without an outcome of each live job; ``per_s`` is how many documents the fleet
+        finishes a second.
+        """
         self._parts, self._now = parts, now
         self._had = {
             job: had for job, had in self._had.items() if job in outstanding and had > self._virtual
@@ -62,25 +65,29 @@ class Turns:
         self._step = max(1, min(window // TURNS, round(whole) // 2))
 
     def __bool__(self) -> bool:
-        """Whether any jobs take turns in this round."""
+        """Return whether any jobs take turns in this round."""
         return bool(self._parts)
 
     def applies_to(self, job: str) -> bool:
-        """False: its own share says what it may have outstanding, as it does for a job whose
-        documents are stuck."""
+        """Return whether a job takes turns.
+
+        If not, its own share says what it may have outstanding. That also holds for a job whose
+        documents are stuck.
+        """
         return job in self._parts and job not in self._stuck
 
     def room(self) -> int:
-        """Documents that the job whose turn it is may add: a whole step, or none."""
+        """Return how many documents the job whose turn it is may add: a whole step, or none."""
         return self._step if self._room >= self._step else 0
 
     def place(self, job: str) -> float:
-        """The lower, the sooner it is this job's turn."""
+        """Return a job's place in the line: the lower it is, the sooner it is this job's turn."""
         return max(self._virtual, self._had.get(job, 0.0)) if self._parts else 0.0
 
     def note(self, job: str, documents: int) -> None:
-        """So many were fed in this turn, maybe of a job that had nothing to feed until now and has
-        no part yet."""
+        """Note that a job was fed so many documents in this turn.
+
+        The job may be one that had nothing to feed until now, and so has no part yet."""
         if not documents or not self._parts:
             return
         self._virtual = self.place(job)

@@ -1,5 +1,6 @@
-"""The accounts of jobs with a budget, as a control process keeps them right: it gives Redis what
-SQL knows, and gives back what dead workers had reserved."""
+"""Keeps the accounts of jobs with a budget right.
+
+A control process gives Redis what SQL knows, and gives back what dead workers had reserved."""
 
 from __future__ import annotations
 
@@ -40,8 +41,9 @@ class Accounts:
         return self._tenants.budget_of(job)
 
     def look(self, job: Job, budget_usd: float | None, tenant_usd: float | None) -> Account:
-        """The account of a job; from now on workers have this budget for it, and this one for all
-        jobs of its tenant."""
+        """Return the account of a job, and set its budgets for the workers.
+
+        ``budget_usd`` is the job's own, ``tenant_usd`` that of all jobs of its tenant."""
         job_id = job.job_id
         self._limited.add(job_id)
         now = time.monotonic()
@@ -85,16 +87,21 @@ class Accounts:
         return self._tenants.look(job, budget, tenant_usd, spent=spent, batches=batches)
 
     def lift(self, job_id: str, *, some_wait: bool) -> None:
-        """The job has no budget: workers reserve nothing for it.
+        """Tell workers that the job has no budget, so that they reserve nothing for it.
 
-        What waits may do so for one that another process saw."""
+        ``some_wait`` says that documents of it are parked: they may wait for a budget that another
+        process saw.
+        """
         if some_wait or job_id in self._limited:
             self._limited.discard(job_id)
             self._book.lift(job_id)
 
     def free_paused(self, job: Job) -> None:
-        """Of a paused job, whose account is not looked at: what dead workers have reserved for it
-        would keep other jobs of its tenant waiting."""
+        """Give back what dead workers have reserved for a paused job.
+
+        Its account is not looked at, and so the reservations would keep other jobs of its tenant
+        waiting.
+        """
         if self._tenants.budget_of(job) is not None:
             self._give_back_strays(job.job_id, time.monotonic())
 

@@ -1,5 +1,6 @@
-"""Work of the control loop that takes longer than a round: in threads, so that one job's files hold
-up no other job's feeding."""
+"""Runs work of the control loop that takes longer than a round, in threads.
+
+So one job's files hold up no other job's feeding."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ class Key(NamedTuple):
 
 
 class Background:
-    """At most ``at_once`` pieces of work at a time; what finds no room is started by a later round.
+    """Runs at most ``at_once`` pieces of work at a time; a later round starts what finds no room.
 
     The threads are daemons: the process that leads the job next does all of it again, so no end of
     a process waits for them. ``start`` and ``ended`` belong to the control thread.
@@ -31,7 +32,9 @@ class Background:
         self._work: dict[Key, Future[None]] = {}
 
     def start(self, key: Key, work: Callable[[], None]) -> bool:
-        """False when there is no room now, or when it is under way."""
+        """Start the work in a thread, unless it is under way or there is no room now.
+
+        Return whether it was started."""
         under_way = sum(not future.done() for future in self._work.values())
         if key in self._work or under_way >= self._at_once:
             return False
@@ -40,7 +43,9 @@ class Background:
         return True
 
     def ended(self, key: Key) -> bool:
-        """True once after the work that was started with this key. Raises what it raised."""
+        """Return True once after the work that was started with this key has ended.
+
+        Raises what the work raised."""
         future = self._work.get(key)
         if future is None or not future.done():
             return False

@@ -38,7 +38,7 @@ class Balance:
         self._rewound = {job_id: seen for job_id, seen in self._rewound.items() if job_id in live}
 
     def close(self, job: Job) -> Counts | Unbalanced | None:
-        """The counts of a job that has every outcome.
+        """Return the counts of a job that has every outcome, or why the job must fail.
 
         None: something was lost, and its feeds read everything again."""
         assert job.total is not None, "an open job has no number of documents to compare with"
@@ -54,7 +54,9 @@ class Balance:
         return self._rewind(job, _sum(counts))
 
     def _is_read_for_cancel(self, job: Job) -> bool:
-        """A cancelled job is read again to write off what was fed; other jobs are not."""
+        """Return whether a cancelled job has been read again, to write off what was fed.
+
+        True of all other jobs, which need not be read again for that."""
         return job.state is not JobState.CANCELLING or job.job_id in self._rewound
 
     def _rewind(self, job: Job, found: int) -> Unbalanced | None:

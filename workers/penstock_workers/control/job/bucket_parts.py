@@ -1,5 +1,6 @@
-"""Results of a job in the bucket of `results_url` while it runs, and `output.jsonl` made of them,
-as `results_parts` says."""
+"""Writes the results of a job to the bucket of `results_url` while the job runs.
+
+`output.jsonl` is made of these parts at its end, as the setting `results_parts` says."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ class BucketParts:
         return self._settings.writes_parts
 
     def write(self, job: Job, spec: JobSpec, *, whole: bool) -> None:
-        """Raises SinkError and OutcomesHeldBack."""
+        """Write what is new, or all of the results when ``whole``.
+
+        Raises SinkError and OutcomesHeldBack."""
         growing = self._growing.get(job.job_id)
         if growing is None:
             bucket = self._opened().below(job.job_id)
@@ -50,7 +53,7 @@ class BucketParts:
         self._growing.pop(job_id, None)
 
     def _opened(self) -> Place:
-        """Two threads may open it at the same time, which does no harm."""
+        """Open the bucket; two threads may do so at the same time, which does no harm."""
         if self._bucket is None:
             bucket = bucket_at(
                 str(self._settings.results_url), s3_endpoint_url=self._settings.s3_endpoint_url

@@ -1,5 +1,4 @@
-"""A job that is being cancelled: every document without an outcome gets one, the dead letter
-`cancelled`."""
+"""Cancels a job: every document without an outcome gets the dead letter `cancelled`."""
 
 from __future__ import annotations
 
@@ -51,9 +50,11 @@ class Cancelling:
     def step(
         self, job: Job, queue: str, feeds: Sequence[LedFeed], shards: Sequence[LedFeed]
     ) -> None:
-        """Bounded; ``feeds`` and ``shards`` are those that this process leads.
+        """Cancel a bounded number of the job's documents.
 
-        The job ends when all are written off."""
+        ``feeds`` and ``shards`` are those that this process leads. The job ends when all are
+        written off.
+        """
         if job.total is None:
             # an open job takes no more documents; the next round knows how many there are
             self._jobs.close(job.job_id)

@@ -1,5 +1,6 @@
-"""Completes a job that has all its outcomes: checks the counts in SQL, then has its results
-written."""
+"""Completes a job that has all its outcomes.
+
+The counts in SQL are checked, then the results are written."""
 
 from __future__ import annotations
 

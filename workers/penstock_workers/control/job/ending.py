@@ -1,5 +1,4 @@
-"""Whether a job is about to end, so that its last outcome is noticed sooner than at the next
-ordinary tick.
+"""Notices that a job is about to end, so that its last outcome is seen before the next usual tick.
 
 A control loop polls. Near a job's end it polls more often, as long as outcomes keep coming: where
 the last calls take many seconds, a fifth of a second more does not matter.
@@ -24,13 +23,13 @@ class JobEnding:
         self._moved: dict[str, tuple[int, float]] = {}
 
     def note(self, job_id: str, under_way: int) -> None:
-        """``job_id`` is led here and read to its end."""
+        """Note how many documents are under way of a job that is led here and read to its end."""
         known = self._moved.get(job_id)
         if known is None or known[0] != under_way:
             self._moved[job_id] = (under_way, self._clock())
 
     def interval_s(self, usual_s: float) -> float:
-        """How long the loop may wait for its next tick."""
+        """Return how long the loop may wait for its next tick."""
         now = self._clock()
         ends = any(
             under_way <= ENDING_DOCUMENTS and now - since < ENDING_FOR_S

@@ -15,8 +15,9 @@ class JobStates:
         self._hot = hot
 
     def move(self, job: Job, to: JobState, reason: str | None) -> bool:
-        """From the state that this round found; False when it has been moved by others
-        meanwhile."""
+        """Move a job from the state in which this round found it.
+
+        Return False when others have moved it meanwhile."""
         moved = self._jobs.set_state(
             job.job_id, to, reason=reason and redact(reason), expect={job.state}
         )

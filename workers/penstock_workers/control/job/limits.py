@@ -88,7 +88,7 @@ class JobLimits:
         self._ended_at: dict[str, float] = {}
 
     def stop(self, job: Job, spec: JobSpec, seen: JobSeen) -> bool:
-        """Whether the job is past a limit, and therefore stopped in this round."""
+        """Return whether the job is past a limit, and therefore stopped in this round."""
         if job.generation > self._mended.get(job.job_id, 1):
             self._outcomes.mend_replays(job.job_id)
             self._mended[job.job_id] = job.generation
@@ -105,8 +105,9 @@ class JobLimits:
         return self._stop_at_budget(job, spec.budget_usd, tenant_usd, seen)
 
     def within_budget(self, job: Job, documents: int) -> int:
-        """Of so many documents those that the budget pays for; several feeds of one job share
-        that."""
+        """Return how many of so many documents the budget pays for.
+
+        Several feeds of one job share that number, so it is taken off what is left."""
         look = self._looks.get(job.job_id)
         if look is None:
             return documents
@@ -115,8 +116,9 @@ class JobLimits:
         return documents
 
     def to_unpark(self, job: Job, parked: int, most: int) -> int:
-        """How many of the messages that wait outside the queue go back to it: about as many as the
-        budget has room for."""
+        """Return how many of the messages that wait outside the queue go back to it.
+
+        They are about as many as the budget has room for."""
         look, name = self._looks.get(job.job_id), job.job_id
         if look is None:
             return most
@@ -137,8 +139,9 @@ class JobLimits:
         return number
 
     def go_on_if_done(self, job: Job) -> bool:
-        """Let a job end that is paused by its budget or its stop-loss, where what was under way has
-        given it all its outcomes."""
+        """Let a job end that its budget or its stop-loss has paused, once it has all its outcomes.
+
+        What was under way when it was paused may have brought the last ones."""
         now = time.monotonic()
         if (
             not (is_budget_spent(job.reason) or _is_stop_loss(job))
@@ -174,8 +177,9 @@ class JobLimits:
     def _stop_at_budget(
         self, job: Job, budget_usd: float | None, tenant_usd: float | None, seen: JobSeen
     ) -> bool:
-        """Note what the budgets still pay for; pause the job when that is nothing, unless it has
-        all its outcomes."""
+        """Note what the budgets still pay for, and pause the job when that is nothing.
+
+        A job that has all its outcomes is not paused."""
         account, stats = (
             self._accounts.look(job, budget_usd, tenant_usd),
             self._hot.stats(job.job_id),
@@ -202,8 +206,9 @@ class JobLimits:
         return self._states.move(job, JobState.PAUSED, self._why(job, budget_usd, account, mean))
 
     def _is_at_end(self, job: Job, look: _Look, seen: JobSeen) -> bool:
-        """Whether nothing is under way that could leave something of what is reserved, and the rest
-        pays for nothing."""
+        """Return whether the rest of a budget pays for nothing and can no longer grow.
+
+        It can grow as long as a call is under way that may cost less than was reserved for it."""
         under_way = sum(seen.outstanding)
         if look.bound.reserved:
             self._quiet_since.pop(job.job_id, None)
@@ -245,7 +250,7 @@ class JobLimits:
         )
 
     def _left(self, job: Job) -> int | None:
-        """Documents without an outcome; None where their number is not known yet."""
+        """Return how many documents have no outcome; None where their number is not known yet."""
         counts = self._outcomes.counts(job.job_id)
         return None if job.total is None else max(0, job.total - counts.succeeded - counts.dead)
 

@@ -31,7 +31,9 @@ class OutputFiles:
         return self._settings.results_url is not None or _table_of(spec) is not None
 
     def write(self, job: Job, spec: JobSpec, *, whole: bool) -> None:
-        """Raises SinkError and OutcomesHeldBack."""
+        """Write the files of a job where the setting `results_url` says.
+
+        Raises SinkError and OutcomesHeldBack."""
         form = _table_of(spec)
         if self._settings.results_url is None:
             log.warning(
@@ -68,10 +70,10 @@ class OutputFiles:
         )
 
     def forget(self, job_id: str) -> None:
-        """Nothing is kept."""
+        """Do nothing, since nothing is kept of a job."""
 
     def _end_uploads(self, destination: str, form: str | None) -> None:
-        """What a process that died has left unfinished of these files."""
+        """End the uploads of these files that a process left unfinished when it died."""
         if "://" not in destination:
             return
         bucket = bucket_at(destination, s3_endpoint_url=self._settings.s3_endpoint_url)
@@ -81,5 +83,5 @@ class OutputFiles:
 
 
 def _table_of(spec: JobSpec) -> str | None:
-    """Lines are written for every job."""
+    """Return the form of the job's table; None where lines are all, which every job gets."""
     return None if spec.output_format == "jsonl" else spec.output_format

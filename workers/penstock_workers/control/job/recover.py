@@ -1,4 +1,4 @@
-"""After Redis lost data, or may have: rebuilds it from SQL before a call is paid twice.
+"""Rebuilds Redis from SQL after it lost data, or may have, before a call is paid twice.
 
 A sentinel in Redis holds the epoch of the ledger and the run id of the server that it was written
 to. It is missing after a FLUSHALL or a lost disk, and names another run after a restart, when the
@@ -69,8 +69,10 @@ class Recovery:
             self._jobs.rewind_feeds(job.job_id)
 
     def _end_calls(self, job: Job) -> None:
-        """Redis may have lost the end of a call whose outcome SQL has: nothing is reserved for that
-        document any more."""
+        """Drop reservations of calls whose outcome SQL has.
+
+        Redis may have lost the end of such a call; nothing is reserved for its document any more.
+        """
         calls = self._hot.budgets.calls(job.job_id)
         ended = self._outcomes.terminal(calls)
         self._hot.budgets.end_calls(
@@ -79,10 +81,11 @@ class Recovery:
 
 
 def stats_from(counts: Counts, kept: Mapping[str, int]) -> dict[str, int]:
-    """The counters as SQL knows them.
+    """Return a job's counters as SQL knows them.
 
     ``kept`` are those that Redis still has: what finished documents were asked more often than
-    these say was tried again for reasons that are lost."""
+    these say was tried again for reasons that are lost.
+    """
     asked_again = kept.get("repairs", 0) + kept.get("fallbacks", 0)
     tried_again = (
         counts.calls + sum(counts.reused.values()) - counts.succeeded - counts.dead - asked_again

@@ -31,7 +31,7 @@ class Resumes:
         self._running: set[str] = set()  # jobs last seen running
 
     def resume_when_over(self, job: Job) -> None:
-        """The provider said how long to stay away, and that time is over."""
+        """Let a paused job go on once the time is over for which the provider wants no calls."""
         self._paused[job.job_id] = job.resume_at
         if job.resume_at is None or time.time() < job.resume_at:
             return
@@ -39,12 +39,11 @@ class Resumes:
             log.info("job %s goes on by itself: its pause is over (%s)", job.job_id, job.reason)
 
     def lift_hold(self, job: Job, seen: JobSeen) -> None:
-        """Lift the hold on a provider when its job is resumed by hand, which says that the account
-        is in order.
+        """Lift the hold on a provider when its job is resumed by hand.
 
-        Redis still calls the job paused until a control process sees that it was resumed, so one
-        that has started since sees it, too. A job that went on by itself says nothing about the
-        account: a hold from another job stays.
+        Resuming it says that the account is in order. Redis still calls the job paused until a
+        control process sees that it was resumed, so one that has started since sees it, too. A job
+        that went on by itself says nothing about the account: a hold from another job stays.
         """
         if job.state is not JobState.RUNNING:
             self._running.discard(job.job_id)

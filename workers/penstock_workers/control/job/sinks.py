@@ -1,5 +1,4 @@
-"""Where a job's results go in a fleet: what grows while it runs, and what is written before it is
-called complete.
+"""Writes a job's results in a fleet: what grows while it runs, and the rest before it is complete.
 
 A pass that fails is tried again, later and later, and the job runs on meanwhile. It is paused with
 the reason where trying again cannot help, and at its end where that did not help; once it is
@@ -31,8 +30,11 @@ RETRY_CAP_S: Final = 120.0
 
 
 class Sink(Protocol):
-    """``write`` runs in a thread of its own, one at a time for each job; calling it again does
-    nothing twice."""
+    """A place for a job's results.
+
+    ``write`` runs in a thread of its own, one at a time for each job; calling it again writes
+    nothing twice.
+    """
 
     @property
     def name(self) -> str: ...
@@ -45,7 +47,9 @@ class Sink(Protocol):
     def is_wanted(self, spec: JobSpec) -> bool: ...
 
     def write(self, job: Job, spec: JobSpec, *, whole: bool) -> None:
-        """What is new, or everything: then all outcomes of the job are there."""
+        """Write what is new, or everything when ``whole``.
+
+        All outcomes of the job are there then."""
         ...
 
     def forget(self, job_id: str) -> None: ...
@@ -57,7 +61,7 @@ class SinkGivenUp(ProducerError):
 
 @dataclass
 class _Progress:
-    """Of one sink of one job."""
+    """How far one sink of one job is."""
 
     next_at: float = 0.0  # monotonic: of the next pass while the job runs
     not_before: float = 0.0  # monotonic: after a failure
@@ -82,13 +86,17 @@ class JobSinks:
         self._clock = clock
 
     def look(self, job: Job, spec: JobSpec) -> None:
-        """The job runs: begin the passes that are due. Raises SinkGivenUp."""
+        """Begin the passes that are due for a running job.
+
+        Raises SinkGivenUp."""
         for sink in self._sinks:
             if sink.grows and sink.is_wanted(spec):
                 self._turn(sink, job, spec, whole=False)
 
     def written(self, job: Job, spec: JobSpec) -> bool:
-        """All outcomes are there: True once every sink has them. Raises SinkGivenUp."""
+        """Write everything, now that all outcomes are there; return True once every sink has them.
+
+        Raises SinkGivenUp."""
         wanted = [sink for sink in self._sinks if sink.is_wanted(spec)]
         # each begins, whatever others do
         turns = [self._turn(sink, job, spec, whole=True) for sink in wanted]
@@ -123,7 +131,7 @@ class JobSinks:
         return False
 
     def _has_ended(self, work: Background, key: Key, progress: _Progress) -> bool:
-        """Whether a pass has just ended well. Raises SinkGivenUp."""
+        """Return whether a pass has just ended well. Raises SinkGivenUp."""
         try:
             return work.ended(key)
         except SinkTaken as error:

@@ -1,5 +1,6 @@
-"""Rows of a job in a table of a database, as its option `into` says: while the job runs, and whole
-at its end."""
+"""Writes the rows of a job to a table of a database, as its option `into` says.
+
+It does so while the job runs, and writes the whole at its end."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ class TableRows:
         return spec.into is not None
 
     def write(self, job: Job, spec: JobSpec, *, whole: bool) -> None:
-        """Raises SinkError and OutcomesHeldBack."""
+        """Write the rows that are new, or all of them when ``whole``.
+
+        Raises SinkError and OutcomesHeldBack."""
         if job.job_id in self._places and not whole and self._has_nothing_new(job):
             return
         assert spec.into is not None, "a job without a table has no passes"

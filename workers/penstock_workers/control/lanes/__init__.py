@@ -1,2 +1,3 @@
-"""Which of its lanes a job goes to, and when it goes to another: what is known of each, the choice,
-and the step that asks."""
+"""Which of its lanes a job goes to, and when it goes to another.
+
+The modules hold what is known of each lane, the choice, and the step that asks for it."""

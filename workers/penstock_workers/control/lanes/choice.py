@@ -1,5 +1,4 @@
-"""The choice between lanes, as a function of what is known: the cheapest that is expected to meet
-the deadline.
+"""Chooses the cheapest lane that is expected to meet the deadline, as a function of what is known.
 
 A lane is looked at with what may follow it: a cheap one that is slow, or whose time is not known,
 may be tried as long as another lane can still do what is left before the deadline. A batch that
@@ -37,7 +36,9 @@ class Choice(NamedTuple):
 
 
 def choose(job: JobNow, lanes: Sequence[LaneNow], now: float, rules: LaneChangeSettings) -> Choice:
-    """One of ``lanes``, which are in the job's order. Times are Unix seconds."""
+    """Choose one of ``lanes``, which are in the job's order.
+
+    Times are Unix seconds."""
     here = next((one for one in lanes if one.lane == job.lane), None)
     best = _best(job, lanes, here, now, rules)
     free = _best(job._replace(usd_left=None), lanes, here, now, rules)
@@ -55,7 +56,7 @@ def choose(job: JobNow, lanes: Sequence[LaneNow], now: float, rules: LaneChangeS
 def _plans(
     job: JobNow, lanes: Sequence[LaneNow], now: float, rules: LaneChangeSettings
 ) -> list[Plan]:
-    """What can be done from now on, for each lane the best."""
+    """Return for each lane the best plan that begins with it now."""
     horizon_s = math.inf if job.deadline_at is None else job.deadline_at - now
     return [_plan(job, one, lanes, horizon_s, rules) for one in lanes]
 
@@ -87,7 +88,7 @@ def _best(
 
 
 def _passes(job: JobNow, plan: Plan) -> bool:
-    """Whether it would cost more than is left of the budget, as far as that is known.
+    """Return whether it would cost more than is left of the budget, as far as that is known.
 
     What batches have answered is paid, and not paid again elsewhere."""
     if job.usd_left is None or plan.usd is None:
@@ -103,8 +104,9 @@ def _passes(job: JobNow, plan: Plan) -> bool:
 def _is_last_moment(
     job: JobNow, plan: Plan, lanes: Sequence[LaneNow], now: float, rules: LaneChangeSettings
 ) -> bool:
-    """Whether this is a wait for batches, and another lane could do now what they might leave, but
-    not at the next look."""
+    """Return whether this is the last look at which a wait for batches can be given up.
+
+    Another lane could do now what the batches might leave, but not at the next look."""
     if job.deadline_at is None or not isinstance(plan.now.pace, InBatches):
         return False
     left, horizon_s = max(0, job.left - job.answered), job.deadline_at - now
@@ -118,15 +120,18 @@ def _is_last_moment(
 
 
 def _is_worth_a_move(job: JobNow, stays: Plan, best: Plan) -> bool:
-    """Where the job's order decides, a lane that comes earlier in it is; else one that costs
-    clearly less."""
+    """Return whether the best plan is so much better that the job should move.
+
+    Where the job's order decides, a lane that comes earlier in it is; else one that costs clearly
+    less.
+    """
     if job.by_order or stays.usd is None or best.usd is None:
         return True
     return best.usd < (1 - WORTH) * stays.usd
 
 
 def _without_real_time(job: JobNow, lanes: Sequence[LaneNow]) -> Sequence[LaneNow]:
-    """Those that a job without a deadline may be sent to."""
+    """Return the lanes that a job without a deadline may be sent to."""
     if job.by_order:
         return lanes
     return [one for one in lanes if not one.is_real_time] or lanes
@@ -135,9 +140,11 @@ def _without_real_time(job: JobNow, lanes: Sequence[LaneNow]) -> Sequence[LaneNo
 def _preference(
     job: JobNow, lanes: Sequence[LaneNow], plan: Plan
 ) -> tuple[float, float, bool, bool, bool, int]:
-    """The lower, the better: by the job's order or by price, then with fewer moves.
+    """Return the key by which plans are sorted; the lowest is the best.
 
-    An unknown price loses against a known."""
+    By the job's order or by price, then with fewer moves. An unknown price loses against a known
+    one.
+    """
     place = lanes.index(plan.now)
     cost = math.inf if plan.usd is None else round(plan.usd / CENT)
     return (
@@ -155,16 +162,18 @@ def _cost(plan: Plan) -> float:
 
 
 def _late(plan: Plan) -> float:
-    """Where no plan meets the deadline: seconds until the end, and those that are not known come
-    last."""
+    """Return in how many seconds a plan ends, to compare plans none of which meets the deadline.
+
+    Plans whose end is not known come last."""
     return math.inf if plan.ends_s is None else plan.ends_s
 
 
 def _plan(
     job: JobNow, one: LaneNow, lanes: Sequence[LaneNow], horizon_s: float, rules: LaneChangeSettings
 ) -> Plan:
-    """The best that begins with this lane: alone where that meets the deadline, else with the one
-    that follows."""
+    """Return the best plan that begins with this lane.
+
+    It is the lane alone where that meets the deadline, else the lane and another that follows."""
     moving_s = rules.moving_s if job.lane not in (None, one.lane) else 0.0
     alone = _alone(job, one, horizon_s, moving_s, rules)
     if alone.meets and not _passes(job, alone):
@@ -201,8 +210,12 @@ def _followed(
     moving_s: float,
     rules: LaneChangeSettings,
 ) -> Plan | None:
-    """``one`` for as long as ``other`` can still do the rest in time, or, where it cannot, so that
-    both end soonest. None where ``one`` would bring nothing, or there is no time for it."""
+    """Return the plan in which ``other`` follows ``one``.
+
+    The job stays in ``one`` for as long as ``other`` can still do the rest in time, or, where it
+    cannot, so that both end soonest. None where ``one`` would bring nothing, or where there is no
+    time for it.
+    """
     assert other.pace is not None
     first_s = moving_s + rules.look_s
     if horizon_s <= first_s or (one.pace is None and not (job.by_order or _is_cheaper(one, other))):
@@ -227,7 +240,7 @@ def _both(
     horizon_s: float,
     rules: LaneChangeSettings,
 ) -> Plan | None:
-    """``one`` works for so long, and ``other`` does what it leaves from ``at_s`` on."""
+    """Plan that ``one`` works for so long, and ``other`` does what it leaves from ``at_s`` on."""
     assert other.pace is not None
     if one.pace is None:  # it may do all, some or nothing until then
         usd = None if one.usd_each is None else one.usd_each * job.left
@@ -251,8 +264,11 @@ def _both(
 
 
 def _is_cheaper(one: LaneNow, other: LaneNow) -> bool:
-    """An unknown price loses against a known one; of two that are not known the real-time one is
-    the higher."""
+    """Return whether ``one`` is known to be cheaper.
+
+    An unknown price loses against a known one; of two unknown prices the real-time one is the
+    higher.
+    """
     if one.usd_each is None or other.usd_each is None:
         both = one.usd_each is None and other.usd_each is None
         return other.is_real_time and not one.is_real_time if both else other.usd_each is None
@@ -272,7 +288,7 @@ def _reason(job: JobNow, lanes: Sequence[LaneNow], here: LaneNow | None, best: P
 def _figures(
     job: JobNow, lanes: Sequence[LaneNow], best: Plan, now: float, rules: LaneChangeSettings
 ) -> Mapping[str, float | str | None]:
-    """Of the job and of each lane, flat."""
+    """Return the figures of the job and of each lane, flat."""
     figures: dict[str, float | str | None] = {"documents_left": job.left}
     if job.usd_left is not None:
         figures["budget_left_usd"] = round(job.usd_left, 6)

@@ -1,5 +1,6 @@
-"""What is known of a job and of each lane that it permits, read from the ledger, Redis and the
-settings."""
+"""Reads what is known of a job and of each lane that it permits.
+
+It comes from the ledger, Redis and the settings."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ LATE: Final = ("deadline", "stuck")
 
 
 class _Around(NamedTuple):
-    """Of one job, at one look."""
+    """What is read of one job at one look."""
 
     job: Job
     spec: JobSpec
@@ -93,8 +94,11 @@ class LaneFacts:
     def of(
         self, job: Job, moves: Sequence[LaneMove], outstanding: int
     ) -> tuple[JobNow, list[LaneNow]]:
-        """``moves`` are the job's; ``outstanding``: its documents that were fed and have no
-        outcome."""
+        """Return what is known of a job and of its lanes.
+
+        ``moves`` are the job's; ``outstanding`` is how many of its documents were fed and have no
+        outcome.
+        """
         around = self._around(job, outstanding)
         spec, now = around.spec, around.now
         if not packs(job.lane):
@@ -114,12 +118,13 @@ class LaneFacts:
         return seen, [self._lane(lane, around) for lane in spec.permitted_lanes]
 
     def moved(self, job: Job) -> None:
-        """It leaves the lane that it is in."""
+        """Forget what was measured of a job in the lane that it leaves."""
         self._measured.forget(job.job_id, job.lane)
 
     def older_worker(self) -> str | None:
-        """One that lives and does not look at a job's lane, since its release is an older one;
-        None: there is none."""
+        """Return the name of a living worker whose release does not look at a job's lane yet.
+
+        None: there is no such worker."""
         return next(
             (
                 one.name
@@ -130,8 +135,9 @@ class LaneFacts:
         )
 
     def keep_only(self, live: Collection[str]) -> None:
-        """Forget jobs that have ended, and what the round before has read: all jobs of a round
-        share it."""
+        """Forget jobs that have ended, and what the round before has read.
+
+        All jobs of a round share what is read in it."""
         self._workers, self._views = None, {}
         self._since = {known: since for known, since in self._since.items() if known[0] in live}
 
@@ -175,7 +181,9 @@ class LaneFacts:
         )
 
     def _usd_left(self, job: Job, spec: JobSpec) -> float | None:
-        """Of its budget; what is reserved for what is under way is for documents that are left."""
+        """Return what is left of the job's budget.
+
+        What is reserved for what is under way is for documents that are left."""
         return (
             None
             if spec.budget_usd is None
@@ -183,7 +191,7 @@ class LaneFacts:
         )
 
     def _is_silent(self, around: _Around) -> bool:
-        """The job is in a lane that does not answer: nothing is assumed of it."""
+        """Return whether the job's lane does not answer, so that nothing may be assumed of it."""
         own = self._measured.of_job(around.job.job_id, around.job.lane)
         return own is not None and own.per_s <= 0 and own.seconds >= speeds.SILENT_S
 
@@ -205,8 +213,11 @@ class LaneFacts:
         )
 
     def _trouble(self, lane: str, around: _Around) -> Trouble | None:
-        """One that has lasted; before the first choice any, but for workers that may be
-        starting."""
+        """Return what is wrong with a lane, if it has lasted.
+
+        Before the first choice it need not have lasted, unless workers are missing that may be
+        starting.
+        """
         found = self._trouble_now(lane, around)
         job_id, now = around.job.job_id, around.now
         known = {key for key in self._since if key[:2] == (job_id, lane)}
@@ -229,7 +240,7 @@ class LaneFacts:
         return found
 
     def _sharing(self, lane: str, job: Job, spec: JobSpec) -> int:
-        """Other running jobs that have a part of the same limits."""
+        """Count the other running jobs that have a part of the same limits."""
         if has_own_model(lane):
             return 0
         return sum(
@@ -252,7 +263,9 @@ class LaneFacts:
 
 
 def _left_late(moves: Sequence[LaneMove], deadline_at: float | None) -> frozenset[str]:
-    """Lanes that were left because of the deadline that still holds, or since they stood still."""
+    """Return the lanes that were left because they were late or stood still.
+
+    Those that were late count while the same deadline holds."""
     known = None if deadline_at is None else round(deadline_at)
     return frozenset(
         move.before

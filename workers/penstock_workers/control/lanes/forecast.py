@@ -1,5 +1,4 @@
-"""What may be said of a job's lanes before it is submitted: which would be chosen, and whether its
-deadline can be met."""
+"""Says before the submit of a job which lane it would go to, and if it can meet its deadline."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ def forecast(
     rules: LaneChangeSettings,
     now: float,
 ) -> Choice:
-    """What control would choose first, as far as that is known now."""
+    """Return what control would choose first, as far as that is known now."""
     deadline_at = None if spec.deadline_s is None else now + spec.deadline_s
     begins = None if spec.lane == AUTO else spec.first_lane
     job = JobNow(
@@ -63,8 +62,9 @@ def late(
     rules: LaneChangeSettings,
     now: float,
 ) -> str | None:
-    """That no permitted lane is expected to meet the deadline, and what would; None where one is,
-    or there is no deadline."""
+    """Say that no permitted lane is expected to meet the deadline, and what would meet it.
+
+    None where one is, or where there is no deadline."""
     if spec.deadline_s is None or not documents:
         return None
     choice = forecast(spec, guess, documents, known, rules, now)

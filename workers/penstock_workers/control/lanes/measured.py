@@ -1,5 +1,6 @@
-"""How many documents a job finishes in its lane, and at what cost, over the last minutes; and what
-its lane was measured at."""
+"""Measures how many documents a job finishes in its lane over the last minutes, and at what cost.
+
+The latest rate of each lane is kept as well."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ class Measured:
         self._lanes: OrderedDict[LaneOf, Rate] = OrderedDict()
 
     def note(self, job_id: str, of: LaneOf, finished: int, cost_usd: float, now: float) -> None:
-        """So many documents of a job have an outcome; it is in this lane now."""
+        """Note that so many documents of a job have an outcome; it is in this lane now."""
         looks = self._looks.setdefault((job_id, of[0]), deque())
         if looks and (finished < looks[-1].finished or now - looks[-1].at > WINDOW_S):
             looks.clear()  # a replay, or it was elsewhere in between
@@ -58,7 +59,7 @@ class Measured:
                 book.popitem(last=False)
 
     def of_job(self, job_id: str, lane: str) -> Rate | None:
-        """In its lane; None before it was there long enough."""
+        """Return the job's rate in this lane; None before it was there long enough."""
         looks = self._looks.get((job_id, lane))
         if not looks or (seconds := looks[-1].at - looks[0].at) < LEAST_S:
             return None
@@ -68,10 +69,10 @@ class Measured:
         )
 
     def of_lane(self, of: LaneOf, now: float) -> Rate | None:
-        """The latest of any job there; None where it is too long ago."""
+        """Return the latest rate of any job in a lane; None where it is too long ago."""
         rate = self._lanes.get(of)
         return rate if rate is not None and now - rate.at <= FRESH_S else None
 
     def forget(self, job_id: str, lane: str) -> None:
-        """It leaves this lane: what is measured when it comes back begins anew."""
+        """Forget a job that leaves this lane: if it comes back it is measured anew."""
         self._looks.pop((job_id, lane), None)

@@ -12,7 +12,7 @@ class Pace(Protocol):
     def seconds_for(self, documents: float) -> float: ...
 
     def done_in(self, seconds: float, documents: float) -> float:
-        """Of so many ``documents``, those that have an answer after so long."""
+        """Return how many of so many ``documents`` have an answer after so long."""
         ...
 
 

@@ -1,5 +1,6 @@
-"""What a document of a job costs in a lane: by the answers that it has, else by what was estimated
-at its submit."""
+"""Says what a document of a job costs in a lane.
+
+By the answers that the job has, else by what was estimated when it was submitted."""
 
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ MEASURED_FROM: Final = 20
 
 
 class Tokens(NamedTuple):
-    """Of a document."""
+    """The tokens of a document."""
 
     into: float
     out: float
 
 
 def tokens_each(source: Mapping[str, Any], counts: Counts) -> Tokens | None:
-    """None: nothing is known of the job's documents yet."""
+    """Return the tokens of a document; None while nothing is known of the job's documents."""
     asked = counts.succeeded + counts.dead - sum(counts.reused.values())
     if asked >= MEASURED_FROM and counts.prompt_tokens:
         return Tokens(counts.prompt_tokens / asked, counts.completion_tokens / asked)
@@ -37,16 +38,18 @@ def tokens_each(source: Mapping[str, Any], counts: Counts) -> Tokens | None:
 
 
 def model_of(source: Mapping[str, Any]) -> str | None:
-    """That the requests of a job name which names none itself: the first one's, as its submit has
-    seen it."""
+    """Return the model of a job that names none itself.
+
+    It is that of its first request, as noted when the job was submitted."""
     guess = source.get(ESTIMATE)
     model = guess.get("model") if isinstance(guess, dict) else None
     return model if isinstance(model, str) else None
 
 
 def usd_each(lane: str, tokens: Tokens | None, prices: ModelPrices | None) -> float | None:
-    """At a provider's prices; None for lanes that ask none, and where tokens or prices are not
-    known."""
+    """Return the cost of a document at a provider's prices, in USD.
+
+    None for lanes that ask no provider, and where tokens or prices are not known."""
     if tokens is None or has_own_model(lane):
         return None
     many = 1_000  # tokens are counted whole

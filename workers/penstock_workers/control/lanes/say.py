@@ -15,7 +15,9 @@ CENTS: Final = 0.01
 
 
 def sentence(job: JobNow, here: LaneNow | None, best: Plan, now: float) -> str:
-    """``here``: where the job is; None before the first choice."""
+    """Say why a job goes to a lane, or stays there.
+
+    ``here`` is the lane that the job is in; None before the first choice."""
     if here is None or here.lane == best.now.lane:
         said = _of_choice(job, best, now)
     else:
@@ -29,9 +31,9 @@ def sentence(job: JobNow, here: LaneNow | None, best: Plan, now: float) -> str:
 
 
 def of_budget(job: JobNow, best: Plan, free: Plan, passes: bool) -> str:
-    """What the budget has to do with it, as the end of the sentence.
+    """Say what the budget has to do with the choice, as the end of the sentence.
 
-    ``free``: what would be taken without one."""
+    ``free`` is what would be taken without a budget."""
     if job.usd_left is None:
         return ""
     left = f"the {dollars(max(0.0, job.usd_left))} that are left of the budget"
@@ -71,7 +73,7 @@ def _of_choice(job: JobNow, best: Plan, now: float) -> str:
 
 
 def _paid(best: Plan) -> str:
-    """What costs so much: a lane alone, or as far as it comes; or both together."""
+    """Name what costs so much: a lane alone, or as far as it comes; or both together."""
     return (
         "both cost"
         if best.then is not None and best.ends_s is not None
@@ -112,7 +114,7 @@ def _why_taken(job: JobNow, here: LaneNow, best: Plan, now: float) -> str:
 
 
 def _when(job: JobNow, one: LaneNow, ends_s: float | None, now: float) -> str:
-    """When a lane ends, beside the deadline."""
+    """Say when a lane ends, beside the deadline."""
     if ends_s is None:
         return f"when {one.lane} ends is not known: {one.pace_by}"
     ends = f"{one.lane} ends about {clock(now + ends_s, now)}"
@@ -125,7 +127,7 @@ def _when(job: JobNow, one: LaneNow, ends_s: float | None, now: float) -> str:
 
 
 def _speed(one: LaneNow) -> str:
-    """In documents a minute, or what a batch takes."""
+    """Say how fast a lane is, in documents a minute, or what a batch takes."""
     if not isinstance(one.pace, OneByOne):
         return one.pace_by
     per_minute = one.pace.per_s * 60
@@ -134,7 +136,7 @@ def _speed(one: LaneNow) -> str:
 
 
 def _difference(job: JobNow, here: LaneNow, one: LaneNow) -> str:
-    """Of what is left, in the two lanes."""
+    """Say how much cheaper or dearer what is left of the job is in another lane."""
     if one.usd_each is None:
         return "what it costs is not known"
     if here.usd_each is None:
@@ -149,14 +151,14 @@ def _difference(job: JobNow, here: LaneNow, one: LaneNow) -> str:
 
 
 def clock(at: float, now: float) -> str:
-    """`07:40`, with the day where that is another one."""
+    """Say a time of day, such as `07:40`, with the day where that is another one."""
     there, here = time.localtime(at), time.localtime(now)
     same_day = (there.tm_year, there.tm_yday) == (here.tm_year, here.tm_yday)
     return time.strftime("%H:%M" if same_day else "%d %b %H:%M", there)
 
 
 def lasting(seconds: float) -> str:
-    """`2 h`, `1 h 30 min`, `40 s`."""
+    """Say a duration, such as `2 h`, `1 h 30 min` or `40 s`."""
     if seconds < 60:
         return f"{max(0, round(seconds))} s"
     minutes = round(seconds / 60)

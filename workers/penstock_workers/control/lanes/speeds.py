@@ -37,9 +37,11 @@ def one_by_one(
     tokens: Tokens | None,
     sharing: int,
 ) -> Speed:
-    """Of a lane that answers each document by itself.
+    """Return the speed of a lane that answers each document by itself.
 
-    ``limits``: units a second, by their words; ``sharing``: other jobs that have a part of them."""
+    ``limits`` are units a second, by their words; ``sharing`` is how many other jobs have a part of
+    them.
+    """
     if own is not None and own.per_s > 0:
         return Speed(OneByOne(own.per_s), f"measured over {lasting(own.seconds)}")
     if own is not None and own.seconds >= SILENT_S:
@@ -63,8 +65,9 @@ def one_by_one(
 
 
 def half_of(span_s: float, documents: int) -> Speed:
-    """What is taken for the speed of a lane in real time that is not known: so much of the job's
-    time is left for it."""
+    """Return the speed that is assumed of a real-time lane whose speed is not known.
+
+    A part of the job's time is left for it."""
     return Speed(
         OneByOne(max(1, documents) / (UNKNOWN_PART * span_s)),
         f"how fast it is, is not known: {UNKNOWN_PART:.0%} of the job's time is left for it",
@@ -79,10 +82,11 @@ def of_batches(
     margin: float,
     now: float,
 ) -> Speed:
-    """Of a provider's batches.
+    """Return the speed of a provider's batches.
 
-    ``lasted``: seconds of the last ones; ``now_open``: those of the job, where it is in the
-    lane."""
+    ``lasted`` holds the seconds of the last ones, ``now_open`` those of the job, where it is in the
+    lane.
+    """
     seconds = typical(lasted)
     age_s = None if now_open is None or now_open.created_at is None else now - now_open.created_at
     if seconds is None:
@@ -103,15 +107,16 @@ def of_batches(
 
 
 def typical(lasted: Sequence[float]) -> float | None:
-    """What a batch takes, as four of five did; None where none has ended."""
+    """Return how long a batch takes, as four of five did; None where none has ended."""
     if not lasted:
         return None
     return max(1.0, sorted(lasted)[math.ceil(TYPICAL * len(lasted)) - 1])
 
 
 def limits_of(view: QuotaView | None, declared: Mapping[str, float]) -> dict[str, float]:
-    """Units a second by what they are of: as the fleet's quota has them now, else as ``declared``
-    per minute."""
+    """Return the limits in units a second, by what they count.
+
+    They are those that the fleet's quota has now, else those ``declared`` per minute."""
     if view is not None and view.dimensions:
         return {_words(one.name): one.allowed for one in view.dimensions if one.allowed > 0}
     return {_words(name): limit / 60 for name, limit in declared.items()}
@@ -122,7 +127,7 @@ def _words(dimension: str) -> str:
 
 
 def _units_each(words: str, tokens: Tokens | None) -> float | None:
-    """Of a document; None where that is not known."""
+    """Return how many units of a limit a document takes; None where that is not known."""
     if words == "requests":
         return 1.0
     if tokens is None:

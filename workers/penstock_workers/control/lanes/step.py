@@ -66,8 +66,11 @@ class Moves(Protocol):
 
 
 class LaneChoices:
-    """Belongs to the control thread of any process: of two that decide at once, the ledger lets one
-    move the job."""
+    """The part of a control process that looks at jobs and moves them to better lanes.
+
+    Belongs to the control thread. Where two processes decide at once, the ledger lets one of them
+    move the job.
+    """
 
     def __init__(
         self,
@@ -85,7 +88,7 @@ class LaneChoices:
         self._is_older_told = False
 
     def note(self, live: Sequence[Job], specs: Callable[[Job], JobSpec]) -> None:
-        """Before the steps of a round: measure what runs, while a job has a choice."""
+        """Measure what runs, before the steps of a round and while a job has a choice."""
         now = self._clock()
         if now < self._next_note or not any(len(specs(job).permitted_lanes) > 1 for job in live):
             return
@@ -93,7 +96,7 @@ class LaneChoices:
         self._facts.note(live)
 
     def look(self, job: Job, spec: JobSpec, outstanding: int) -> bool:
-        """Whether the job was moved, or is not to be worked on before its lane is chosen.
+        """Return whether the job was moved, or is not to be worked on before its lane is chosen.
 
         ``job`` runs."""
         if len(spec.permitted_lanes) == 1 or _is_over(job, spec, now := self._clock()):
@@ -115,9 +118,11 @@ class LaneChoices:
         return self._go(job, job.lane, choice, now)
 
     def leave(self, job: Job, spec: JobSpec, outstanding: int) -> bool:
-        """Whether a job that its lane has paused was moved to another one that it permits, and runs
-        there. Where none is better, the job waits for a person, and is looked at again: another
-        lane may have workers later."""
+        """Move a job that its lane has paused to a better one that it permits, where it runs on.
+
+        Return whether it was moved. Where no lane is better, the job waits for a person, and is
+        looked at again: another lane may have workers later.
+        """
         now = self._clock()
         if (
             len(spec.permitted_lanes) == 1
@@ -178,27 +183,28 @@ class LaneChoices:
         return True
 
     def _waits_for_upgrade(self) -> bool:
-        """Workers of an older release do not look at a job's lane: they would go on with what has
-        left theirs."""
+        """Return whether moves have to wait until workers of an older release are gone.
+
+        These do not look at a job's lane: they would go on with what has left theirs."""
         older = self._facts.older_worker()
         if older is not None and not self._is_older_told:
             log.warning(
-                "no job is moved to another lane by itself as long as workers of an older release "
-                "run, such as %s: they do not look at a job's lane, and would ask for the same "
-                "documents a second time",
+                "no job changes its lane by itself while workers of an older release run, such as "
+                "%s: they do not look at a job's lane, and would send the same documents again",
                 older,
             )
         self._is_older_told = older is not None
         return older is not None
 
     def _is_too_soon(self, choice: Choice, moves: Sequence[LaneMove], now: float) -> bool:
-        """A job that has moved stays for a while, so that it does not swing; the first choice is no
-        move."""
+        """Return whether a job has moved so lately that it stays, so that it does not swing.
+
+        The first choice is no move."""
         if choice.reason in AT_ONCE or not moves or moves[-1].before is None:
             return False
         return now - moves[-1].at < self._rules.move_each_s
 
 
 def _is_over(job: Job, spec: JobSpec, now: float) -> bool:
-    """Past its deadline: it is about to be cancelled."""
+    """Return whether a job is past its deadline, and so about to be cancelled."""
     return spec.deadline_s is not None and now > job.created_at + spec.deadline_s

@@ -1,5 +1,6 @@
-"""Why a lane is no choice now: no workers, no quota, a pause of the provider, or batches that stand
-still."""
+"""Says why a lane is no choice now.
+
+It has no workers or no quota, the provider has paused it, or its batches stand still."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ SHOWN_CHARS: Final = 200
 
 
 def of_workers(lane: str, model: str | None, workers: Collection[WorkerSeen]) -> Trouble | None:
-    """By heartbeats."""
+    """Return what is wrong with a lane by the heartbeats of its workers."""
     if not any(seen.info.get("lane") == lane and seen.seconds_ago < ALIVE_S for seen in workers):
         return Trouble(NO_WORKERS, "has no worker")
     if not has_own_model(lane):
@@ -42,8 +43,9 @@ def of_workers(lane: str, model: str | None, workers: Collection[WorkerSeen]) ->
 
 
 def of_provider(lane: str, view: QuotaView | None) -> Trouble | None:
-    """By what the fleet's quota holds of it; None in lanes that ask no provider, and where nothing
-    is known."""
+    """Return what the fleet's quota says is wrong with a lane's provider.
+
+    None in lanes that ask no provider, and where nothing is known."""
     if view is None or has_own_model(lane):
         return None
     if view.hold:
@@ -63,7 +65,7 @@ def of_provider(lane: str, view: QuotaView | None) -> Trouble | None:
 
 
 def of_batches(batches: BatchesOpen, now: float) -> Trouble | None:
-    """By the job's own."""
+    """Return what is wrong with a lane by the job's own batches."""
     if batches.created_at is not None:
         age_s = now - batches.created_at
         return (
@@ -80,7 +82,7 @@ def of_batches(batches: BatchesOpen, now: float) -> Trouble | None:
 
 
 def of_pause(reason: str) -> Trouble:
-    """Of the lane that has paused the job with this reason."""
+    """Return what is wrong with a lane that has paused the job with this reason."""
     return Trouble("stuck", f"stands still ({_shown(reason)})")
 
 

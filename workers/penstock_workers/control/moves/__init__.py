@@ -1,2 +1,3 @@
-"""A job changes its lane while it runs: what the lane before still holds goes on in the one that it
-has now."""
+"""Moves a job to another lane while it runs.
+
+What the lane before still holds goes on in the one that the job has now."""

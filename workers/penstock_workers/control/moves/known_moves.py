@@ -16,7 +16,7 @@ class KnownMoves:
         self._known: dict[str, list[LaneMove]] = {}
 
     def of(self, job: Job) -> Sequence[LaneMove]:
-        """Of a job that has never moved nothing is read."""
+        """Return the moves of a job; nothing is read for one that has never moved."""
         if not job.moves:
             return ()
         known = self._known.get(job.job_id)
@@ -25,7 +25,7 @@ class KnownMoves:
         return known
 
     def note_left(self, move: LaneMove, now: float) -> None:
-        """Nothing waits in the lane before any more."""
+        """Note that nothing waits in the lane before any more."""
         self._moves.note_left(move, now)
         self._known.pop(move.job_id, None)
 

@@ -1,5 +1,6 @@
-"""What the lane before still holds of a job that has moved: it goes to SQL, where it waits for the
-lane that the job has now.
+"""Hands over what the lane before still holds of a job that has moved.
+
+It goes to SQL, where it waits for the lane that the job has now.
 
 What was in a queue: every document of the window that no worker holds becomes a row of
 ``batch_remainders``, and leaves the window; workers that come upon its message drop it, since they
@@ -84,11 +85,10 @@ class Leaving:
         self._look_at: dict[str, float] = {}  # by job: monotonic time
 
     def step(self, job: Job, spec: JobSpec, outstanding: int) -> bool:
-        """One bounded step; whether documents of the job may be fed now.
+        """Take one bounded step; return whether documents of the job may be fed now.
 
-        ``outstanding``: those in its windows.
-
-        Raises SourceError, and errors of the stores.
+        ``outstanding`` is how many are in its windows. Raises SourceError, and errors of the
+        stores.
         """
         moves = self._moves.of(job)
         if not any(move.before is not None for move in moves):
@@ -107,8 +107,7 @@ class Leaving:
         return True
 
     def held_elsewhere(self, job: Job) -> list[str]:
-        """Queues of lanes that the job has left, as long as their workers may still end what they
-        hold."""
+        """Return the queues of lanes that the job has left and whose workers may hold items."""
         moves = self._moves.of(job)
         if not moves or time.time() >= moves[-1].at + self._settings.lanes.moving_s:
             return []
@@ -124,7 +123,9 @@ class Leaving:
     # -- what was in a queue -----------------------------------------------------------------------
 
     def _empty_window(self, job: Job, moves: Sequence[LaneMove]) -> bool:
-        """True once all of it was looked at."""
+        """Take some pages of documents out of the window.
+
+        Return True once all of it was looked at."""
         walk = self._windows.get(job.job_id)
         if walk is None or walk.of != (job.moves, job.generation):
             walk = self._windows[job.job_id] = _Walk((job.moves, job.generation), self._window(job))
@@ -141,7 +142,7 @@ class Leaving:
         return False
 
     def _window(self, job: Job) -> Iterator[Page]:
-        """An empty page is the last one."""
+        """Yield the documents of the window in pages; an empty page is the last one."""
         for generation in range(1, job.generation + 1):
             found = self._hot.window(job.job_id, generation)
             while some := list(islice(found, PAGE)):
@@ -152,7 +153,7 @@ class Leaving:
         yield []
 
     def _held(self, moves: Sequence[LaneMove], page: Page) -> set[ItemKey]:
-        """Those that a worker may be working on."""
+        """Return the documents that a worker may be working on."""
         keys = [one.key for one in page]
         return {key for queue in _queues(moves) for key in self._hot.held(queue, keys, item_tag)}
 
@@ -196,7 +197,7 @@ class Leaving:
         )
 
     def _documents(self, job: Job, spec: JobSpec, batch: ProviderBatch) -> Iterator[Page]:
-        """An empty page is the last one.
+        """Yield the documents of a batch in pages; an empty page is the last one.
 
         Documents that were remainders are in the table already."""
         rows = self._rows(job, spec, batch) if batch.is_of_source else iter(())
@@ -205,10 +206,11 @@ class Leaving:
         yield []
 
     def _rows(self, job: Job, spec: JobSpec, batch: ProviderBatch) -> Iterator[Remainder]:
-        """Its own documents, as its packer kept them.
+        """Yield a batch's own documents, as its packer kept them.
 
         Where they were too many to keep, all that lie between its cursors: some may be in batches
-        for other models and endpoints, and be paid twice."""
+        for other models and endpoints, and be paid twice.
+        """
         kept = self._batches.kept_ids(batch.tag)
         if kept is not None:
             for document in kept_documents(kept):
@@ -238,12 +240,13 @@ class Leaving:
 
 
 def _queues(moves: Sequence[LaneMove]) -> list[str]:
-    """The own queues of the lanes with messages in which a job was or is."""
+    """Return the own queues of the lanes in which a job was or is, if these have messages."""
     lanes = {lane for move in moves for lane in (move.before, move.lane) if lane is not None}
     return [queue_name(lane) for lane in sorted(lanes) if lane in LANES and not packs(lane)]
 
 
 def _waiting(key: ItemKey, position: str) -> Remainder:
-    """Of a document of which no more is known here: what earlier attempts used up is noted when its
-    message is dropped."""
+    """Return the remainder of a document of which no more is known here.
+
+    What earlier attempts used up is noted when its message is dropped."""
     return Remainder(key, position, 0, 0, 0, 0, 0, _LEFT)

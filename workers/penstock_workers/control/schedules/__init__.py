@@ -1,2 +1,3 @@
-"""Jobs that start themselves: looked after by any control process, each planned time decided by
-one."""
+"""Jobs that start themselves at planned times.
+
+Any control process looks after them; each planned time is decided by one."""

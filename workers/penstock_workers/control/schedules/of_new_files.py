@@ -1,5 +1,6 @@
-"""The job of a planned time over a watched folder or prefix: of what is listed there, or of what
-notifications have named."""
+"""Starts the job of a planned time over a watched folder or prefix.
+
+Its source is what is listed there, or what notifications have named."""
 
 from __future__ import annotations
 
@@ -85,9 +86,11 @@ def _submitted(
 
 
 def _lists(jobs: JobStore, schedules: ScheduleStore, schedule: Schedule) -> bool:
-    """Whether a schedule that takes notifications looks at the whole place: the first time, the
-    first time of each day (UTC), since one may be lost, and once more after a job that had all the
-    files that a job may have."""
+    """Return whether a schedule that takes notifications looks at the whole place this time.
+
+    It does the first time, the first time of each day (UTC), since a notification may be lost, and
+    once more after a job that had all the files that a job may have.
+    """
     looked = (one for one in schedules.firings(schedule.schedule_id) if one.outcome in _LOOKED)
     last = next(looked, None)
     if last is None or _day(last.planned_at) != _day(schedule.next_at):
@@ -107,9 +110,9 @@ def _day(at: float) -> int:
 
 
 def _make_room(producer: Producer, schedules: ScheduleStore, schedule: Schedule) -> None:
-    """At the limit forget the taken files that are there no more.
+    """Forget taken files that are there no more, if their number is at the limit.
 
-    Raises SourceError where all of them are."""
+    Raises SourceError where all of them are there."""
     if schedules.has_taken(schedule.schedule_id) < TAKEN_MAX:
         return
     forgotten = 0
@@ -121,8 +124,6 @@ def _make_room(producer: Producer, schedules: ScheduleStore, schedule: Schedule)
         raise SourceError(
             "too_many_files",
             f"jobs of this schedule have {TAKEN_MAX:,} files of {schedule.source[NEW_FILES]}, the "
-            "most that are remembered, and all are still there; move those away that are done",
+            "most that are remembered, and all of them still exist; move away those that are done",
         )
-    log.warning(
-        "schedule %s: %d files that are there no more are forgotten", schedule.name, forgotten
-    )
+    log.warning("schedule %s: forgot %d files that do not exist any more", schedule.name, forgotten)

@@ -1,5 +1,6 @@
-"""The job of a planned time over the outcomes of another job: of one that is named, or of the
-newest one of a schedule."""
+"""Starts the job of a planned time over the outcomes of another job.
+
+The other one is named, or it is the newest job of a schedule."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def _named(jobs: JobStore, name: str) -> Job | Started:
 def _newest(
     jobs: JobStore, schedules: ScheduleStore, schedule: Schedule, source: str
 ) -> Job | Started:
-    """The newest job of the schedule ``source`` that has ended.
+    """Return the newest job of the schedule ``source`` that has ended.
 
     Where that was read, one that still runs is waited for."""
     running: Job | None = None
@@ -70,7 +71,7 @@ def _newest(
 
 
 def _job(jobs: JobStore, job_id: str | None) -> Job | None:
-    """None where there was none, and where it was purged."""
+    """Return the job; None where there was none, and where it was purged."""
     if job_id is None:
         return None
     try:
@@ -80,7 +81,7 @@ def _job(jobs: JobStore, job_id: str | None) -> Job | None:
 
 
 def _read_up_to(schedules: ScheduleStore, schedule: Schedule, job: Job) -> int:
-    """The last generation of a job whose outcomes this schedule has; 0 for none."""
+    """Return the last generation of a job whose outcomes this schedule has; 0 for none."""
     by_key = {taken_key(job.job_id, one): one for one in range(1, job.generation + 1)}
     return max((by_key[key] for key in schedules.taken(schedule, list(by_key))), default=0)
 

@@ -1,5 +1,4 @@
-"""What the control loop does for schedules: decides planned times that have come, one at a time for
-each schedule.
+"""Decides the planned times of schedules that have come, one at a time for each schedule.
 
 Any control process does it. Holding a schedule is a lease in SQL, and each planned time has one job
 key, so a process that dies between the submit and writing it down is followed by one that finds the
@@ -60,8 +59,11 @@ class ScheduleSteps:
         decided: DecidedTimes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``start`` submits the job of a planned time, in a thread; ``firings`` counts what came of
-        the times decided here, and ``decided``, which has a bound, gets each of them."""
+        """Make the steps of one control process.
+
+        ``start`` submits the job of a planned time, in a thread; ``firings`` counts what came of
+        the times decided here, and ``decided``, which has a bound, gets each of them.
+        """
         self._store = store
         self._owner = owner
         self._firings = firings
@@ -72,7 +74,7 @@ class ScheduleSteps:
         self._next_look = 0.0
 
     def look(self) -> None:
-        """One bounded step for each schedule that is due.
+        """Take one bounded step for each schedule that is due.
 
         Raises the database's errors; the next look goes on."""
         for start in self._starts.ended():
@@ -112,7 +114,9 @@ class ScheduleSteps:
         self._starts.begin(schedule)
 
     def _skip(self, schedule: Schedule, timetable: Timetable, step: Due) -> None:
-        """A time that was tried in vain has failed; one that nothing tried was skipped."""
+        """Decide that a planned time has passed.
+
+        It has failed if it was tried in vain; else it was skipped."""
         outcome = FiringOutcome.FAILED if schedule.tries else FiringOutcome.SKIPPED
         why = schedule.waits_for or "no control process was there to start it"
         reason = (
@@ -174,7 +178,9 @@ class ScheduleSteps:
             log.error("schedule %s: %s: no job was started: %s", schedule.name, shown, why)
 
     def _decide(self, schedule: Schedule, decision: Decision) -> bool:
-        """False when another process was first, which counts it."""
+        """Write a decision down.
+
+        Return False when another process was first, which counts it."""
         is_ours = self._store.decide(schedule, decision)
         if is_ours:
             self._firings[decision.outcome] += 1
@@ -183,7 +189,7 @@ class ScheduleSteps:
         return is_ours
 
     def _guarded(self, schedule: Schedule, work: Callable[[], None]) -> None:
-        """One schedule's trouble does not stop the others."""
+        """Do the work of one schedule, whose trouble does not stop the others."""
         try:
             work()
         except Exception as error:
@@ -204,8 +210,9 @@ def _error_of(start: Start) -> BaseException | None:
 
 
 def _told(schedule: Schedule, error: BaseException) -> str:
-    """What is kept with the schedule: of one that a remote door has added, what its caller may
-    know. The log has it all."""
+    """Return what is kept with the schedule of an error; the log has it all.
+
+    Of a schedule that a remote door has added, only what its caller may know."""
     if schedule.source.get(DOOR) != REMOTE:
         return redact(str(error) or type(error).__name__)
     return (
@@ -216,8 +223,11 @@ def _told(schedule: Schedule, error: BaseException) -> str:
 
 
 def _may_pass(error: BaseException) -> bool:
-    """A source, a database or a place for results that is away, a full disk, and what was not
-    foreseen; not what only an edit corrects."""
+    """Return whether an error may pass by itself.
+
+    A source, a database or a place for results that is away, a full disk, and what was not foreseen
+    may pass; what only an edit corrects does not.
+    """
     if isinstance(error, PenstockError):
         away = isinstance(error, SourceUnavailable | DatabaseUnavailable | SinkError)
         return away and not isinstance(error, SourceForbidden | SinkUnfit)

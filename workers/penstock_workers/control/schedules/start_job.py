@@ -1,5 +1,6 @@
-"""Starting the job of a planned time, once, however often and by however many processes it is
-tried."""
+"""Starts the job of a planned time once.
+
+It does not matter how often, or by how many processes, that is tried."""
 
 from __future__ import annotations
 
@@ -28,12 +29,12 @@ def start_job(
     noticed: NoticedStore,
     schedule: Schedule,
 ) -> Started:
-    """Submit what the schedule holds for ``next_at``, with ``remote`` where it was added through a
-    remote door: its source then lies in `source_roots`, and its options keep to `doors.*`, at this
-    moment as well.
+    """Submit what the schedule holds for ``next_at``.
 
-    A process that died after its submit, or was thought dead, has left the job under this key: that
-    one counts, even if the source has changed since. Raises what a submit raises.
+    ``remote`` submits it where the schedule was added through a remote door: its source then lies
+    in `source_roots`, and its options keep to `doors.*`, at this moment as well. A process that
+    died after its submit, or was thought dead, has left the job under this key: that one counts,
+    even if the source has changed since. Raises what a submit raises.
     """
     found = _started_before(jobs, schedule)
     if found is not None:

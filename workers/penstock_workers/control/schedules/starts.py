@@ -1,5 +1,6 @@
-"""Submits under way, in threads: reading a source may take long or hang, and must hold up neither
-jobs nor other schedules."""
+"""Keeps submits that are under way, in threads.
+
+Reading a source may take long or hang, and must hold up neither jobs nor other schedules."""
 
 from __future__ import annotations
 
@@ -72,11 +73,11 @@ class Starts:
         ]
 
     def ended(self) -> Sequence[Start]:
-        """Done, failed or hanging; each until it is forgotten."""
+        """Return the starts that are done, failed or hanging, each until it is forgotten."""
         return [start for start in self._under_way.values() if start.result.done() or start.hangs]
 
     def forget(self, start: Start) -> None:
-        """Once it is written down what came of it."""
+        """Forget a start, once it is written down what came of it."""
         del self._under_way[start.schedule.schedule_id]
         if not start.result.done():
             self._given_up.append(start)

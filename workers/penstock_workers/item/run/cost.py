@@ -49,7 +49,7 @@ _MEDIA_MARKS: Final = (b";base64,", b'"data":"')
 
 
 def may_cost(attempt: Attempt) -> MayCost | None:
-    """None in a job without a budget.
+    """Return what the next call may cost; None in a job without a budget.
 
     ``attempt.body`` is the request that is sent next, of the model that is asked.
 
@@ -99,16 +99,18 @@ def _model_in(body: bytes) -> str | None:
 
 
 def prompt_bound(body: bytes) -> int:
-    """More tokens than nearly every prompt has, by its length alone."""
+    """Return more tokens than nearly every prompt has, by its length alone."""
     files, size = _media(body)
     return ceil((len(body) - size) / BYTES_PER_TOKEN) + files * MEDIA_TOKENS
 
 
 def estimated_prompt(body: bytes) -> int:
-    """Tokens to expect of a request's prompt: a quarter of its bytes, without images and sounds.
+    """Return the tokens to expect of a request's prompt.
 
-    The same on every machine and in every lane, before anything is known of the model: it finds
-    prompts that explode, and is no measure of the others."""
+    They are a quarter of its bytes, without images and sounds. The same on every machine and in
+    every lane, before anything is known of the model: it finds prompts that explode, and is no
+    measure of the others.
+    """
     return ceil((len(body) - _media(body)[1]) / EXPECTED_BYTES)
 
 
@@ -127,7 +129,7 @@ def too_long(body: bytes, most: int | None) -> str | None:
 
 
 def _media(body: bytes) -> tuple[int, int]:
-    """How many inlined files a request has, and their bytes."""
+    """Return how many inlined files a request has, and their bytes."""
     files = size = 0
     for mark in _MEDIA_MARKS:
         start = body.find(mark)
@@ -161,13 +163,13 @@ class SharedTime:
         self.busy_s = 0.0
 
     def enter(self) -> float:
-        """For ``leave``."""
+        """Enter, and return what ``leave`` is to be given."""
         self._pass()
         self._inside += 1
         return self._share_s
 
     def leave(self, entered: float) -> float:
-        """Seconds of the worker that this one used."""
+        """Return the seconds of the worker that this one used."""
         self._pass()
         self._inside -= 1
         return self._share_s - entered

@@ -191,7 +191,7 @@ def _repair(attempt: Attempt, failure: Failure) -> bytes | None:
 
 
 def _content(message: Mapping[str, Any]) -> dict[str, Any]:
-    """As Gemini has it."""
+    """Return a message in Gemini's form."""
     return {
         "role": "model" if message["role"] == "assistant" else "user",
         "parts": [{"text": message["content"]}],

@@ -68,7 +68,7 @@ class ItemHost:
         self._waits.slots.resize(concurrency)
 
     def __len__(self) -> int:
-        """Items that have no outcome yet."""
+        """Return how many items have no outcome yet."""
         return len(self._tasks)
 
     def stats(self) -> Mapping[str, int | float | str]:
@@ -84,7 +84,7 @@ class ItemHost:
         yield catalogue.ADMITTING(len(self._waits.admission), lane)
 
     def suspects(self) -> int:
-        """Items that wait for a place apart from others."""
+        """Return how many items wait for a place apart from others."""
         return len(self._waits.apart)
 
     def bound(self) -> str:

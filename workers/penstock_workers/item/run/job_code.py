@@ -111,7 +111,9 @@ class JobCode:
         *,
         slots: Slots | None = None,
     ) -> None:
-        """``slots``: which paid answers hold while they wait; None where they hold none."""
+        """Make the calls of a worker's jobs to their own code.
+
+        ``slots`` are what paid answers hold while they wait; None where they hold none."""
         self._hooks, self._checks, self._suspects = hooks, checks, suspects
         self._slots = slots
         self._kept_on = 0  # paid answers that wait for longer than a minute
@@ -175,7 +177,7 @@ class JobCode:
         return said
 
     def described(self) -> Mapping[str, str]:
-        """For the heartbeat: the hook that has run longest, while one takes long."""
+        """Say for the heartbeat which hook has run longest, while one takes long."""
         return self._under_way.described()
 
     async def close(self) -> None:
@@ -329,7 +331,9 @@ class JobCode:
         *,
         is_first_minute: bool,
     ) -> Said | None:
-        """None after a pause, where no process can check the answer now."""
+        """Ask a process about a paid answer.
+
+        Return None after a pause, where no process can check it now."""
         try:
             said = await self._ask_once(pool, attempt, call)
             if not isinstance(said, Missing):

@@ -33,7 +33,7 @@ SHOWN_CHARS: Final = 200
 
 
 class ModelCheck:
-    """Of one worker, on its item loop."""
+    """The check of models of one worker, on its item loop."""
 
     def __init__(self, lane: str, hot: RedisLedger, reads: Reads) -> None:
         self._lane = lane

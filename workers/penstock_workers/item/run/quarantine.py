@@ -40,7 +40,9 @@ CRASHES_MAX: Final = 7  # starts that were never concluded; one more is not trie
 
 
 def line_of(crashes: int) -> int:
-    """How narrow the group is in which an item with so many crashes runs; 0 is the widest."""
+    """Return how narrow the group is in which an item with so many crashes runs.
+
+    0 is the widest."""
     return sum(crashes >= limit for limit in NARROWER_AFTER_CRASHES)
 
 

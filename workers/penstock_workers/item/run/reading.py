@@ -106,10 +106,12 @@ class JobBook:
             self._views.pop(known, None)
 
     async def get(self, job_id: str, endpoint: str | None = None) -> JobView:
-        """``endpoint``: as items see it that are not for the job's.
+        """Return the job as its items see it.
 
-        Raises JobNotFound, BadReference, UnknownProvider, EndpointRefused, PricesMissing or what
-        the database raises. A failure is not remembered."""
+        ``endpoint`` is that of items that are not for the job's. Raises JobNotFound, BadReference,
+        UnknownProvider, EndpointRefused, PricesMissing or what the database raises. A failure is
+        not remembered.
+        """
         seen = (job_id, endpoint)
         future = self._views.get(seen)
         if future is None:
@@ -214,7 +216,7 @@ def _check_named(endpoint: str, spec: JobSpec) -> None:
 
 
 def flow_of(job_id: str, spec: JobSpec) -> Flow:
-    """Where the items of a job stand in the lines of a worker.
+    """Return where the items of a job stand in the lines of a worker.
 
     Jobs without a tenant are those of one tenant."""
     return Flow(spec.tenant or "", job_id, spec.weight, Priority[spec.priority.upper()])
@@ -244,16 +246,15 @@ class Reads:
         return self._jobs.known(job_id, endpoint)
 
     async def job(self, job_id: str, endpoint: str | None = None) -> JobView:
-        """``endpoint``: of an item that is not for the job's.
+        """Return a job; ``endpoint`` is that of an item that is not for the job's.
 
         Raises JobNotFound, JobCannotRun and SpecError."""
         return await self._read("a job", lambda: self._jobs.get(job_id, endpoint))
 
     async def body(self, item: Item) -> bytes:
-        """Of a message that travels by reference; empty where the item is ``lost``.
+        """Return the body of a message that travels by reference; empty where the item is ``lost``.
 
-        Raises SourceUnavailable, SourceChanged and BadReference.
-        """
+        Raises SourceUnavailable, SourceChanged and BadReference."""
         try:
             return await self._read("a document", lambda: self._bodies.fetch(item))
         except RowChanged as error:

@@ -66,7 +66,9 @@ class Lines:
         self._lines: dict[RequestName, _Line] = {}
 
     async def join(self, name: RequestName) -> Found:
-        """LEAD for the first, and for the next one when the first has given up."""
+        """Join those with the same request.
+
+        Returns LEAD for the first, and for the next one when the first has given up."""
         line = self._lines.get(name)
         if line is None:
             self._lines[name] = _Line(self._clock())
@@ -300,7 +302,7 @@ class Reuse:
                 one.answer.set_result(told)
 
     def _look_up(self, asked: Sequence[Asked], released: Sequence[RequestName]) -> list[Found]:
-        """In the thread: one script call, and where there are answers one look into SQL."""
+        """Look requests up, in the thread: one script call, and for answers one look into SQL."""
         told = self._book.ask(asked, released)
         wanted = [one for one in told if isinstance(one, ItemKey)]
         results = self._outcomes.stored_results(wanted) if wanted else {}

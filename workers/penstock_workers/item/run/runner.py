@@ -81,7 +81,7 @@ class ItemRunner:
     # -- the recipe --------------------------------------------------------------------------------
 
     async def run(self, delivery: Delivery) -> Settled:
-        """However its steps end, a delivery comes out with one outcome."""
+        """Give a delivery one outcome, however its steps end."""
         item: Delivery | Item | Attempt = delivery
         try:
             item = self._read(delivery)
@@ -147,7 +147,7 @@ class ItemRunner:
     # -- the steps ---------------------------------------------------------------------------------
 
     def _read(self, delivery: Delivery) -> Item:
-        """Which item, and where its body is."""
+        """Read which item it is, and where its body is."""
         marks: Marks | None = {"claimed": time.time_ns()} if self.traced else None
         item = Item.of(delivery, decode_item(delivery.kwargs, delivery.headers), marks)
         item.mark("read")
@@ -197,7 +197,7 @@ class ItemRunner:
         await self.starts.take_back(attempt)
 
     async def _admit(self, attempt: Attempt, prepared: Prepared) -> Turn:
-        """Its turn: in the shared quota of its provider, or in the engine."""
+        """Wait for the item's turn, in the shared quota of its provider or in the engine."""
         turn = None if self.waits.admission.is_closed else self.admission.at_once(attempt)
         if turn is not None:
             return turn
@@ -220,7 +220,7 @@ class ItemRunner:
             self.bridge.started(attempt.delivery)
 
     async def _infer(self, attempt: Attempt, prepared: Prepared, turn: Turn) -> Tried:
-        """One call."""
+        """Make one call."""
         attempt.sent_at = asyncio.get_running_loop().time()
         attempt.calls += 1  # until more is known: a crash from here on may have been billed
         if attempt.confined:

@@ -177,7 +177,7 @@ class Run:
             self._let_go(float("inf"))
 
     def _let_go(self, sent: float) -> None:
-        """Documents that wait and were sent until then look again."""
+        """Let documents that wait and were sent until then look again."""
         for at, future in self.waiting:
             if at <= sent and not future.done():
                 future.set_result(None)
@@ -204,7 +204,7 @@ class Runs:
         self._closed = False
 
     def check(self, attempt: Attempt) -> None:
-        """After a run one document goes out every ``PROBE_S``.
+        """Let one document out every ``PROBE_S`` after a run of failures.
 
         Raises TurnedAway for the others: they are parked."""
         run = self._runs.get(attempt.key.job_id)
@@ -214,7 +214,7 @@ class Runs:
         if now < run.probe_at:
             raise TurnedAway(
                 Parked(
-                    "one document of its job is sent first, to see whether they are answered now"
+                    "one document of its job goes first, to see whether the provider answers again"
                 )
             )
         run.probe_at = now + PROBE_S
@@ -236,7 +236,7 @@ class Runs:
         return False
 
     def _has_no_such_path(self, attempt: Attempt, failure: Failure) -> bool:
-        """Whether the provider answers the job, and not on the path that this line names."""
+        """Return whether the provider answers the job, and not on the path that this line names."""
         named, run = attempt.job.named_endpoint, self._runs.get(attempt.key.job_id)
         if named is None or run is None or failure.status not in NO_ROUTE or failure.page:
             return False

@@ -85,10 +85,11 @@ class Starts:
         lane: str = "",
         budget_changed: Callable[[str], None] = lambda job_id: None,
     ) -> None:
-        """``lane``: the worker's own; items of jobs that have moved to another one do not start.
+        """Make the starts of one worker.
 
-        ``budget_changed`` is called with the job whose budget this worker does not know as it
-        is."""
+        ``lane`` is the worker's own; items of jobs that have moved to another one do not start.
+        ``budget_changed`` is called with the job whose budget this worker does not know as it is.
+        """
         self._lane = lane
         self._hot = hot
         self._outcomes = outcomes
@@ -202,7 +203,9 @@ class Starts:
             )
 
     async def _renew(self) -> None:
-        """Once this worker has reserved, for as long as it lives: its calls may take long."""
+        """Renew the reservations of this worker once it has some, for as long as it lives.
+
+        Its calls may take long."""
         while True:
             await asyncio.sleep(RENEW_S)
             if self._renewed_at:
@@ -235,7 +238,7 @@ class Starts:
         ]
 
     def _say_alive(self) -> None:
-        """Before what is reserved in the name of this worker can be seen."""
+        """Say that this worker lives, before what is reserved in its name can be seen."""
         if time.monotonic() - self._renewed_at > RENEW_S or not self._renewed_at:
             self._hot.budgets.renew(self._owner)
             self._renewed_at = time.monotonic()
@@ -250,7 +253,11 @@ class Starts:
         return _MUST_NOT.get(begun.reply)
 
     def _not_fed(self, key: ItemKey, *, rebuilt: bool) -> Outcome:
-        """``rebuilt``: Redis was, not long ago. These are rare, so SQL is asked about each."""
+        """Return the outcome of a document that Redis does not know as fed.
+
+        ``rebuilt`` says that Redis was rebuilt not long ago. These are rare, so SQL is asked about
+        each.
+        """
         job_id, generation, doc_id = key
         if all(feed.generation != generation for feed in self._jobs.feeds(job_id)):
             return Unreadable(

@@ -60,7 +60,9 @@ class Gatherer(Generic[T]):
         linger_s: float,
         at_once: Callable[[T], bool] | None = None,
     ) -> None:
-        """``at_once``: for which things a group does not wait for more of them."""
+        """Gather things into groups of at most ``group_max``.
+
+        ``at_once`` says for which things a group does not wait for more of them."""
         self._flush = flush
         self._group_max = group_max
         self._linger_s = linger_s
@@ -88,7 +90,7 @@ class Gatherer(Generic[T]):
             self._full.set()
 
     def __len__(self) -> int:
-        """Things that wait for the next group."""
+        """Return how many things wait for the next group."""
         return len(self._waiting)
 
     async def flush(self) -> None:
@@ -171,7 +173,7 @@ class StoreWriter:
         self._cap_s = cap_s
 
     async def write(self, do: Callable[[Sequence[T]], R], group: Sequence[T]) -> WrittenGroup[T, R]:
-        """Everything of ``group`` is written, or refused for good, when this returns."""
+        """Write everything of ``group``, or have it refused for good, before this returns."""
         written: WrittenGroup[T, R] = WrittenGroup([], [])
         rest = [group] if group else []
         while rest:
@@ -212,7 +214,7 @@ class StoreWriter:
             self.store, trouble_of(error), in_words(error), since, failures + 1, now
         )
         self._failure_log.tell(
-            f"{self.store} does not take what is written to it",
+            f"cannot write to {self.store}",
             error,
             f"{number} items wait here, next try in {wait_s:.1f} s",
         )
@@ -281,7 +283,7 @@ class Backlog:
         )
 
     def overdue(self) -> str | None:
-        """Why the liveness probe must fail because of a store; None otherwise."""
+        """Return why the liveness probe must fail because of a store; None otherwise."""
         if self.oldest_s() <= self._max_s or self._is_store_away():
             return None
         return (
@@ -369,7 +371,7 @@ class Unstorable:
     def _log(self, store: str, settled: Settled, error: Exception, then: str) -> None:
         kind, name = type(settled.outcome).__name__.lower(), settled.delivery.task_id[:200]
         self._failure_log.tell(
-            f"{store} will never take an outcome ({kind})",
+            f"{store} refuses an outcome for good ({kind})",
             error,
             f"item {name!r} {then}",
             level=logging.ERROR,

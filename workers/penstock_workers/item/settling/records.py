@@ -69,7 +69,7 @@ class MadeWithNotes:
         self._release = metadata.version("penstock")
 
     def note(self, group: Sequence[Settled]) -> None:
-        """In a transaction of its own, rarely."""
+        """Note what items were made with, in a transaction of its own, rarely."""
         fresh: dict[_Noted, MadeWith] = {}
         now = time.monotonic()
         for attempt, outcome in group:
@@ -262,7 +262,7 @@ def _answered(group: Iterable[Settled]) -> list[ItemKey]:
 
 
 def pauses_of(group: Iterable[Settled]) -> dict[str, tuple[str, float | None]]:
-    """By job: why it pauses, and after how many seconds that ends by itself.
+    """Return by job why it pauses, and after how many seconds that ends by itself.
 
     What lasts longest counts."""
     found: dict[str, tuple[str, float | None]] = {}
@@ -278,7 +278,7 @@ def _lasts_s(pause: tuple[str, float | None]) -> float:
 
 
 def _moved(group: Iterable[Settled]) -> dict[str, list[tuple[str, bytes]]]:
-    """By queue: the messages that another worker must take, by their tags."""
+    """Return by queue the messages that another worker must take, by their tags."""
     messages: dict[str, list[tuple[str, bytes]]] = defaultdict(list)
     for item, outcome in group:
         if isinstance(item, Item) and isinstance(outcome, Released) and outcome.to is not None:
@@ -324,7 +324,7 @@ def _left(group: Iterable[Settled]) -> list[PaidBeside]:
 
 
 def _parked(group: Iterable[Settled]) -> dict[str, list[bytes]]:
-    """By job: the messages that wait until it is resumed."""
+    """Return by job the messages that wait until it is resumed."""
     raws: dict[str, list[bytes]] = defaultdict(list)
     for item, outcome in group:
         if isinstance(outcome, Parked) and isinstance(item, Item):

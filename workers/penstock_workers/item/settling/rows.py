@@ -20,7 +20,7 @@ RESPONSE_EXCERPT_BYTES = 2_000  # of the provider's last answer kept in a dead l
 
 
 def result_of(attempt: Attempt, reply: Reply) -> Result:
-    """For SQL."""
+    """Make the result that SQL keeps."""
     spent = attempt.spent_in_all
     return Result(
         key=attempt.key,
@@ -113,13 +113,13 @@ def settled_retry(
 
 
 def is_awaited(settled: Settled) -> bool:
-    """Whether a caller waits for what became of the item."""
+    """Return whether a caller waits for what became of the item."""
     item = settled[0]
     return isinstance(item, Attempt) and item.job.awaited
 
 
 def has_budget(job: JobView) -> bool:
-    """Whether money may be reserved for its calls: it has a budget, or its tenant has."""
+    """Return whether money may be reserved for its calls: it has a budget, or its tenant has."""
     return job.tenant_usd is not None or job.spec.budget_usd is not None
 
 

@@ -87,7 +87,7 @@ class Settler:
         self._thread.shutdown()
 
     def stats(self) -> Mapping[str, int | float | str]:
-        """Any thread."""
+        """Return the figures of what waits for a store; from any thread."""
         return {
             "unsettled-oldest-s": round(self.backlog.oldest_s(), 1),
             "store-failures": self._sql.failures + self._redis.failures,

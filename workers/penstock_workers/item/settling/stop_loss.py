@@ -187,7 +187,9 @@ class StopLoss:
         return params | {"bound": round((bounds.failing or 0.0) * 100, 4)}
 
     def _bounds_of(self, job_id: str) -> Bounds:
-        """As they were given some seconds ago at most: a job may get others while it goes on."""
+        """Return the job's bounds as they were given some seconds ago at most.
+
+        A job may get others while it goes on."""
         now = self._clock()
         known = self._bounds.get(job_id)
         if known is None or now - known[0] >= BOUNDS_S:

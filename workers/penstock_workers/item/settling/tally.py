@@ -105,7 +105,7 @@ class OutcomeTally:
 
     @property
     def engine_cost_usd(self) -> float:
-        """Of the time that items have computed here, by the worker's own price."""
+        """The cost of the time that items have computed here, by the worker's own price."""
         return self._engine_cost / MICROUSD
 
     def figures(self, lane: str) -> Iterator[Sample]:

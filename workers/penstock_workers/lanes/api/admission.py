@@ -67,7 +67,7 @@ class Costs:
             await cancel_and_wait(self._sharing)
 
     def of(self, attempt: Attempt) -> tuple[dict[str, float], dict[str, float]]:
-        """Units that the request will be charged at admission, and those that it costs for sure."""
+        """Return the units that a request is charged at first, and those that it costs for sure."""
         name, key, asked = (
             attempt.job.spec.provider,
             _key(attempt),
@@ -152,21 +152,21 @@ async def _exchange(learned: Iterable[Learned]) -> None:
 
 
 def _key(attempt: Attempt) -> str:
-    """Return what items are told apart by: documents of one job are alike, and so are answers.
+    """Return by what items are grouped: documents of one job are alike, and so are answers.
 
     Another generation may ask another model."""
     return f"{attempt.job.job_id}|{attempt.key.generation}"
 
 
 def _least_prompt(body: bytes) -> float:
-    """Tokens that the prompt has for sure.
+    """Return the tokens that the prompt has for sure.
 
     How many images and sound have, which travel as text, is not known before."""
     return 0.0 if any(mark in body for mark in _NOT_TEXT) else len(body) / MOST_CHARS_PER_TOKEN
 
 
 def quotas(settings: WorkerSettings) -> list[Quota]:
-    """One quota per provider: what its settings declare, corrected by the headers of its answers.
+    """Return one quota per provider: what its settings declare, corrected by its answers' headers.
 
     Raises MissingApiKey."""
     return [
@@ -190,7 +190,7 @@ def _quota(name: str, provider: ProviderSettings, concurrency: int) -> Quota:
 
 
 def _fingerprint(name: str, provider: ProviderSettings) -> str:
-    """Names an account without telling its key: another one lifts a hold."""
+    """Name an account without telling its key: another one lifts a hold."""
     account = f"{provider.base_url}\n{provider.api_key(name) or ''}"
     return hashlib.sha256(account.encode()).hexdigest()[:16]
 
@@ -207,7 +207,7 @@ class QuotaAdmission:
 
     @classmethod
     def open(cls, settings: WorkerSettings) -> QuotaAdmission:
-        """With everything that it takes in a worker.
+        """Open the admission with everything that it takes in a worker.
 
         Call it on the event loop. Raises MissingApiKey."""
         closing = contextlib.AsyncExitStack()

@@ -125,7 +125,7 @@ class ApiLane:
             return NoAnswer("connection_lost", str(error), _since(started))
 
     def drain(self) -> None:
-        """Nothing to begin that takes long."""
+        """Do nothing: there is nothing to begin that takes long."""
 
     async def close(self) -> None:
         if self._client is not None:

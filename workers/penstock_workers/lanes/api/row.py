@@ -35,16 +35,16 @@ NO_LIST = (404, 405, 501)  # a server that speaks chat and has no list of models
 
 
 def check(settings: WorkerSettings, *, knock: bool) -> Iterator[LaneFinding]:
-    """Each provider that is configured: one that is all defaults was not.
+    """Check each provider that is configured, if it may be asked.
 
-    Nothing unless it may be asked."""
+    One that is all defaults was not configured."""
     for name, provider in settings.providers.items():
         if knock and provider != ProviderSettings():
             yield from _provider(name, provider)
 
 
 def _provider(name: str, settings: ProviderSettings) -> Iterator[LaneFinding]:
-    """Its key's way, then itself."""
+    """Check the way of the provider's key, then the provider itself."""
     variable = settings.api_key_env
     try:
         key = settings.api_key(name)

@@ -1,4 +1,4 @@
-"""The answers of a provider batch: read, judged by the table of fates, and settled.
+"""Reads the answers of a provider batch and settles them by the table of fates.
 
 Answers are streamed, in any order, and settled a group at a time. Reading them again after a crash
 changes nothing. No line costs the batch: what cannot be read, names no document of the batch, or
@@ -56,7 +56,7 @@ _NO_STATUS: Final = 500  # of an error without a status: the code in its body de
 
 
 class Parting(NamedTuple):
-    """On which the answers of a batch are taken whose job has left the lane."""
+    """On which terms the answers of a batch are taken whose job has left the lane."""
 
     # then a cancel at the provider was asked for here, and costs no document a try
     has_left: bool = False
@@ -129,7 +129,7 @@ class Judge:
         await self._settler.flush()
 
     def _left_alone(self, keys: Sequence[ItemKey], tag: str) -> set[ItemKey]:
-        """In a thread: those that have an outcome, or went on to another batch."""
+        """Return those that have an outcome, or went on to another batch; in a thread."""
         return self._outcomes.terminal(keys) | self._remainders.elsewhere(keys, tag)
 
     async def _settled(
@@ -191,7 +191,7 @@ PAID: Final = frozenset({"answer_too_large"})
 
 
 def without_answer(why: str) -> Failure:
-    """Of a document that its batch has ended without.
+    """Return the failure of a document that its batch has ended without.
 
     ``why`` is the name of the failure, maybe with more words."""
     name, _, detail = why.partition(": ")
@@ -262,7 +262,7 @@ class Group:
     size: int = 0
 
     def add(self, document: PackedDocument, said: BatchAnswer | Failure) -> bool:
-        """Whether it is full."""
+        """Return whether it is full."""
         self.pairs.append((document, said))
         self.size += document.size + (len(said.body) if isinstance(said, BatchAnswer) else 0)
         return len(self.pairs) >= GROUP or self.size >= GROUP_BYTES
@@ -324,10 +324,11 @@ class Collector:
         parting: Callable[[], Parting],
         collected: Collected,
     ) -> None:
-        """Every answer becomes an outcome, or its document waits for the next batch.
+        """Make every answer an outcome, or leave its document to the next batch.
 
         ``parting`` is asked for each group: the job may leave while they are read. ``collected``
-        says how far it came, also where it raises as the provider does."""
+        says how far it came, also where it raises as the provider does.
+        """
         left = await asyncio.to_thread(packed.by_id)
         known = frozenset(left)
         collected.documents = collected.left = len(left)
@@ -362,7 +363,7 @@ class Collector:
         packed: PackedBatch,
         problems: Sequence[LineProblem],
     ) -> int:
-        """Documents whose lines the provider's validation refused; returns how many.
+        """Settle documents whose lines the provider's validation refused; return how many.
 
         There is one problem at least."""
         found = await asyncio.to_thread(_at_lines, packed, batch, problems)
@@ -405,9 +406,11 @@ def _too_large(line: UnreadableLine) -> Failure:
 def _at_lines(
     packed: PackedBatch, batch: ProviderBatch, problems: Sequence[LineProblem]
 ) -> list[Pair]:
-    """Nothing where the files were packed again with other lines than the provider has seen.
+    """Return the documents whose lines have a problem.
 
-    The only document of a batch is meant whatever the provider names."""
+    None where the files were packed again with other lines than the provider has seen. The only
+    document of a batch is meant whatever the provider names.
+    """
     documents = list(packed.documents())
     if len(documents) != batch.requests:
         return []

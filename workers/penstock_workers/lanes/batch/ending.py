@@ -68,7 +68,7 @@ class Ending:
         await led.settled(batch.why if batch.why not in (None, "batch_lost") else None)
 
     async def _has_unanswered(self) -> bool:
-        """Whether documents of it may have to go on.
+        """Return whether documents of it may have to go on.
 
         A job that ends writes off all that has no outcome."""
         led = self._led
@@ -157,10 +157,11 @@ class Ending:
             await self._led.write(answers_read=collected.good)
 
     async def _refused(self, view: JobView, packed: PackedBatch, seen: BatchSeen) -> None:
-        """Its validation refused all of it for some lines.
+        """Settle a batch whose validation refused all of it for some lines.
 
         Those are dead letters, and the others go into batches of half its size: a provider that
-        names one bad line at a time, or none, costs no more rounds than a batch can be halved."""
+        names one bad line at a time, or none, costs no more rounds than a batch can be halved.
+        """
         led, batch = self._led, self._led.batch
         at_fault = await led.around.collector.refused(batch, view, packed, seen.problems)
         first = seen.problems[0]
@@ -233,7 +234,7 @@ def _missing(seen: BatchSeen, collected: Collected) -> AnswersMissing:
 
 
 def _why(seen: BatchSeen) -> str:
-    """Why documents of it may be without an answer: the name of a failure."""
+    """Return why documents of it may be without an answer: the name of a failure."""
     if seen.expired:
         return "batch_expired"
     return "batch_cancelled" if seen.cancelled else "batch_lost"

@@ -65,9 +65,10 @@ M_ARENA_MAX: Final = -8  # glibc's malloc.h
 
 
 def limit_arenas() -> bool:
-    """Whether it was done: not on another C library, nor where the environment has a limit already.
+    """Limit the arenas of glibc's malloc, and return whether that was done.
 
-    Arenas that exist stay, so it comes before the threads.
+    It is not done on another C library, nor where the environment has a limit already. Arenas that
+    exist stay, so it comes before the threads.
     """
     if has_arena_limit() or not _is_glibc():
         return False
@@ -91,7 +92,7 @@ class BatchEngine:
     """Implements ``ItemEngine``."""
 
     def __init__(self, settings: WorkerSettings, beside: StartBeside) -> None:
-        """``beside`` starts the control loop, where the settings ask for one."""
+        """Make the engine; ``beside`` starts the control loop, where the settings ask for one."""
         limit_arenas()
         self._settings = settings
         self._start_beside = beside
@@ -138,7 +139,7 @@ class BatchEngine:
         self._bridge.conclude([(delivery, Unreadable("no items are run from this queue"))])
 
     def abort(self, delivery: Delivery, why: str) -> None:
-        """Nothing runs here that was claimed."""
+        """Do nothing, since nothing runs here that was claimed."""
 
     async def drain(self, deadline_s: float) -> None:
         """End between two steps where that is possible.
@@ -169,7 +170,7 @@ class BatchEngine:
         return 1
 
     def resize(self, concurrency: int) -> None:
-        """There is always one loop."""
+        """Do nothing, since there is always one loop."""
 
     def stats(self) -> Mapping[str, int | float | str]:
         return {} if self._settler is None else self._settler.stats()

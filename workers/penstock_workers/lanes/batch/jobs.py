@@ -84,10 +84,11 @@ class Jobs:
         return known[1]
 
     def standing(self, job_id: str, packed_at: float | None = None) -> Standing:
-        """``packed_at``: of a batch.
+        """Return where a job stands, for a batch that was packed at ``packed_at``.
 
         One from before its job left the lane is given up, even where the job has come back: its
-        documents may be elsewhere."""
+        documents may be elsewhere.
+        """
         job = self._live.get(job_id)
         if job is None or job.state is JobState.CANCELLING:
             return Standing.ENDS
@@ -96,7 +97,7 @@ class Jobs:
         return Standing.WAITS if job.state is JobState.PAUSED else Standing.RUNS
 
     def has_left(self, job_id: str, packed_at: float | None = None) -> bool:
-        """Whether a live job is in another lane, or was since ``packed_at``."""
+        """Return whether a live job is in another lane, or was since ``packed_at``."""
         job = self._live.get(job_id)
         if job is None:
             return False
@@ -105,7 +106,7 @@ class Jobs:
         )
 
     def has_moved(self, job_id: str) -> bool:
-        """Whether a job has ever left a lane, this one or another."""
+        """Return whether a job has ever left a lane, this one or another."""
         return job_id in self._moved
 
     def turn(self, job_id: str) -> asyncio.Event:
@@ -140,12 +141,14 @@ class Jobs:
             await self.look_again(job_id)
 
     def poll_s(self, job_id: str) -> float | None:
-        """How often the job wants its batches looked at; None: as the worker's settings have it."""
+        """Return how often the job wants its batches looked at.
+
+        None: as the worker's settings have it."""
         job = self._live.get(job_id)
         return None if job is None else self.spec(job).batch_poll_s
 
     async def get(self, job_id: str) -> Job | None:
-        """None for a job that was purged."""
+        """Return the job; None for one that was purged."""
         if job_id in self._live:
             return self._live[job_id]
         try:
@@ -207,7 +210,7 @@ class Reservations:
         self._book, self._batches, self._outcomes, self._tenants = book, batches, outcomes, tenants
 
     def bound(self, job: Job, budget_usd: float | None) -> bool:
-        """Whether the job, or its tenant, has a budget."""
+        """Return whether the job, or its tenant, has a budget."""
         return budget_usd is not None or self._tenants.budget_of(job) is not None
 
     def reserve(self, job: Job, batch: ProviderBatch, budget_usd: float | None) -> Room | None:
@@ -239,7 +242,7 @@ class Reservations:
             self._tenants.look(job, budget, tenant_usd, spent=spent, batches=batches)
 
     def end(self, batch: ProviderBatch) -> None:
-        """Nothing of it is at the provider any more."""
+        """End the reservation of a batch: nothing of it is at the provider any more."""
         self._book.end_batch(batch.job_id, batch.tag, spent=self._batches.spent(batch.job_id))
 
     def why(self, job: Job, budget_usd: float | None, room: Room, batch: ProviderBatch) -> str:

@@ -56,11 +56,11 @@ class Journey:
 
     @property
     def tags(self) -> set[str]:
-        """That it leads: two while a batch takes the place of another."""
+        """The tags that it leads: two while a batch takes the place of another."""
         return self._led.tags
 
     async def run(self) -> None:
-        """Until the batch is settled, another process leads it, or ``close``."""
+        """Run until the batch is settled, another process leads it, or ``close``."""
         while self.batch.state is not BatchState.SETTLED and not self._led.closing.is_set():
             try:
                 await self._turn()
@@ -98,13 +98,13 @@ class Journey:
             raise
         except Exception as store_error:  # a store is away: it may be what the step has failed for
             self._failures.tell(
-                "what holds up a provider batch is not written down",
+                "the reason why a provider batch waits could not be stored",
                 store_error,
                 "the step goes on",
             )
         name = f"provider batch {self.batch.tag} of job {self.batch.job_id}"
         level = logging.WARNING if isinstance(error, TryLater | Unclear) else logging.ERROR
-        words = f"{name} is {self.batch.state}; the step is taken again in {wait_s:.1f} s"
+        words = f"{name} is {self.batch.state}; the step is tried again in {wait_s:.1f} s"
         self._failures.tell("a step of a provider batch failed", error, words, level=level)
         led.note_standing()  # it may have been paused here
         await led.pause(wait_s)

@@ -100,7 +100,7 @@ class Leader:
         self.packed = 0  # batches, since the start
 
     async def run(self) -> None:
-        """Until ``close``."""
+        """Run until ``close``."""
         faults = 0
         while not self._stop.is_set():
             try:
@@ -140,7 +140,7 @@ class Leader:
             await asyncio.gather(*late, return_exceptions=True)
 
     def release(self) -> None:
-        """In a thread, once nothing runs any more."""
+        """Release all batches, in a thread, once nothing runs any more."""
         self._around.store.release_all(self._around.owner)
 
     def is_turning(self) -> bool:
@@ -148,7 +148,7 @@ class Leader:
         return time.monotonic() - self._turned_at < STUCK_S
 
     def led(self) -> Counter[tuple[str, str]]:
-        """Batches by provider and state. Any thread."""
+        """Count batches by provider and state; from any thread."""
         batches = [journey.batch for journey, _ in tuple(self._journeys.values())]
         return Counter((batch.provider, str(batch.state)) for batch in batches)
 
@@ -170,7 +170,7 @@ class Leader:
                 await self._let_go(job, feeds)
 
     def _look(self) -> _Round:
-        """In a thread."""
+        """Look at the jobs and the batches, in a thread."""
         every = self._live.look()
         moves = {job.job_id: self._moves.of(job.job_id) for job, _ in every if job.moves}
         live = [
@@ -191,7 +191,9 @@ class Leader:
         return _Round(live, left, moved, [job for job, _ in every], waiting)
 
     def _has_provider_of(self, job: Job) -> bool:
-        """Another worker may have its settings and its key: the job is left to that one."""
+        """Return whether this worker has the settings of the job's provider.
+
+        Another worker may have them, and its key: the job is left to that one."""
         provider = self._around.jobs.spec(job).provider
         if provider in self._settings.providers:
             return True
@@ -214,16 +216,18 @@ class Leader:
         await asyncio.to_thread(lambda: folder.sweep(store.open_tags()))
 
     def _free_now_and_then(self) -> None:
-        """Statements of SQL are circles that hold the ids of their documents.
+        """Run the garbage collector now and then.
 
-        How often a worker's collector runs is right for items, of which there are none here: they
-        would be kept for hundreds of thousands of documents."""
+        Statements of SQL are circles that hold the ids of their documents. How often a worker's
+        collector runs is right for items, of which there are none here: they would be kept for
+        hundreds of thousands of documents.
+        """
         if time.monotonic() - self._freed_at >= FREE_EACH_S:
             self._freed_at = time.monotonic()
             gc.collect()
 
     async def _take_batches(self) -> None:
-        """Those that no worker leads now, and those that this one has packed."""
+        """Take the batches that no worker leads now, and those that this one has packed."""
         self._journeys = {tag: pair for tag, pair in self._journeys.items() if not pair[1].done()}
         room = self._settings.batch.led_max - len(self._journeys)
         if room <= 0:
@@ -277,10 +281,11 @@ class Leader:
             await asyncio.to_thread(self._feeds.release_feed, feed, owner)
 
     async def _pack_windows(self, job: Job, feed: Feed) -> None:
-        """While there is room for what is packed.
+        """Pack while there is room for what is packed.
 
         A round packs a few windows at most: other jobs have their turn, too, and whether jobs are
-        paused or cancelled is looked at between rounds."""
+        paused or cancelled is looked at between rounds.
+        """
         spec = self._around.jobs.spec(job)
         provider = self._providers(spec.provider)
         for _ in range(self._settings.batch.packed_ahead):
@@ -303,7 +308,7 @@ class Leader:
             feed = after
 
     def _first_batch(self, job: Job, spec: JobSpec, feed: Feed) -> FirstBatch:
-        """In a thread: whether a small batch comes first, or is waited for."""
+        """Decide whether a small batch comes first, or is waited for; in a thread."""
         settings, now = self._settings.batch, time.time()
         ends_at = None if spec.deadline_s is None else job.created_at + spec.deadline_s
         if job.total is None or job.total < settings.first_from or not settings.first_requests:
@@ -388,7 +393,7 @@ def _has_arrived(job: Job, moves: Sequence[LaneMove] | None) -> bool:
 
 
 def _left_at(moves: Sequence[LaneMove]) -> float | None:
-    """When the job left this lane last."""
+    """Return when the job left this lane last."""
     return max(
         (move.at for move in moves if move.before is not None and packs(move.before)), default=None
     )

@@ -112,7 +112,7 @@ class LedBatch:
         return self.batch.remote_id
 
     async def view(self) -> JobView | None:
-        """As its documents see it; None for a job that was purged."""
+        """Return the job as the batch's documents see it; None for a job that was purged."""
         jobs, endpoint = self.around.jobs, self.batch.endpoint
         job = await jobs.get(self.batch.job_id)
         if job is None:
@@ -180,7 +180,7 @@ class LedBatch:
         )
 
     async def is_handed_over(self) -> bool:
-        """Whether its documents are in another lane, too, since its job has left this one."""
+        """Return whether its documents are in another lane, too, since its job left this one."""
         return bool(await self.in_thread(self.around.store.is_handed_over, self.batch.tag))
 
     async def settled(self, why: str | None) -> None:
@@ -193,7 +193,7 @@ class LedBatch:
         self.around.changed.set()
 
     async def unreserve(self) -> None:
-        """Nothing of it is at the provider that its job's budget has to pay for."""
+        """End the reservation: nothing is at the provider that its job's budget has to pay for."""
         job = await self.around.jobs.get(self.batch.job_id)
         if job is not None and await self.in_thread(
             self.around.reservations.bound, job, self.around.jobs.spec(job).budget_usd
@@ -232,7 +232,7 @@ class LedBatch:
         await self.pause(CAP_WAIT_S * 2.0 ** min(times, CAP_DOUBLINGS_MAX), or_when=others_may_end)
 
     async def wait_for_job(self) -> None:
-        """Until its job was looked at again."""
+        """Wait until its job was looked at again."""
         await self.pause(LOOK_AT_JOB_S)
 
     async def pause(self, seconds: float, *, or_when: asyncio.Event | None = None) -> None:

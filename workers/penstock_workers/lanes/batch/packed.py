@@ -77,7 +77,7 @@ class PackedDocument(NamedTuple):
 
     @property
     def used(self) -> tuple[int, ...]:
-        """By earlier batches."""
+        """What earlier batches used."""
         return (
             self.attempts,
             self.calls,
@@ -88,9 +88,9 @@ class PackedDocument(NamedTuple):
 
 
 def packed_before(kept: bytes, id_chars: int) -> Iterator[PackedDocument]:
-    """Documents of a batch, in the order of its lines, from what a ``PackedWriter`` kept of them.
+    """Yield the documents of a batch in the order of its lines, as a ``PackedWriter`` kept them.
 
-    ``id_chars``: the longest custom_id of its provider."""
+    ``id_chars`` is how long the longest custom_id of its provider is."""
     for document in kept_documents(kept):
         name = custom_id(document.doc_id, id_chars)
         yield PackedDocument(
@@ -113,7 +113,7 @@ class PackedBatch:
         return self._folder.is_dir()
 
     def documents(self) -> Iterator[PackedDocument]:
-        """In the order of the input's lines."""
+        """Yield the documents in the order of the input's lines."""
         with (self._folder / IDS).open("rb") as lines:
             for line in lines:
                 yield PackedDocument(*orjson.loads(line))
@@ -195,7 +195,7 @@ class PackedWriter:
         return custom_id in self._names
 
     def add(self, document: PackedDocument, line: bytes, body: bytes) -> None:
-        """``document`` without its place in the file of bodies."""
+        """Add a ``document``, which has no place in the file of bodies yet."""
         self._input.write(line)
         offset, size = self.add_body(body)
         self.add_name(document._replace(offset=offset, size=size))
@@ -221,9 +221,9 @@ class PackedWriter:
         self.requests += 1
 
     def kept(self) -> bytes | None:
-        """Its documents, for SQL; None where they are too much for that.
+        """Return the batch's documents for SQL; None where they are too much for that.
 
-        Once, when all were added."""
+        Called once, when all were added."""
         self._keep(ends=True)
         return b"".join(self._kept) if self._kept_bytes <= KEPT_BYTES_MAX else None
 
@@ -236,7 +236,7 @@ class PackedWriter:
         self._kept.append(piece)
 
     def close(self) -> None:
-        """On the disk, all of it, when this returns."""
+        """Have all of it on the disk when this returns."""
         for file in (self._input, self._bodies, self._ids):
             file.flush()
             os.fsync(file.fileno())

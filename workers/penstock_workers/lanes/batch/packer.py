@@ -276,10 +276,11 @@ class Packer:
     def _documents_of(
         self, job: Job, spec: JobSpec, feed: Feed, batch: ProviderBatch, terms: Terms
     ) -> Iterator[tuple[Document, Remainder]]:
-        """Those that a batch has.
+        """Yield the documents that a batch has.
 
         Where the provider has its file already, also those of its part of the source that had an
-        outcome when it was packed: looking for their answers does no harm."""
+        outcome when it was packed: looking for their answers does no harm.
+        """
         if batch.cursor_before is None or batch.cursor_behind is None:
             source = source_of(self._database, job, feed, self._settings, spec)
             for one in self._remainders.of_batch(batch.tag):
@@ -312,7 +313,7 @@ class Packer:
                     yield document, _new(feed, document)
 
     def _unfinished(self, found: Iterable[Remainder]) -> Iterator[Remainder]:
-        """Without those that have got an outcome since; their rows go."""
+        """Yield those that have got no outcome since; rows of the others go."""
         for some in batched(found, ROWS_READ):
             self._go_on()
             done = self._outcomes.terminal(one.key for one in some)
@@ -340,7 +341,7 @@ class Packer:
         )
 
     def _settle_bad(self, feed: Feed, rows: Sequence[Row], refused_lines: frozenset[int]) -> None:
-        """As feeders do: those of a file were settled at submit."""
+        """Settle bad rows as feeders do: those of a file were settled at submit."""
         bad = [row for row in rows if isinstance(row, BadRow)]
         if bad and feed.kind is FeedKind.SOURCE:
             bad = changed_since(bad, refused_lines)
@@ -370,7 +371,7 @@ class Packer:
 
 
 def _groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Rows in stretches of bounded number and size."""
+    """Yield rows in stretches of bounded number and size."""
     group, size = list[Row](), 0
     for row in rows:
         group.append(row)
@@ -404,5 +405,5 @@ def _key(feed: Feed, document: Document) -> ItemKey:
 
 
 def _new(feed: Feed, document: Document) -> Remainder:
-    """One that no batch has had yet."""
+    """Return the remainder of a document that no batch has had yet."""
     return Remainder(_key(feed, document), document.position, 0, 0, 0, 0, 0, "new")

@@ -143,7 +143,7 @@ def _by_batch(group: Iterable[Settled]) -> Mapping[str, list[tuple[BatchAttempt,
 
 
 def _left(attempt: BatchAttempt, outcome: Retry | Parked) -> Remainder:
-    """For the next batch."""
+    """Return what is left for the next batch."""
     is_counted = isinstance(outcome, Retry) and outcome.counted
     calls, (prompt, completion, cost) = attempt.calls_in_all, attempt.spent_in_all[:3]
     # what this batch has cost is in no row, which may be gone already or another's: see ``_beside``

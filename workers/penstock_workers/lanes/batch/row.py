@@ -26,7 +26,7 @@ BYTES_OF_ONE: Final = 512 * 1024**2
 
 
 def check(settings: WorkerSettings, *, knock: bool) -> Iterator[LaneFinding]:
-    """Nothing where its settings are as they come."""
+    """Check the disk for packed batches; yield nothing where the settings are as they come."""
     own = settings.batch
     if own == BatchSettings():
         return

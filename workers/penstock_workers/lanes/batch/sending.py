@@ -138,7 +138,9 @@ class Sending:
         led.hit("batch_created")
 
     async def _wait_or_give_up(self) -> None:
-        """Nothing of it is at the provider but its file, maybe."""
+        """Wait for the job, or give the batch up.
+
+        Nothing of it is at the provider but its file, maybe."""
         led, standing = self._led, self._led.standing
         if standing is Standing.WAITS:
             await led.wait_for_job()
@@ -194,7 +196,7 @@ class Sending:
         return False
 
     def _unclear_s(self, creating_at: float) -> float:
-        """How long the provider's list is not yet believed that it does not have the batch."""
+        """Return how long the provider's list is not yet believed when a batch is not in it."""
         most = self._led.around.settings.batch.unclear_s
         return min(most, creating_at + most - time.time())
 

@@ -60,7 +60,9 @@ class Watching:
         await led.pause(self._poll_s())
 
     async def _cancel_if_unwanted(self) -> None:
-        """By its job, or by the person who resumed a job that it had held up."""
+        """Cancel the batch if it is not wanted any more.
+
+        That is by its job, or by the person who resumed a job that it had held up."""
         led = self._led
         is_taken_back = self._is_stuck and led.standing is Standing.RUNS
         is_unwanted = led.standing in (Standing.ENDS, Standing.LEAVES) or is_taken_back
@@ -72,7 +74,7 @@ class Watching:
             await led.write(why=CANCELLED)
 
     async def _has_given_up(self, seen: BatchSeen) -> bool:
-        """Whether nothing more is expected of a batch that should have ended long ago."""
+        """Return whether nothing more is expected of a batch that should have ended long ago."""
         led, batch = self._led, self._led.batch
         if self._cancelled_at is not None:
             if time.monotonic() - self._cancelled_at < CANCEL_TAKES_S:

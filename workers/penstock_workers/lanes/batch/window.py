@@ -51,16 +51,16 @@ class Terms:
     prices_of: Callable[[str | None], ModelPrices | None]  # of a model
 
     def kind_of(self, body: bytes, endpoint: str | None) -> Kind:
-        """``endpoint``: of the document, where it is not the job's."""
+        """Return what kind of batch a document goes to; ``endpoint`` is its own, if it has one."""
         return self.model or model_of(body), endpoint or self.endpoint
 
 
 def line_of(
     provider: BatchProvider, terms: Terms, document: Document, before: Remainder
 ) -> tuple[PackedDocument, bytes]:
-    """One document as the provider reads it.
+    """Return one document as the provider reads it.
 
-    ``before``: what it used up until now. Raises BadLine and LineTooLong."""
+    ``before`` is what it used up until now. Raises BadLine and LineTooLong."""
     name = custom_id(document.doc_id, provider.limits.id_chars)
     line = provider.line(name, document.endpoint or terms.endpoint, document.body)
     most = min(provider.limits.line_bytes, provider.limits.total_bytes)

@@ -26,12 +26,13 @@ class Unpaced:
         return True
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 class WhileUp(Unpaced):
-    """Items start while the server upstream is there; until then they wait here, and no start of
-    theirs is counted."""
+    """Lets items start while the server upstream is there.
+
+    Until then they wait here, and no start of theirs is counted."""
 
     def __init__(self, is_up: Callable[[], bool], up: Callable[[], Awaitable[None]]) -> None:
         self._is_up, self._up = is_up, up
@@ -48,10 +49,10 @@ class FreeTurn:
     """A turn that costs nothing."""
 
     def start(self) -> None:
-        """Nothing to spend."""
+        """Do nothing: there is nothing to spend."""
 
     def conclude(self, tried: Tried, happened: Failure | Reply) -> None:
-        """Nothing to learn from it."""
+        """Do nothing: there is nothing to learn from it."""
 
     def release(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there is nothing to give back."""

@@ -1,4 +1,6 @@
-"""Vectors as other numbers: fewer dimensions, and half, a quarter or a thirty-second of the bytes.
+"""Vectors as other numbers, and the bodies of `/v1/embeddings`.
+
+A vector may have fewer dimensions, and half, a quarter or a thirty-second of the bytes;
 docs/embed.md has the prices.
 
 int8 is ``round(127 * x)`` of the vector at length 1. Nothing is calibrated: ranges taken from the
@@ -7,8 +9,7 @@ nothing to be calibrated with. So each vector is the same wherever it was made, 
 order neighbours as cosines do. On real texts this finds more of the true neighbours than ranges of
 1,000 vectors do (benchmarks/RESULTS.md).
 
-The bodies of `/v1/embeddings`: what a request asks for, the answer, and the refusals in the
-words of OpenAI's API.
+Of the bodies: what a request asks for, the answer, and the refusals in the words of OpenAI's API.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class NotRepresentable(Exception):
 
 
 def as_bytes(vector: Vector, dtype: VectorType, dimensions: int) -> bytes:
-    """Little-endian.
+    """Return the vector's numbers as bytes, little-endian.
 
     A vector that is cut has length 1 afterwards, as OpenAI's have. Raises NotRepresentable."""
     import numpy  # not before it is needed: with a server upstream it seldom is
@@ -134,14 +135,18 @@ class Ask:
 
 
 def check_endpoint(endpoint: str, others: str = "") -> None:
-    """``others``: what is answered besides, in words. Raises BadBody."""
+    """Check that the lane answers this endpoint; ``others`` says what it answers besides.
+
+    Raises BadBody."""
     if not endpoint.endswith(ENDPOINT):
         words = f"the embed lane answers /v1{ENDPOINT}{others}, not {endpoint}"
         raise BadBody(words, param="url", code="not_found", status=404)
 
 
 def read_body(body: bytes) -> Ask:
-    """Raises BadBody. Fields that no encoder needs, such as `user`, are let pass."""
+    """Read what a request asks for.
+
+    Fields that no encoder needs, such as `user`, are let pass. Raises BadBody."""
     try:
         asked = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -211,8 +216,11 @@ def _size(asked: Mapping[str, Any]) -> int | None:
 
 
 def check_dimensions(ask: Ask, model: ShortVectors) -> None:
-    """Raises BadBody for a size that the model does not have, or for which its files say that it
-    was not trained."""
+    """Check that the model gives vectors of the size that is asked for.
+
+    Raises BadBody for a size that the model does not have, or for which its files say that it was
+    not trained.
+    """
     asked, dtype = ask.dimensions, ask.dtype
     if dtype in PER_BYTE and (asked or model.dimensions) % PER_BYTE[dtype]:
         raise BadBody(
@@ -243,8 +251,11 @@ def check_dimensions(ask: Ask, model: ShortVectors) -> None:
 
 
 def check_ids(rows: Sequence[TokenIds], vocabulary: int) -> None:
-    """Raises BadBody: an id beyond the vocabulary would read foreign memory on a GPU, and end the
-    process."""
+    """Check that the model has these token ids.
+
+    An id beyond the vocabulary would read foreign memory on a GPU, and end the process. Raises
+    BadBody.
+    """
     for ids in rows:
         if min(ids) < 0 or max(ids) >= vocabulary:
             raise BadBody(f"token ids are from 0 to {vocabulary - 1}")
@@ -259,7 +270,7 @@ def too_long(tokens: int, limit: int) -> BadBody:
 
 
 def answer_body(ask: Ask, vectors: Sequence[Vector], *, model: str, tokens: int) -> bytes:
-    """The answer as it is stored; those who read it get OpenAI's embeddings object."""
+    """Pack the answer as it is stored; those who read it get OpenAI's embeddings object."""
     dimensions = ask.dimensions or len(vectors[0])
     data = b"".join([as_bytes(vector, ask.dtype, dimensions) for vector in vectors])
     return pack(Vectors(data, ask.dtype, dimensions, ask.form, model, tokens))

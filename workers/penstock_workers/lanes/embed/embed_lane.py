@@ -57,8 +57,11 @@ CLASSIFIER: Final = "ForSequenceClassification"
 
 
 def is_classifier(folder: Path) -> bool:
-    """sentence-transformers' note of what it saved counts; else the class that transformers would
-    load."""
+    """Return whether a model scores or classifies.
+
+    sentence-transformers' note of what it saved counts; else the class that transformers would
+    load.
+    """
     noted = (read_json(folder / OWN_NOTE) or {}).get("model_type")
     if isinstance(noted, str):
         return noted == "CrossEncoder"
@@ -81,8 +84,11 @@ class Input:
 
 
 class EmbedLane:
-    """Raises ModelMissing and PackageMissing when made: a command line knows before anything has
-    been started."""
+    """The `embed` lane with the encoder in the worker's own process.
+
+    Making it raises ModelMissing and PackageMissing, so that a command line knows before anything
+    has been started.
+    """
 
     def __init__(
         self,
@@ -92,8 +98,11 @@ class EmbedLane:
         failpoints: Failpoints | None = None,
         give_up: Callable[[str], None] = end_this_worker,
     ) -> None:
-        """``give_up`` ends the worker, for its orchestrator to replace: a lost device stays lost
-        for the whole process."""
+        """Check that the model and the packages are there, but load nothing.
+
+        ``give_up`` ends the worker, for its orchestrator to replace: a lost device stays lost for
+        the whole process.
+        """
         self._settings = settings
         self.served = settings.served()
         self._failpoints, self._give_up = failpoints, give_up
@@ -106,7 +115,7 @@ class EmbedLane:
         self._batcher: Batcher | None = None
 
     async def start(self) -> None:
-        """Loads the model."""
+        """Load the model."""
         settings = self._settings
         async with self._loading.during(this_process):
             self._encoder = await asyncio.to_thread(self._make_encoder, self._folder, settings)
@@ -169,13 +178,13 @@ class EmbedLane:
         return Answer(200, HEADERS, body, _since(started), packed=True)
 
     def gauges(self) -> Mapping[str, float | str]:
-        """Any thread."""
+        """Return the figures of the model; from any thread."""
         if self._batcher is None:
             return {"bound": "starting", **self._loading.gauges()}
         return self._batcher.gauges()
 
     def drain(self) -> None:
-        """Nothing to begin that takes long."""
+        """Do nothing: there is nothing to begin that takes long."""
 
     async def close(self) -> None:
         if self._batcher is not None:
@@ -183,7 +192,9 @@ class EmbedLane:
             await self._batcher.close()
 
     def _read(self, request: Request) -> Ask | scoring.Ask:
-        """Raises BadBody."""
+        """Read what a request asks for, and check that the model can do it.
+
+        Raises BadBody."""
         task, classes = scoring.task_of(request.endpoint), len(self._encoder.labels)
         if task is not None:
             try:
@@ -224,8 +235,11 @@ class EmbedLane:
         return [ids[:limit] for ids in ask.ids]
 
     async def _cut_rows(self, texts: Sequence[scoring.Text], *, trim: bool) -> Sequence[TokenIds]:
-        """Raises BadBody for a text without a token, and for one that is too long where it may not
-        be cut."""
+        """Return the token ids of texts, cut where ``trim`` allows it.
+
+        Raises BadBody for a text without a token, and for one that is too long where it may not be
+        cut.
+        """
         limit = self._encoder.max_tokens
         rows = await self._tokenised(texts)
         for at, ids in enumerate(rows):
@@ -247,7 +261,7 @@ class EmbedLane:
 
 
 def _own_encoder(folder: Path, settings: EmbedSettings) -> Encoder:
-    """By what the model's files say that it is."""
+    """Make the encoder that the model's files ask for."""
     return (
         SentenceTransformersClassifier if is_classifier(folder) else SentenceTransformersEncoder
     )(folder, settings)
@@ -262,7 +276,9 @@ def _tasks(encoder: Encoder) -> tuple[str, ...]:
 
 
 def _short_vectors(encoder: Encoder, settings: EmbedSettings) -> ShortVectors:
-    """What the operator says counts, then what the model's files say."""
+    """Return to which sizes vectors may be cut.
+
+    What the operator says counts, then what the model's files say."""
     if settings.matryoshka is None:
         return ShortVectors(encoder.dimensions, encoder.matryoshka, encoder.short_sizes)
     return ShortVectors(encoder.dimensions, settings.matryoshka)

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
 
 def check(settings: WorkerSettings, *, knock: bool) -> Iterator[LaneFinding]:
-    """The server that has the model, or whether it is on this machine and what loads it; nothing
-    where neither is set."""
+    """Check the server that has the model, or whether the model is here and with what it is loaded.
+
+    Yields nothing where neither is set."""
     if settings.embed.upstream_url is not None and knock:
         yield _server(settings.embed.upstream_url)
     if settings.embed.model is None:
@@ -47,7 +48,9 @@ def check(settings: WorkerSettings, *, knock: bool) -> Iterator[LaneFinding]:
 
 
 def _server(url: str) -> LaneFinding:
-    """vLLM lists its model; text-embeddings-inference has a page about itself."""
+    """Ask the server for its model.
+
+    vLLM lists it; text-embeddings-inference has a page about itself."""
     shown = redact(url)
     status = status_of(f"{url}/models")
     if status == 404:
@@ -69,7 +72,7 @@ TRIES: Final = (("/v1/embeddings", b'{"input":"doctor"}'), ("/classify", b'{"inp
 
 
 def inspect(settings: WorkerSettings) -> Iterator[LaneFinding]:
-    """In the order in which a start needs it; of a server upstream `check` says all there is."""
+    """Inspect what a start needs, in its order; `check` says all there is of a server upstream."""
     if settings.embed.upstream_url is not None:
         return
     for name in PACKAGES:
@@ -114,7 +117,9 @@ def _make(settings: WorkerSettings) -> EmbedLane | EmbedServerLane:
 
 
 def _admission(_settings: WorkerSettings, lane: EmbedLane | EmbedServerLane) -> Admission:
-    """The batcher's own queue is the limit; a server upstream has to be there."""
+    """Return what lets items start.
+
+    The batcher's own queue is the limit; a server upstream has to be there."""
     from penstock_workers.lanes.embed.admission import Unpaced, WhileUp
     from penstock_workers.lanes.embed.server_lane import EmbedServerLane
 

@@ -1,14 +1,9 @@
-"""What the answers of an embedding server hold, and what its refusals mean: vLLM's, and
-text-embeddings-inference's.
+"""Reads the answers and refusals of embedding servers: vLLM's, and text-embeddings-inference's.
 
-What an embedding server says of the model that it has loaded.
-
-Scores and classes by an embedding server: what each kind is asked, and the numbers in its
-answer.
-
-vLLM has `/score` and `/classify`, text-embeddings-inference `/predict`, which takes texts and
-pairs. Rankings are made here of scores, so that they have one order, one `top_n` and one shape
-whatever made them.
+Also what such a server says of the model that it has loaded, what it is asked for scores and
+classes, and the numbers in its answer. vLLM has `/score` and `/classify`, text-embeddings-inference
+`/predict`, which takes texts and pairs. Rankings are made here of scores, so that they have one
+order, one `top_n` and one shape whatever made them.
 """
 
 from __future__ import annotations
@@ -43,8 +38,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ServerModel:
-    """``labels``: of its classes in their order, none where it embeds; None where the server does
-    not say."""
+    """The model that a server has loaded.
+
+    ``labels`` are its classes in their order, none where it embeds; None where the server does not
+    say.
+    """
 
     name: str
     context: int | None = None  # tokens of one text or pair
@@ -53,7 +51,7 @@ class ServerModel:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """None where the server does not say."""
+        """The tasks that the model can do; none where the server does not say."""
         if self.labels is None:
             return ()
         able = tuple(task for task in TASKS if wrong_model(task, len(self.labels or ())) is None)
@@ -61,7 +59,9 @@ class ServerModel:
 
 
 def model_of(said: object) -> ServerModel | None:
-    """From vLLM's `/v1/models` or text-embeddings-inference's `/info`; None of anything else."""
+    """Read the model from vLLM's `/v1/models` or text-embeddings-inference's `/info`.
+
+    None of anything else."""
     match said:
         case {"data": [{"id": str(name), **more}, *_]}:
             return ServerModel(name, _count(more.get("max_model_len")))
@@ -73,7 +73,9 @@ def model_of(said: object) -> ServerModel | None:
 
 
 def _labels(kind: object) -> tuple[str, ...] | None:
-    """`model_type` is one of {"embedding": …}, {"classifier": …} and {"reranker": …}."""
+    """Read the labels of a model.
+
+    `model_type` is one of {"embedding": …}, {"classifier": …} and {"reranker": …}."""
     match kind:
         case {"embedding": _}:
             return ()
@@ -105,7 +107,7 @@ class Unusable(Exception):
 
 
 class VectorAnswer(NamedTuple):
-    """In the order of the inputs."""
+    """The vectors of an answer, in the order of the inputs."""
 
     vectors: Sequence[Vector]
     model: str | None
@@ -113,7 +115,9 @@ class VectorAnswer(NamedTuple):
 
 
 def read_vectors(body: bytes, inputs: int) -> VectorAnswer:
-    """Raises Unusable."""
+    """Read the vectors in a server's answer, which must be ``inputs``.
+
+    Raises Unusable."""
     import numpy
 
     try:
@@ -144,10 +148,10 @@ def _vector(embedding: Any, numpy: Any) -> Vector:
 
 
 def refused(answer: Answer, does: str) -> Tried:
-    """What these servers mean by statuses that mean something else elsewhere; all others speak for
-    themselves.
+    """Say what these servers mean by statuses that mean something else elsewhere.
 
-    ``does``: what was asked of the model, such as "rerank".
+    All other statuses speak for themselves. ``does`` is what was asked of the model, such as
+    "rerank".
     """
     words = message(answer.body)
     match answer.status:
@@ -179,8 +183,11 @@ def refused(answer: Answer, does: str) -> Tried:
 
 
 def message(body: bytes) -> str:
-    """Of any of their error bodies: OpenAI's form, text-embeddings-inference's two, or vLLM's of a
-    path; cut."""
+    """Return the message of an error body, cut.
+
+    The body may have any of their forms: OpenAI's, text-embeddings-inference's two, or vLLM's of a
+    path.
+    """
     try:
         said = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -207,7 +214,7 @@ class Scores(NamedTuple):
 
 
 def scores_request(ask: Ask, model: ServerModel, *, trim: bool) -> tuple[str, bytes]:
-    """Path and body.
+    """Return path and body of a request for scores.
 
     Without ``trim`` a text that is too long is refused, whatever the server does by itself."""
     if model.is_tei:
@@ -230,7 +237,9 @@ def scores_request(ask: Ask, model: ServerModel, *, trim: bool) -> tuple[str, by
 
 
 def read_scores(answer: Answer, ask: Ask, model: ServerModel) -> Scores:
-    """Raises Unusable."""
+    """Read the scores in a server's answer.
+
+    Raises Unusable."""
     try:
         said = orjson.loads(answer.body)
         scores = _predicted(said, answer, model) if model.is_tei else _listed(said, ask)
@@ -249,7 +258,7 @@ def read_scores(answer: Answer, ask: Ask, model: ServerModel) -> Scores:
 
 
 def _listed(said: Any, ask: Ask) -> Scores:
-    """vLLM's: by `index`, with the label of the largest number only."""
+    """Read vLLM's scores, which are by `index`, with the label of the largest number only."""
     entries = sorted(said["data"], key=lambda entry: entry["index"])
     if [entry["index"] for entry in entries] != list(range(len(entries))):
         raise Unusable("200 with scores of no text, or several of one")
@@ -264,7 +273,7 @@ def _listed(said: Any, ask: Ask) -> Scores:
 
 
 def _predicted(said: Any, answer: Answer, model: ServerModel) -> Scores:
-    """text-embeddings-inference's: the classes of each text by falling score.
+    """Read the scores of text-embeddings-inference: the classes of each text by falling score.
 
     Tokens are in a header."""
     labels = model.labels or ()

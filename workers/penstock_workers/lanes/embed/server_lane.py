@@ -1,10 +1,10 @@
-"""The `embed` lane over a server that has the encoder: text-embeddings-inference, or vLLM's with a
-pooling model.
+"""The `embed` lane over a server that has the encoder.
 
-Both answer OpenAI's `/v1/embeddings`. Vectors are asked for as base64, which is their bytes, and
-stored as the lane's own are. Scores, rankings and classes are asked for on each server's own paths,
-and answered in one shape. Batches are the server's business. While it is down nothing is sent, and
-no attempt is counted.
+The server is text-embeddings-inference, or vLLM's with a pooling model. Both answer OpenAI's
+`/v1/embeddings`. Vectors are asked for as base64, which is their bytes, and stored as the lane's
+own are. Scores, rankings and classes are asked for on each server's own paths, and answered in one
+shape. Batches are the server's business. While it is down nothing is sent, and no attempt is
+counted.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class EmbedServerLane:
         self._ending = False
 
     async def start(self) -> None:
-        """Returns once the model is loaded.
+        """Wait until the server has loaded the model.
 
         Raises EngineAway when that takes longer than ``embed.upstream_wait_s``."""
         await self._client.start()
@@ -170,7 +170,9 @@ class EmbedServerLane:
     # -- requests and answers ----------------------------------------------------------------------
 
     def _read(self, request: Request) -> Ask | scoring.Ask:
-        """Raises BadBody, also for what the server says that its model is not for."""
+        """Read what a request asks for.
+
+        Raises BadBody, also for what the server says that its model is not for."""
         task, labels = scoring.task_of(request.endpoint), self._model.labels
         if task is None:
             check_endpoint(request.endpoint, ", /v1/rerank, /v1/score and /classify")
@@ -185,8 +187,11 @@ class EmbedServerLane:
             raise BadBody(str(error), param=error.param) from None
 
     def _body(self, ask: Ask, *, trim: bool) -> bytes:
-        """What both servers know of the request; what is done with the numbers is this lane's
-        business."""
+        """Make the body of the call to the server.
+
+        It holds what both servers know of the request; what is done with the numbers is this lane's
+        business.
+        """
         body: dict[str, Any] = {
             "input": ask.texts or ask.ids,
             "model": ask.model or self._model.name,
@@ -198,7 +203,9 @@ class EmbedServerLane:
         return orjson.dumps(body)
 
     def _stored(self, ask: Ask, answer: Answer) -> Tried:
-        """Raises Unusable."""
+        """Return the answer with the server's vectors, as it is stored.
+
+        Raises Unusable."""
         read = read_vectors(answer.body, len(ask.texts or ask.ids))
         try:
             check_dimensions(ask, ShortVectors(len(read.vectors[0]), self._matryoshka))
@@ -211,7 +218,9 @@ class EmbedServerLane:
         return Answer(200, answer.headers, body, answer.latency_ms, answer.room, packed=True)
 
     def _scored(self, ask: scoring.Ask, model: ServerModel, answer: Answer, tag: str) -> Answer:
-        """Raises Unusable."""
+        """Return the answer with the server's scores.
+
+        Raises Unusable."""
         read = read_scores(answer, ask, model)
         name = ask.model or model.name
         body = scoring.answer_body(
@@ -222,8 +231,9 @@ class EmbedServerLane:
     # -- the server's life -------------------------------------------------------------------------
 
     async def _no_answer(self, tried: NoAnswer) -> NoAnswer:
-        """A request is lost with its server: the same text again gives the same vector, and its
-        document is not at fault."""
+        """Return what no answer means: if the server is gone, the request was lost with it.
+
+        The same text again gives the same vector, and its document is not at fault."""
         if tried.failure not in ("connect_failed", "connection_lost"):
             return tried
         if tried.failure == "connection_lost" and not await self._gone_now.take():
@@ -234,8 +244,9 @@ class EmbedServerLane:
         )
 
     async def _refused(self, tried: Answer, does: str) -> Tried:
-        """A server whose model has died says 500 to all that it had, and goes on answering until it
-        ends."""
+        """Return what a refusal means, or that the server has lost its model.
+
+        Such a server says 500 to all that it had, and goes on answering until it ends."""
         if tried.status >= 500 and tried.status != 501 and await self._gone_now.take():
             why = f"HTTP {tried.status}: {message(tried.body)}"
             self._note_away(why)
@@ -246,7 +257,9 @@ class EmbedServerLane:
         return not self._up.is_set() or await self._serves() is None
 
     def _note_away(self, why: str) -> None:
-        """Called by each item that was not answered; the first has the others wait."""
+        """Note that the server does not answer, and have items wait.
+
+        Each item that was not answered calls this; only the first call does something."""
         if not self._up.is_set() or self._ending:
             return
         self._up.clear()
@@ -276,7 +289,9 @@ class EmbedServerLane:
         self.served = replace(self._named, names=names, context=context, tasks=model.tasks)
 
     async def _follow_model(self) -> None:
-        """Changes nothing while the server does not answer: its items notice that."""
+        """Look again and again at which model the server has.
+
+        Changes nothing while the server does not answer: its items notice that."""
         while True:
             await asyncio.sleep(MODEL_EACH_S)
             try:
@@ -288,7 +303,7 @@ class EmbedServerLane:
                 self._note_model(model)
 
     async def _serves(self) -> ServerModel | None:
-        """The model that is loaded; None while none is.
+        """Return the model that the server has loaded; None while it has none.
 
         Raises BadEngineSettings for another kind of server."""
         status, said = await self._get(self._url + "/models")
@@ -305,13 +320,16 @@ class EmbedServerLane:
         )
 
     async def _is_healthy(self) -> bool:
-        """Both say 503 there when the model is gone and the server is not; what stands before one
-        may lack the page."""
+        """Return whether the server's page `/health` does not say 5xx.
+
+        Both servers say 503 there when the model is gone and the server is not; what stands before
+        one may lack the page.
+        """
         status, _ = await self._get(urlsplit(self._url)._replace(path="/health").geturl())
         return status is not None and status < 500
 
     async def _get(self, url: str) -> tuple[int | None, object]:
-        """Status and JSON; None where there is no server."""
+        """Get status and JSON of a page; None where there is no server."""
         assert self._asking is not None, "start() comes first"
         try:
             answer = await self._asking.get(Target.of(url), timeout_s=ASK_TIMEOUT_S)

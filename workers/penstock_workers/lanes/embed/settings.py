@@ -22,7 +22,9 @@ _PACKAGE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 
 
 def find_model(name: str) -> Path | None:
-    """The folder of the model that ``name`` names; None when it names none. Imports nothing."""
+    """Return the folder of the model that ``name`` names; None when it names none.
+
+    Imports nothing."""
     folder = Path(name).expanduser()
     if _is_model(folder):
         return folder.resolve()
@@ -34,7 +36,9 @@ def find_model(name: str) -> Path | None:
 
 
 def model_folder(name: str | None) -> Path:
-    """Raises ModelMissing, which says what to give."""
+    """Return the folder of the model that the settings name.
+
+    Raises ModelMissing, which says what to give."""
     folder = None if name is None else find_model(name)
     if folder is None:
         raise ModelMissing("embed.model", name)
@@ -92,7 +96,9 @@ class EmbedSettings(LaneSettings):
         return self
 
     def served(self) -> Served:
-        """As far as the settings say; a server upstream says the rest when it is up."""
+        """Return what the settings say of the model.
+
+        A server upstream says the rest when it is up."""
         own = () if self.model is None else (self.model, Path(self.model).name)
         return Served(
             tuple(dict.fromkeys((*own, *self.names))), context=self.max_tokens, dtype=self.dtype

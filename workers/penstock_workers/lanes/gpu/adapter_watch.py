@@ -1,12 +1,12 @@
-"""Adapters that come and go while the engine runs: those in the folder or the bucket of
-`gpu.lora_from`.
+"""Takes up adapters that come and go while the engine runs.
 
-An adapter is taken up when both of its files are there and rest, are in the cache, hold together
-and were loaded by the engine; only then is its name announced. One that cannot be used is in the
-log once, with the reason, until its files change. Where the place cannot be listed, everything
-stays as it is: an outage withdraws nothing.
+They lie in the folder or the bucket of `gpu.lora_from`. An adapter is taken up when both of its
+files are there and rest, are in the cache, hold together and were loaded by the engine; only then
+is its name announced. One that cannot be used is in the log once, with the reason, until its files
+change. Where the place cannot be listed, everything stays as it is: an outage withdraws nothing.
 
-Adapters into an engine: all of a worker's as it starts, and one that was found while it runs.
+The module also loads adapters into an engine: all of a worker's as it starts, and one that was
+found while it runs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class EngineEnded(Exception):
 
 
 async def load_all(engine: Engine, adapters: Adapters) -> bool:
-    """False where one ended the engine; it is left out of the next."""
+    """Load the adapters into a new engine.
+
+    Return False where one of them ended the engine; it is left out of the next."""
     for adapter in adapters.to_load(_kept(engine.config)):
         try:
             await load(engine, adapter)
@@ -58,7 +60,9 @@ async def load_all(engine: Engine, adapters: Adapters) -> bool:
 
 
 async def load(engine: Engine, adapter: Adapter) -> None:
-    """Raises UnusableAdapter for what is wrong with it, and EngineEnded."""
+    """Load an adapter into the engine.
+
+    Raises UnusableAdapter for what is wrong with it, and EngineEnded."""
     why = misfit(adapter.facts, getattr(engine.config.model_config, "hf_text_config", None))
     if why is not None:
         raise UnusableAdapter(why)
@@ -75,7 +79,7 @@ async def load(engine: Engine, adapter: Adapter) -> None:
 
 
 def _kept(config: Any) -> int:
-    """Adapters that the engine keeps in memory; 0 where it has none."""
+    """Return how many adapters the engine keeps in memory; 0 where it has none."""
     lora = getattr(config, "lora_config", None)
     return 0 if lora is None else int(lora.max_cpu_loras or lora.max_loras)
 
@@ -96,9 +100,9 @@ class _Held:
 
 
 class AdapterWatch:
-    """Of one worker, on its event loop.
+    """Watches the adapters of one worker, on its event loop.
 
-    ``load`` has the engine load one: False where there is no engine just now."""
+    ``load`` has the engine load one, and is False where there is no engine just now."""
 
     def __init__(
         self,
@@ -111,8 +115,10 @@ class AdapterWatch:
         every_s: float,
         most_bytes: int,
     ) -> None:
-        """``taken`` are names that the model has itself; an adapter is no larger than
-        ``most_bytes``."""
+        """Watch the place without looking at it yet.
+
+        ``taken`` are names that the model has itself; an adapter is no larger than ``most_bytes``.
+        """
         self._store, self._cache, self._adapters, self._load = store, cache, adapters, load
         self._taken = frozenset(taken) | adapters.names()
         self._most = NAMES_MAX - len(self._taken)
@@ -132,8 +138,7 @@ class AdapterWatch:
                 await self.look()
             except Exception:
                 log.exception(
-                    "%s could not be looked through, by a bug in Penstock; it is looked at again "
-                    "later",
+                    "%s could not be listed because of an error in Penstock; the next look follows",
                     self._store.place,
                 )
 
@@ -166,8 +171,11 @@ class AdapterWatch:
         self._lacked = lacking
 
     async def _consider(self, name: str, files: Sequence[StoredFile]) -> None:
-        """Raises UnusableAdapter for what stays unusable until its files change, FilesUnusable for
-        what may pass."""
+        """Take an adapter up if it is new or has changed, and is whole.
+
+        Raises UnusableAdapter for what stays unusable until its files change, FilesUnusable for
+        what may pass.
+        """
         wanted = self._wanted(name, files)
         held, key = self._held.get(name), wanted.key
         if key in (held and held.key, self._refused.get(name)):
@@ -212,7 +220,9 @@ class AdapterWatch:
         self._adapters.retire(adapter)
         asyncio.get_running_loop().call_later(RETIRE_S, self._adapters.drop_retired, adapter)
         log.warning(
-            "%s has no adapter %s any more; it is served no longer", self._store.place, name
+            "%s has no adapter %s any more; this worker stops serving it",
+            self._store.place,
+            name,
         )
 
     # -- what is there -----------------------------------------------------------------------------
@@ -238,8 +248,9 @@ class AdapterWatch:
             raise UnusableAdapter(f"its {CONFIG} has more than {CONFIG_BYTES_MAX:,} bytes")
 
     def _rests(self, name: str, wanted: Wanted) -> bool:
-        """Whether it is whole, as far as can be seen: the same at two looks, or unchanged for as
-        long as one takes."""
+        """Return whether the files are whole, as far as can be seen.
+
+        They are the same at two looks, or unchanged for as long as one takes."""
         before, self._seen[name] = self._seen.get(name), wanted.key
         return (
             before == wanted.key
@@ -249,7 +260,7 @@ class AdapterWatch:
     # -- what is said ------------------------------------------------------------------------------
 
     def _say(self, name: str, problem: str | None) -> None:
-        """Once, until it is another one."""
+        """Say what is wrong with an adapter once, until something else is."""
         if problem == self._said.get(name):
             return
         if problem is None:
@@ -264,7 +275,7 @@ class AdapterWatch:
             )
 
     def _forget(self, listed: Collection[str]) -> None:
-        """What is not there any more, so that this grows with what is there alone."""
+        """Forget what is not there any more, so that this grows with what is there alone."""
         self._say("", None)
         for known in (self._seen, self._refused, self._said):
             for name in [name for name in known if name not in listed]:
@@ -272,9 +283,9 @@ class AdapterWatch:
 
 
 def by_name(files: Sequence[StoredFile]) -> tuple[dict[str, list[StoredFile]], set[str]]:
-    """The two files of each folder that has both, and names of folders that lack weights.
+    """Return the two files of each folder that has both.
 
-    What else lies there is left."""
+    Return also the names of folders that lack weights. What else lies there is left out."""
     found: dict[str, list[StoredFile]] = {}
     for file in files:
         name, _, rest = file.path.partition("/")

@@ -15,14 +15,13 @@ from penstock_workers.lanes.gpu.sidecar import SidecarLane
 
 
 class EngineAdmission:
-    """Implements ``admission.Admission``: an item's turn comes when the engine has a place for
-    it."""
+    """Implements ``admission.Admission``: an item's turn comes when the engine has a place."""
 
     def __init__(self, queue: EngineQueue) -> None:
         self._queue = queue
 
     def at_once(self, attempt: Attempt) -> None:
-        """Never: the queue hands out the places."""
+        """Let nothing start at once: the queue hands out the places."""
 
     async def turn(self, attempt: Attempt, prepared: Prepared) -> EngineTurn:
         place = await self._queue.enter(
@@ -37,7 +36,7 @@ class EngineAdmission:
         return True
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 class EngineTurn:
@@ -49,7 +48,7 @@ class EngineTurn:
         self._queue, self._place = queue, place
 
     def start(self) -> None:
-        """A place costs nothing but time."""
+        """Do nothing: a place costs nothing but time."""
 
     def conclude(self, tried: Tried, happened: Failure | Reply) -> None:
         used = None
@@ -62,18 +61,18 @@ class EngineTurn:
 
 
 class EngineQuarantine:
-    """Implements ``quarantine.Quarantine`` in the worker's own engine: another one would not fit
-    beside it.
+    """Implements ``quarantine.Quarantine`` in the worker's own engine.
 
-    An item that was in the engine at two deaths of it runs among a few other suspects; after a
-    third, it runs alone. If the engine dies then, it was that item.
+    Another engine would not fit beside it. An item that was in the engine at two deaths of it runs
+    among a few other suspects; after a third, it runs alone. If the engine dies then, it was that
+    item.
     """
 
     def __init__(self, lane: GpuLane | SidecarLane) -> None:
         self._lane = lane
 
     def place(self, attempt: Attempt) -> AbstractAsyncContextManager[None]:
-        """Nothing to wait for here: ``infer`` waits until the engine is empty."""
+        """Wait for nothing here: ``infer`` waits until the engine is empty."""
         attempt.line = line_of(attempt.crashes)
         return nullcontext()
 

@@ -1,7 +1,7 @@
-"""The life of a worker's engine: built with its adapters, watched, ended when it cannot be used any
-more, and built anew.
+"""The life of a worker's engine.
 
-An engine is dead when it says so, when it hangs, when its device is lost, and when it fails at
+It is built with its adapters, watched, ended when it cannot be used any more, and built anew. An
+engine is dead when it says so, when it hangs, when its device is lost, and when it fails at
 everything.
 """
 
@@ -127,7 +127,7 @@ class EngineHost:
 
     @property
     def served(self) -> Served:
-        """With the adapters that there are now; no name before an engine is up."""
+        """What the engine serves, with the adapters that there are now; no name before it is up."""
         return (
             replace(self._served, adapters=self._adapters.announced())
             if self._served.names
@@ -146,7 +146,9 @@ class EngineHost:
         self._failing.answered()
 
     def failed(self, engine: Engine) -> None:
-        """At a request, for no reason of the request's own that is known."""
+        """Count a request that failed for no known reason of its own.
+
+        After many of them the engine is probed."""
         if self._failing.failed() and (self._probing is None or self._probing.done()):
             self._probing = asyncio.create_task(self._ask_one_token(engine), name="engine probe")
 
@@ -171,14 +173,17 @@ class EngineHost:
         self._queue.open(self.max_seqs, _kv_tokens(config))
 
     def _call_builder(self, engine: Engine, facts: ModelFacts) -> CallBuilder:
-        """With the renderer of this engine, which ends with it."""
+        """Build calls with the renderer of this engine, which ends with it."""
         tokenizers = Tokenizers(engine.tokenizer(), self._chat_template)
         chats = self._chats(engine.renderer(), tokenizers, facts)
         return CallBuilder(self._settings, tokenizers, facts, self._adapters, chats)
 
     def _chats(self, renderer: Any, tokenizers: Tokenizers, facts: ModelFacts) -> ChatPrompts:
-        """vLLM's renderer where there is more than text to read; its server renders such chats with
-        it too."""
+        """Choose what makes the prompts of chats.
+
+        vLLM's renderer does where there is more than text to read; its server renders such chats
+        with it too.
+        """
         if facts.pools or not RenderedChats.suits(renderer):
             return TextChats(tokenizers)
         media = Media(self._settings, renderer)
@@ -191,9 +196,9 @@ class EngineHost:
         return make(self._hosted, self._adapters, self._figures, self._drain_seconds)
 
     async def _started(self) -> Engine:
-        """An engine with all the adapters that can be loaded.
+        """Start an engine with all the adapters that can be loaded.
 
-        One that ends it is left out of the next."""
+        An adapter that ends the engine is left out of the next."""
         while True:
             engine = self._make()
             async with self._loading.during(engine.pids):
@@ -203,7 +208,7 @@ class EngineHost:
             await engine.stop()
 
     async def _load_found(self, adapter: Adapter) -> bool:
-        """One that was found now; before there is a first engine, that one will load it.
+        """Load an adapter that was found now; a first engine that is yet to come will load it.
 
         Raises UnusableAdapter."""
         engine = self.engine
@@ -222,7 +227,7 @@ class EngineHost:
         self.steps.stepped(number, busy=bool(state.running or state.waiting))
 
     def end(self, engine: Engine, why: str) -> None:
-        """An engine that does not end by itself."""
+        """End an engine that does not end by itself."""
         if engine is not self.engine:
             return
         if not engine.kill():
@@ -234,7 +239,9 @@ class EngineHost:
         self._on_end()  # whatever the engine says of what is in it, or does not
 
     def note_death(self, engine: Engine, why: str) -> None:
-        """Called by each item that was in it; the first one has the new engine built."""
+        """Note that an engine died, and have a new one built.
+
+        Each item that was in it calls this; only the first call does something."""
         if engine is not self.engine:
             return
         self.engine = None
@@ -283,7 +290,9 @@ class EngineHost:
         return True
 
     async def _watch(self) -> None:
-        """An engine can die between two items, and it can hang."""
+        """Look again and again whether the engine is alive.
+
+        It can die between two items, and it can hang."""
         while True:
             await asyncio.sleep(engine_faults.LOOK_S)
             engine = self.engine
@@ -295,13 +304,15 @@ class EngineHost:
                 self.end(engine, f"it hangs: {silence} (gpu.stall_s)")
 
     async def _compiles(self, engine: Engine) -> bool:
-        """Kernels are compiled as they are first needed, and that is one long step."""
+        """Return whether the engine compiles.
+
+        Kernels are compiled as they are first needed, and that is one long step."""
         return self.steps.silent_s() < engine_faults.COMPILING_S and await asyncio.to_thread(
             engine.compiles
         )
 
     async def _ask_one_token(self, engine: Engine) -> None:
-        """Whether the documents are at fault, or the engine."""
+        """Return whether the documents are at fault, or the engine."""
         assert self.calls is not None, "start() comes first"
         try:
             async with asyncio.timeout(PROBE_S):
@@ -340,7 +351,7 @@ def _facts(settings: GpuSettings, config: Any) -> ModelFacts:
 
 
 def stall_s(config: Any) -> float:
-    """From the model's size, with vLLM's own name of the device."""
+    """Return how long a step may take, from the model's size and vLLM's own name of the device."""
     tokens = config.scheduler_config.max_num_batched_tokens
     on_cpu = getattr(config.device_config, "device_type", "") == "cpu"
     return engine_faults.longest_step_s(
@@ -349,8 +360,11 @@ def stall_s(config: Any) -> float:
 
 
 def _parameters(text: Any) -> float:
-    """About as many as one token passes through, by the widths of its layers; of a mixture of
-    experts, those of a dense one."""
+    """Return about how many parameters one token passes through.
+
+    They follow from the widths of the model's layers. For a mixture of experts it is as many as a
+    dense model has.
+    """
     hidden, layers = getattr(text, "hidden_size", 0), getattr(text, "num_hidden_layers", 0)
     inner = getattr(text, "intermediate_size", None) or 4 * hidden
     return float(
@@ -377,10 +391,9 @@ def _tasks(facts: ModelFacts) -> tuple[str, ...]:
 
 
 def _kv_tokens(config: Any) -> int:
-    """Tokens that the KV caches of all replicas hold; 0 where the engine does not say.
+    """Return how many tokens the KV caches of all replicas hold; 0 where the engine does not say.
 
-    vLLM adds up the blocks of its replicas, but of their tokens it keeps those of one.
-    """
+    vLLM adds up the blocks of its replicas, but of their tokens it keeps those of one."""
     cache = config.cache_config
     # counts groups of layers right; older versions lack it
     tokens = getattr(cache, "kv_cache_size_tokens", None)

@@ -64,7 +64,9 @@ _Asked = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
 
 class PrepareThreads:
-    """Of one event loop. How many wait is bounded by those who ask: the runner's slots."""
+    """The threads in which requests of one event loop are prepared.
+
+    How many wait is bounded by those who ask: the runner's slots."""
 
     def __init__(self, number: int) -> None:
         self._asked: SimpleQueue[_Asked | None] = SimpleQueue()
@@ -77,7 +79,7 @@ class PrepareThreads:
         ]
 
     async def run(self, step: Callable[[], Result]) -> Result:
-        """What ``step`` returns or raises, in one of the threads.
+        """Run ``step`` in one of the threads, and return or raise what it does.
 
         One that is cancelled while it waits is not begun."""
         if self._loop is None:
@@ -89,7 +91,7 @@ class PrepareThreads:
         return await future
 
     def close(self) -> None:
-        """The threads end after the step that each of them has begun; nothing may wait any more."""
+        """End the threads after the step that each of them has begun; nothing may wait any more."""
         for _ in self._threads:
             self._asked.put(None)
 
@@ -190,8 +192,7 @@ class GpuLane:
             raise
 
     async def prepare(self, request: Request) -> Prepared:
-        """Template, tokens and sampling parameters, in a thread: the loop feeds the engine
-        meanwhile."""
+        """Make tokens and sampling parameters, in a thread: the loop feeds the engine meanwhile."""
         assert self._host.calls is not None, "start() comes first"
         try:
             call, tokens = await self._built(self._host.calls, request)
@@ -204,8 +205,11 @@ class GpuLane:
         return Prepared(request, tokens, input=call, sequences=_sequences(call))
 
     async def _built(self, calls: CallBuilder, request: Request) -> tuple[EngineCall, int]:
-        """Where prompts hold no decoded images, none waits for memory, and the threads have their
-        next one at hand."""
+        """Build the call of a request.
+
+        Where prompts hold no decoded images, none waits for memory, and the threads have their next
+        one at hand.
+        """
         if not calls.decodes_media:
             return await self._threads.run(lambda: calls.build(request))
         async with self._media.turn():
@@ -244,8 +248,10 @@ class GpuLane:
         return await self._answer(engine, prepared.input, output, started)
 
     async def _run(self, engine: Engine, prepared: Prepared, limit_s: float) -> Any:
-        """Its time begins with its first token: waiting in the engine's line is not the item's
-        fault."""
+        """Run an item in the engine within its time.
+
+        Its time begins with its first token: waiting in the engine's line is not the item's fault.
+        """
         clock = asyncio.get_running_loop().time
         pooled = is_pooling(prepared.input.params)
         async with asyncio.timeout(pooled_limit_s(prepared, limit_s) if pooled else None) as limit:
@@ -295,8 +301,9 @@ class GpuLane:
 
     @property
     def sequences(self) -> int | None:
-        """Requests that the engine runs at once, all its replicas together; None before it is
-        up."""
+        """Return how many requests the engine runs at once, all its replicas together.
+
+        None before it is up."""
         return self._host.max_seqs or None
 
     def gauges(self) -> Mapping[str, float | str]:
@@ -317,7 +324,7 @@ class GpuLane:
 
 
 def refusal(error: RequestRefused) -> Answer:
-    """As vLLM's server would answer, so that both have the same table of failures."""
+    """Answer as vLLM's server would, so that both have the same table of failures."""
     match error:
         case UnknownModel():
             status, code = 404, "model_not_found"
@@ -330,19 +337,20 @@ def refusal(error: RequestRefused) -> Answer:
 
 
 def _sequences(call: EngineCall) -> int:
-    """That the engine runs of it at once; what is pooled has no `n`."""
+    """Return how many sequences of a call the engine runs; what is pooled has no `n`."""
     return min(PARTS_AT_ONCE, len(call.parts)) or getattr(call.params, "n", 1)
 
 
 def _unavailable(error: Unreadable) -> Answer:
-    """Of no fault of the request's own that is known: it is tried again."""
+    """Answer for no fault of the request's own that is known: it is tried again."""
     body = {"error": {"message": str(error), "type": "server_error", "code": None}}
     return Answer(503, _HEADERS, orjson.dumps(body), 0)
 
 
 def time_limit_s(prepared: Prepared) -> float:
-    """How long the answer may take from its first token: as the job says, else as long as it may
-    become."""
+    """Return how long the answer may take from its first token.
+
+    As the job says, else as long as the answer may become."""
     asked_s = prepared.request.timeout_s
     if asked_s != OPTIONS["timeout_s"].default:
         return asked_s
@@ -352,7 +360,9 @@ def time_limit_s(prepared: Prepared) -> float:
 
 
 def pooled_limit_s(prepared: Prepared, limit_s: float) -> float:
-    """From its entry into the engine, which takes the parts of a long list some at a time."""
+    """Return how long a pooled item may take from its entry into the engine.
+
+    The engine takes the parts of a long list some at a time."""
     return POOLED_TIMES * limit_s * max(1, math.ceil(len(prepared.input.parts) / PARTS_AT_ONCE))
 
 
@@ -369,7 +379,7 @@ def _too_late(prepared: Prepared, limit_s: float) -> str:
 
 
 def _expire(limit: asyncio.Timeout, *, at: float) -> None:
-    """In loop time. One that has expired already stays as it is."""
+    """Set when a limit expires, in loop time; one that has expired already stays as it is."""
     if not limit.expired():
         limit.reschedule(at)
 

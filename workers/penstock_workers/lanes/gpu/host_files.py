@@ -1,12 +1,9 @@
-"""What a hosted engine gets from elsewhere: its model where that lies in a bucket, and adapters
-that come and go.
+"""Gets a hosted engine what it needs from elsewhere.
 
-Which files of a model in a bucket are wanted.
+That is its model where it lies in a bucket, and adapters that come and go. No programs: neither
+code beside the weights, nor weights that may hold it.
 
-No programs: neither code beside the weights, nor weights that may hold it.
-
-What `penstock doctor --lane gpu` sees of places that files come from: the bucket of the model,
-and where adapters lie.
+Also what `penstock doctor --lane gpu` sees of these places.
 """
 
 from __future__ import annotations
@@ -43,14 +40,16 @@ TWICE: Final = "consolidated"  # the same weights once more, for the makers' own
 
 
 class ModelFiles(NamedTuple):
-    """Of one model."""
+    """The files of one model."""
 
     weights: tuple[StoredFile, ...]
     besides: tuple[StoredFile, ...]
 
 
 def choose(place: str, listed: Sequence[StoredFile], *, pickles: bool) -> ModelFiles:
-    """Raises BadEngineSettings for what is no model, or none that is read."""
+    """Choose which files of a model are wanted.
+
+    Raises BadEngineSettings for what is no model, or none that is read."""
     files = [file for file in listed if _is_safe(file.path)]
     if not any(file.path == CONFIG for file in files):
         raise BadEngineSettings(
@@ -98,7 +97,9 @@ STREAMER_ADDRESSING: Final = "RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING"
 
 
 class HostFiles:
-    """Of one worker. What it took from the cache stays there as long as the worker lives."""
+    """The files of one worker's engine.
+
+    What it took from the cache stays there as long as the worker lives."""
 
     def __init__(self, settings: GpuSettings, endpoint_url: str | None) -> None:
         self._settings, self._endpoint_url = settings, endpoint_url
@@ -106,7 +107,7 @@ class HostFiles:
         self._entry: Entry | None = None
 
     async def hosted(self, loading: LoadWatch) -> GpuSettings:
-        """The settings with the model as the engine finds it on this machine.
+        """Return the settings with the model as the engine finds it on this machine.
 
         Raises BadEngineSettings, FilesUnusable."""
         settings = self._settings
@@ -154,8 +155,9 @@ class HostFiles:
         )
 
     def _streaming(self) -> dict[str, Any]:
-        """vLLM's arguments for weights that go from the bucket to the card; its streamer has an
-        environment of its own."""
+        """Return vLLM's arguments for weights that go from the bucket straight to the GPU.
+
+        Its streamer has an environment of its own, which is set here."""
         if self._endpoint_url is not None:
             for name, value in (
                 *((name, self._endpoint_url) for name in STREAMER_ENDPOINTS),
@@ -170,9 +172,9 @@ class HostFiles:
 
 
 def can_stream(settings: GpuSettings) -> bool:
-    """Unless another `load_format` is asked for, where the streamer is here.
+    """Return whether weights are streamed: the streamer is here, and no other format is asked for.
 
-    Raises BadEngineSettings where it is asked for."""
+    Raises BadEngineSettings where the streamer is asked for in `load_format` and not here."""
     asked = str(settings.engine.get("load_format", STREAMER))
     if not asked.startswith(STREAMER):
         return False
@@ -187,7 +189,9 @@ def can_stream(settings: GpuSettings) -> bool:
 
 
 def _arguments() -> set[str]:
-    """Older vLLM has none for weights that lie apart from their configuration."""
+    """Return the engine arguments that this vLLM has.
+
+    Older vLLM has none for weights that lie apart from their configuration."""
     return {field.name for field in dataclasses.fields(upstream("vllm", "AsyncEngineArgs"))}
 
 
@@ -195,7 +199,7 @@ NAMES_SHOWN: Final = 10
 
 
 def find_bucket_model(gpu: GpuSettings, endpoint_url: str | None) -> tuple[int, list[LaneFinding]]:
-    """Bytes of its weights, 0 where none could be seen, and the findings."""
+    """Return the bytes of a model's weights, 0 where none could be seen, and the findings."""
     try:
         store = open_store(gpu.model or "", endpoint_url)
         found = choose(store.place, store.files(), pickles=gpu.pickles)
@@ -220,7 +224,7 @@ def find_bucket_model(gpu: GpuSettings, endpoint_url: str | None) -> tuple[int, 
 
 
 def find_adapters(gpu: GpuSettings, endpoint_url: str | None) -> Iterator[LaneFinding]:
-    """Which there are in `gpu.lora_from`."""
+    """Say which adapters there are in `gpu.lora_from`."""
     if gpu.lora_from is None:
         return
     try:

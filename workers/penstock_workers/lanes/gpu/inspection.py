@@ -24,8 +24,9 @@ ASK_TIMEOUT_S = 5.0
 
 
 def check(settings: WorkerSettings, *, knock: bool) -> Iterator[LaneFinding]:
-    """The server that has the model, or the model, its adapters and vLLM on this machine; nothing
-    where neither is set."""
+    """Check the server that has the model, or the model, its adapters and vLLM on this machine.
+
+    Yields nothing where neither is set."""
     gpu = settings.gpu
     if gpu.upstream_url is not None:
         if knock:
@@ -52,7 +53,7 @@ def _server(url: str) -> LaneFinding:
 
 
 def status_of(url: str) -> int | str:
-    """Of GET; why there is none, in words."""
+    """Return the status of a GET, or in words why there is none."""
     parts = urlsplit(url)
     make = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = make(parts.hostname or "", parts.port, timeout=ASK_TIMEOUT_S)
@@ -117,7 +118,7 @@ TRIES: Final = (
 
 
 def inspect(settings: WorkerSettings) -> Iterator[LaneFinding]:
-    """In the order in which a start needs it."""
+    """Inspect what a start needs, in its order."""
     gpu = settings.gpu
     if gpu.upstream_url is not None:
         yield from check(settings, knock=True)
@@ -179,7 +180,7 @@ def _hosted(gpu: GpuSettings, endpoint_url: str | None) -> Iterator[LaneFinding]
 
 
 def _parsers(gpu: GpuSettings) -> Iterator[LaneFinding]:
-    """Their names, asked of the vLLM that is installed."""
+    """Check the names of the parsers by the vLLM that is installed."""
     given = [name for name in (gpu.reasoning_parser, gpu.tool_parser) if name is not None]
     if not given:
         return
@@ -208,15 +209,19 @@ def _version() -> Iterator[LaneFinding]:
     parts = tuple(int(part) for part in installed.split(".")[:2] if part.isdecimal())
     wanted = f"{'.'.join(map(str, OLDEST))} to {'.'.join(map(str, NEWEST))}"
     if OLDEST <= parts <= NEWEST:
-        yield LaneFinding(True, f"vLLM {installed}; the lane is for {wanted}")
+        yield LaneFinding(True, f"vLLM {installed} is installed; the lane works with {wanted}")
     else:
         yield LaneFinding(
-            False, f"vLLM {installed}, and the lane is for {wanted}", "install one of these"
+            False,
+            f"vLLM {installed} is installed, and the lane works with {wanted}",
+            "install one of these",
         )
 
 
 def _adapter(name: str, folder: Path, most: int) -> LaneFinding:
-    """``most``: the rank that the settings allow; 0 = the worker follows the adapters."""
+    """Check an adapter.
+
+    ``most`` is the rank that the settings allow, 0 if the worker follows it."""
     setting = f"gpu.lora.{name}"
     if not folder.is_dir():
         return LaneFinding(
@@ -245,7 +250,9 @@ def _adapter(name: str, folder: Path, most: int) -> LaneFinding:
 
 
 def _memory_share(value: Any) -> float:
-    """As it was written; vLLM's own where it is not given, or nothing that vLLM takes."""
+    """Read a share of memory as it was written.
+
+    It is vLLM's own where none is given, or nothing that vLLM takes."""
     try:
         share = float(value)
     except (TypeError, ValueError):
@@ -254,6 +261,6 @@ def _memory_share(value: Any) -> float:
 
 
 def _rank(value: Any) -> int:
-    """As it was written; 0 for what is not a number, which vLLM refuses."""
+    """Read a rank as it was written; 0 for what is not a number, which vLLM refuses."""
     text = str(value)
     return int(text) if text.isdecimal() and 0 < len(text) < 10 else 0

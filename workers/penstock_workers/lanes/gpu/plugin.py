@@ -46,8 +46,9 @@ def correct_cpu_lora() -> None:
 
 
 def keep_base_rows(operation: Callable[..., None]) -> Callable[..., None]:
-    """Return ``operation`` such that it leaves output rows whose adapter number is negative as they
-    were."""
+    """Return ``operation`` such that it leaves some output rows as they were.
+
+    They are those whose adapter number is negative."""
 
     @functools.wraps(operation)
     def kept(
@@ -68,8 +69,9 @@ def leave_process_group() -> None:
 
 
 def load_in_engines() -> None:
-    """In the worker, before it starts an engine: a list of plugins that the operator set must not
-    leave this one out."""
+    """Have vLLM load this module, in the worker before it starts an engine.
+
+    A list of plugins that the operator set must not leave this one out."""
     os.environ[WORKER_VARIABLE] = str(os.getpid())
     named = os.environ.get(PLUGINS_VARIABLE)
     if named is not None and NAME not in named.split(","):

@@ -36,14 +36,18 @@ def _admission(_settings: WorkerSettings, lane: GpuLane | SidecarLane) -> Admiss
 
 
 def _quarantine(lane: GpuLane | SidecarLane) -> Quarantine:
-    """The engine is in a process of its own already, and another one would not fit beside it."""
+    """Return the quarantine of suspects, which is in the worker's engine.
+
+    The engine is in a process of its own already, and another one would not fit beside it."""
     from penstock_workers.lanes.gpu.admission import EngineQuarantine
 
     return EngineQuarantine(lane)
 
 
 def _serves(settings: WorkerSettings) -> Served:
-    """Of a server beside the worker only what the settings say; it says the rest when it is up."""
+    """Return what the settings say of the model.
+
+    A server beside the worker says the rest when it is up."""
     gpu = settings.gpu
     own = () if gpu.model is None else (gpu.model, Path(gpu.model).name)
     return Served(tuple(dict.fromkeys((*own, *gpu.names))), tuple(gpu.lora))
@@ -54,7 +58,7 @@ def _announces(lane: GpuLane | SidecarLane) -> Served:
 
 
 def _slots(settings: WorkerSettings, lane: GpuLane | SidecarLane) -> int | None:
-    """As many as suit the engine that is up, unless `concurrency` was given."""
+    """Return as many slots as suit the engine that is up, unless `concurrency` was given."""
     by_settings = min(settings.gpu.suitable_concurrency(), MAX_CONCURRENCY)
     if lane.sequences is None or settings.concurrency != by_settings:
         return None

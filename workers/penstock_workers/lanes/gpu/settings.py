@@ -87,7 +87,7 @@ class GpuSettings(LaneSettings):
     @field_validator("model", "lora_from")
     @classmethod
     def _check_place(cls, place: str | None) -> str | None:
-        """One that a variable leaves empty is none."""
+        """Check a place in a bucket, and take one that a variable leaves empty for none."""
         if not place or not place.startswith(BUCKET):
             return place or None
         try:
@@ -119,7 +119,9 @@ class GpuSettings(LaneSettings):
         return self
 
     def suitable_concurrency(self) -> int:
-        """As far as settings tell; an engine that runs more says so once it is up."""
+        """Return what suits, as far as settings tell.
+
+        An engine that runs more says so once it is up."""
         return SLOTS_PER_SEQUENCE * self.sequences * self.data_parallel
 
     @property
@@ -169,7 +171,8 @@ class GpuSettings(LaneSettings):
 
 
 def _number(value: Any, default: int = 1) -> int:
-    """vLLM's own arguments come as they were written: what is not a number is left for vLLM to
-    refuse."""
+    """Read a number from vLLM's own arguments, which come as they were written.
+
+    What is not a number is left for vLLM to refuse."""
     text = str(value)
     return int(text) if text.isdecimal() and 0 < len(text) < 10 and int(text) else default

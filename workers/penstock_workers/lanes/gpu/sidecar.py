@@ -1,9 +1,9 @@
-"""The `gpu` lane over a vLLM server beside the worker: the engine in a container of its own, the
-worker small.
+"""The `gpu` lane over a vLLM server beside the worker.
 
-Items wait in the same queue as before a hosted engine (engine_queue.py), and go on as far as vLLM's
-own gauges say that it keeps up. What has no place in HTTP is left out: bodies travel as they are,
-and priorities count in the worker's queue only.
+The engine is in a container of its own, and the worker is small. Items wait in the same queue as
+before a hosted engine (engine_queue.py), and go on as far as vLLM's own gauges say that it keeps
+up. What has no place in HTTP is left out: bodies travel as they are, and priorities count in the
+worker's queue only.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class SidecarLane:
         self._gone_now = SharedLook(self._has_ended)
 
     async def start(self) -> None:
-        """Returns once the model is loaded.
+        """Wait until the server has loaded the model.
 
         Raises EngineAway when that takes longer than ``gpu.upstream_wait_s``."""
         await self._client.start()
@@ -107,7 +107,9 @@ class SidecarLane:
         self._following = asyncio.create_task(self._follow_models(), name="server models")
 
     async def prepare(self, request: Request) -> Prepared:
-        """Jobs of this lane need not name a model; a server may insist."""
+        """Put the model into the body.
+
+        Jobs of this lane need not name one, and a server may insist."""
         body = request.body
         if b'"model"' not in body and body[:1] == b"{" and body[1:2] != b"}":
             body = b'{"model":' + self._model + b"," + body[1:]
@@ -161,7 +163,7 @@ class SidecarLane:
     # -- the server's life -------------------------------------------------------------------------
 
     async def _await_model(self) -> None:
-        """The queue opens when the server has its model."""
+        """Wait until the server has its model, then open the queue."""
         self._note_models(await self._loading.model(self._serves, self._wait_s, "gpu"))
         self._is_up = True
         self.queue.open(self._max_seqs, 0)
@@ -183,7 +185,9 @@ class SidecarLane:
                 await self._looking.take()
 
     async def _look_at_models(self) -> None:
-        """Changes nothing while the server does not answer: its items notice that."""
+        """Look which models the server has.
+
+        Changes nothing while the server does not answer: its items notice that."""
         try:
             served = await self._serves()
         except BadEngineSettings as error:
@@ -193,8 +197,9 @@ class SidecarLane:
             self._note_models(served)
 
     async def _answered(self, prepared: Prepared, answer: Answer) -> Tried:
-        """A server whose engine has died says 500 to all that was in it, and one that ends cuts
-        answers off."""
+        """Return what an answer means, or that the server's engine has died.
+
+        Such a server says 500 to all that was in it, and one that ends cuts answers off."""
         if answer.status == 404:
             return await self._not_found(prepared.request.body, answer)
         suspect = answer.status >= SERVER_ERROR or CUT_OFF in answer.body
@@ -207,12 +212,16 @@ class SidecarLane:
         return NoAnswer("engine_died", f"the server's engine died: {said}", answer.latency_ms)
 
     async def _has_ended(self) -> bool:
-        """Raises nothing: items wait for it."""
+        """Return whether the server has ended.
+
+        Raises nothing: items wait for it."""
         return not self._is_up or await self._list() is None
 
     async def _not_found(self, body: bytes, answer: Answer) -> Tried:
-        """An item whose model the server had when it was let in waits for another worker,
-        uncounted."""
+        """Return what a 404 means.
+
+        An item whose model the server had when it was let in waits for another worker, uncounted.
+        """
         await self._looking.take()
         model = model_of(body)
         if model is None or model not in self._gone:
@@ -223,7 +232,7 @@ class SidecarLane:
         return NoAnswer("engine_busy", now, answer.latency_ms, sent=False)
 
     async def _serves(self) -> Served | None:
-        """What the server lists; None while no model is loaded.
+        """Return what the server lists; None while no model is loaded.
 
         Raises BadEngineSettings for another kind of server."""
         answer = await self._list()
@@ -239,13 +248,16 @@ class SidecarLane:
             ) from error
 
     async def _list(self) -> HttpAnswer | None:
-        """Its models; None while none is loaded, or its engine is dead."""
+        """List the server's models; None while none is loaded, or its engine is dead."""
         listed = await self._get(self._models)
         return None if listed is None or await self._get(self._health) is None else listed
 
     async def _get(self, target: Target) -> HttpAnswer | None:
-        """None for no answer, or one of what stands before a server that is not up; vLLM says 503
-        of an engine that died."""
+        """Get a page of the server; None for no answer.
+
+        An answer of what stands before a server that is not up is none either; vLLM says 503 of an
+        engine that died.
+        """
         assert self._asking is not None, "start() comes first"
         try:
             answer = await self._asking.get(target, timeout_s=ASK_TIMEOUT_S)
@@ -254,8 +266,9 @@ class SidecarLane:
         return answer if answer.status < SERVER_ERROR else None
 
     def _note_away(self, why: str) -> None:
-        """Called by each item that was not answered; the first one has the queue closed until the
-        server is back."""
+        """Note that the server does not answer, and close the queue until it is back.
+
+        Each item that was not answered calls this; only the first call does something."""
         if not self._is_up or self._draining:
             return
         self._is_up, self._state = False, EngineState()
@@ -281,8 +294,11 @@ class SidecarLane:
 
 
 def _listed(models: Any) -> Served:
-    """vLLM lists its model by all names, and adapters with the model that they belong to as their
-    parent."""
+    """Read which models a server lists.
+
+    vLLM lists its model by all names, and adapters with the model that they belong to as their
+    parent.
+    """
     entries = models[:NAMES_MAX]
     adapters = tuple(str(entry["id"]) for entry in entries if entry.get("parent"))
     names = tuple(str(entry["id"]) for entry in entries if not entry.get("parent"))
@@ -291,7 +307,9 @@ def _listed(models: Any) -> Served:
 
 
 def _at_root(url: str, path: str) -> str:
-    """vLLM has some pages at the root of the server whose API is under /v1."""
+    """Return an address at the root of the server.
+
+    vLLM has some pages there, while its API is under /v1."""
     return urlsplit(url)._replace(path=path).geturl()
 
 
@@ -300,11 +318,11 @@ def _beginning(body: bytes) -> str:
 
 
 def _read(request: Request) -> Prepared:
-    """A server may run templates that documents bring, so they are not sent; nor is what only its
-    own reader takes for JSON.
+    """Read a request before it goes to the server.
 
-    How many answers are asked for is how many sequences the server runs for it; what is no such
-    number is its to refuse.
+    A server may run templates that documents bring, so they are not sent; nor is what only its own
+    reader takes for JSON. How many answers are asked for is how many sequences the server runs for
+    it; what is no such number is its to refuse.
     """
     try:
         read = orjson.loads(request.body)

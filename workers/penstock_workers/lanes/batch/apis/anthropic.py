@@ -237,7 +237,7 @@ class AnthropicBatches:
                     yield read if isinstance(read, UnreadableLine) else read.answer
 
     async def cancel(self, batch_id: str) -> BatchSeen:
-        """One that has ended refuses: it is shown as it is."""
+        """Cancel a batch; one that has ended refuses, and is shown as it is."""
         try:
             batch = await self._http.call("POST", _path(batch_id) + "/cancel", one=True)
         except BatchGone:
@@ -310,7 +310,7 @@ def _path(batch_id: str) -> str:
 
 
 def _unix(time: object) -> float | None:
-    """Of an RFC 3339 time."""
+    """Return the Unix time of an RFC 3339 time."""
     try:
         return datetime.fromisoformat(time).timestamp() if isinstance(time, str) else None
     except (ValueError, OverflowError):

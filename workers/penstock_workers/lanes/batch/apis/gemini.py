@@ -224,9 +224,9 @@ class GeminiBatches:
                     yield line if isinstance(line, UnreadableLine) else read_line(name, line)
 
     async def cancel(self, batch_id: str) -> BatchSeen:
-        """Google answers with nothing; one that has ended refuses.
+        """Cancel a batch.
 
-        Both ways it is shown as it is."""
+        Google answers with nothing; one that has ended refuses. Both ways it is shown as it is."""
         try:
             await self._http.call("POST", self._path(batch_id) + ":cancel", payload={}, one=True)
         except BatchGone:

@@ -2,8 +2,8 @@
 
 Redirects are never followed. It is not the api lane's client: that one holds each body in memory.
 Nothing is tried again in here but the download of an output (output_lines.py); a call ends in an
-answer or in one error of ``provider.py``, without the key. ``judge`` says what an answer means that
-is no success: who has to act, and whether the call may have worked.
+answer or in one error of ``provider.py``, without the key. The error says who has to act, and
+whether the call may have worked.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ class BatchHttp:
         raise self.unusable(f"HTTP {heard.status} with a body that is not a JSON object", once=once)
 
     def unusable(self, why: str, *, once: bool) -> BatchError:
-        """For an answer that succeeds and cannot be used."""
+        """Return the error of an answer that succeeds and cannot be used."""
         words = f"provider {self.account.name}: {why}"
         return (Unclear(words) if once else TryLater(None, words)).named("invalid_answer")
 

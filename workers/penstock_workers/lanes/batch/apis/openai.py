@@ -193,7 +193,7 @@ _answers: Final = LineReader(_Answer)
 
 
 def write_line(custom_id: str, endpoint: str | None, body: bytes, most_bytes: int) -> bytes:
-    """``endpoint``: None where the batch names it for all its lines.
+    """Write a request as a line; ``endpoint`` is None where the batch names it for all its lines.
 
     Raises BadLine and LineTooLong."""
     named = {} if endpoint is None else {"method": "POST", "url": endpoint}
@@ -348,7 +348,7 @@ class OpenAIBatches:
                     yield line if isinstance(line, UnreadableLine) else read_line(file_id, line)
 
     async def cancel(self, batch_id: str) -> BatchSeen:
-        """One that has ended refuses: it is shown as it is."""
+        """Cancel a batch; one that has ended refuses, and is shown as it is."""
         try:
             path = _path(self._shape.batches_path, batch_id) + "/cancel"
             batch = await self._http.call("POST", path, payload={}, one=True)
@@ -393,7 +393,9 @@ class OpenAIBatches:
 
 
 def _problems(batch: Mapping[str, Any]) -> tuple[LineProblem, ...]:
-    """At least one: a batch that failed and does not say why has failed all the same."""
+    """Return what was wrong with a batch, one problem at least.
+
+    A batch that failed and does not say why has failed all the same."""
     errors = batch.get("errors")
     found = rows(errors.get("data") if isinstance(errors, dict) else errors, MAX_PROBLEMS)
     problems = tuple(
@@ -410,7 +412,9 @@ def _problems(batch: Mapping[str, Any]) -> tuple[LineProblem, ...]:
 
 
 def _is_before(page: list[Mapping[str, Any]], since: float) -> bool:
-    """Whether all behind this page is older: it goes from new to old, and has come so far."""
+    """Return whether all behind this page is older than ``since``.
+
+    It is if the page goes from new to old, and has come so far."""
     times = [time for batch in page if isinstance(time := batch.get("created_at"), int | float)]
     return (
         len(times) > 1

@@ -60,11 +60,13 @@ class LineCutter:
         self._line_digest = self._digest.copy()
 
     def is_same(self, beginning: bytes) -> bool:
-        """Whether a digest (SHA-256) is that of what was cut so far."""
+        """Return whether a digest (SHA-256) is that of what was cut so far."""
         return self._digest.digest() == beginning
 
     def feed(self, part: bytes) -> Iterator[bytes | TooLong]:
-        """Whole lines, with their line feeds. Raises EndlessLine."""
+        """Yield whole lines, with their line feeds.
+
+        Raises EndlessLine."""
         start = 0
         while (end := part.find(b"\n", start)) >= 0:
             yield self._line(part[start : end + 1])
@@ -132,7 +134,9 @@ class Line(NamedTuple):
 async def output_lines(
     http: BatchHttp, output: Output
 ) -> AsyncGenerator[Line | UnreadableLine, None]:
-    """Every line that is not blank. Raises BatchGone and TryLater."""
+    """Yield every line that is not blank.
+
+    Raises BatchGone and TryLater."""
     cutter = LineCutter(LINE_BYTES, SKIPPED_BYTES)
     breaks = connections = 0
     while True:
@@ -252,7 +256,7 @@ def _ends_at(response: aiohttp.ClientResponse) -> int | None:
 
 
 async def _in_time(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
-    """Its parts, as long as they do not drip.
+    """Yield the parts of a response, as long as they do not drip.
 
     Only the waits for the server count, not what the reader does between."""
     waited_s, came = 0.0, 0

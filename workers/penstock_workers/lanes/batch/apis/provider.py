@@ -97,7 +97,9 @@ class BatchProvider(Protocol):
     limits: BatchLimits
 
     def line(self, custom_id: str, endpoint: str, body: bytes) -> bytes:
-        """One request as a line of the packed file, with its line feed. Raises BadLine."""
+        """Return one request as a line of the packed file, with its line feed.
+
+        Raises BadLine."""
         ...
 
     async def upload(self, batch: NewBatch) -> str | None:
@@ -123,7 +125,7 @@ class BatchProvider(Protocol):
         ...
 
     def answers(self, seen: BatchSeen) -> AsyncGenerator[BatchAnswer | UnreadableLine, None]:
-        """Every line of its outputs, streamed, in any order.
+        """Yield every line of a batch's outputs, streamed, in any order.
 
         After a lost connection it goes on where it was; where that cannot be, from the beginning,
         so that an answer may come twice. Close it (contextlib.aclosing) if you stop early.

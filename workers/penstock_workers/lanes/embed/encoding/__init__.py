@@ -1,2 +1,3 @@
-"""The encoder and its batches: texts gathered by length, a budget of tokens for each batch, one
-thread that computes."""
+"""The encoder and its batches.
+
+Texts are gathered by length, each batch has a budget of tokens, and one thread computes."""

@@ -1,5 +1,4 @@
-"""The dynamic batcher: texts wait in length buckets while the encoder computes, and go in batches
-of alike ones.
+"""The dynamic batcher: texts wait while the encoder computes, and go in batches of similar length.
 
 The encoder has one thread of its own and computes one batch at a time; a second thread builds the
 next one meanwhile, if enough texts wait to fill it. Everything else is on the event loop, where
@@ -50,7 +49,7 @@ LOOK_AGAIN = 0.25
 
 
 class NoRoom(Exception):
-    """As many texts wait as are allowed to (``MAX_WAITING_ROWS``)."""
+    """So many texts wait that no more are taken (``MAX_WAITING_ROWS``)."""
 
 
 class EncodingFailed(Exception):
@@ -77,9 +76,10 @@ class Batcher:
         thread: Executor | None = None,
         builder: Executor | None = None,
     ) -> None:
-        """``on_lost`` is called once, with the reason.
+        """Make a batcher for one encoder.
 
-        ``stall_s``: a batch that takes longer hangs; None = by its size and the model's.
+        ``on_lost`` is called once, with the reason. A batch that takes longer than ``stall_s``
+        hangs; None: by its size and the model's.
         """
         self._on_lost, self._lost = on_lost, ""
         self._failing = FailureRun()
@@ -104,12 +104,12 @@ class Batcher:
     async def encode(
         self, texts: Sequence[TokenIds], priority: Priority = "normal", tell: Tell = ignored
     ) -> list[Vector]:
-        """The vectors of these texts, in their order.
+        """Return the vectors of these texts, in their order.
 
         Raises NoRoom, EncodingFailed and EncoderLost.
 
         ``tell`` is called with true when a batch with some of them begins, and with false when it
-        ends. Cancelled, what still waits leaves its bucket.
+        ends. When this is cancelled, what still waits leaves its bucket.
         """
         if self._lost:
             raise EncoderLost(self._lost)
@@ -131,7 +131,7 @@ class Batcher:
         return list(ended)
 
     def gauges(self) -> Mapping[str, float | str]:
-        """Any thread."""
+        """Return the figures of the batches; from any thread."""
         waiting = len(self._buckets)
         return {
             **self.figures.lately(),
@@ -152,10 +152,10 @@ class Batcher:
     # -- the recipe --------------------------------------------------------------------------------
 
     def _turn(self) -> None:
-        """Take the next batch, if the encoder is free and one is ready; else look again when the
-        oldest is due.
+        """Take the next batch if the encoder is free and one is ready.
 
-        While it computes, one more is taken, if it is full.
+        Else look again when the oldest row is due. While the encoder computes, one more is taken,
+        if it is full.
         """
         self._next_look = None
         if not len(self._buckets) or self._lost or not self._may_take():
@@ -174,7 +174,9 @@ class Batcher:
             self._next_look = self._loop.call_at(self._buckets.due(), self._turn)
 
     def _may_take(self) -> bool:
-        """Looking costs as much as a batch has rows, so it is not done for each text that comes."""
+        """Return whether another batch may be taken now.
+
+        Looking costs as much as a batch has rows, so it is not done for each text that comes."""
         if not self._in_hand:
             return True
         return (
@@ -183,14 +185,14 @@ class Batcher:
         )
 
     def _put_down(self, rows: list[TextRow], task: asyncio.Task[None]) -> None:
-        """However it ended, even before it began."""
+        """Put a batch down, however it ended, even before it began."""
         for row in rows:
             row.future.cancel()  # futures that have ended stay as they are
         self._in_hand.discard(task)
         self._look_soon()
 
     def _look_soon(self) -> None:
-        """Once for all that happens in this turn of the loop."""
+        """Look for the next batch once for all that happens in this turn of the loop."""
         if self._may_take():
             self._stop_looking()
             self._next_look = self._loop.call_soon(self._turn)
@@ -215,7 +217,7 @@ class Batcher:
                 row.future.set_result(vector)
 
     async def _vectors(self, rows: Sequence[TextRow]) -> Vectors | Broken:
-        """Built while the batch before is computed, then computed."""
+        """Build a batch while the one before is computed, then compute it."""
         built = await self._computing.build([row.ids for row in rows])
         if isinstance(built, Broken):
             return built

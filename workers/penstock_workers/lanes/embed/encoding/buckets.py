@@ -1,16 +1,15 @@
-"""Texts that wait for the encoder, and which go together: rows in buckets by length, batches of
-neighbours in length.
+"""Decides which of the waiting texts go together, and how many tokens a batch may have.
 
-An encoder computes a rectangle, as long as its longest row; what is not text in it is padding,
-computed for nothing. Batches in order of arrival spend three quarters of a CPU on that
-(benchmarks/RESULTS.md). No clock in here: callers pass the time.
+Rows wait in buckets by length, and a batch has neighbours in length. An encoder computes a
+rectangle, as long as its longest row; what is not text in it is padding, computed for nothing.
+Batches in order of arrival spend three quarters of a CPU on that (benchmarks/RESULTS.md). No clock
+in here: callers pass the time.
 
-How many tokens, padding included, a batch may have: by the throughput that was measured, and by
-memory.
-
-A ladder of budgets, each twice the one below. A trial on a rung ends with its rate, real tokens a
-second; then it goes a step towards the smallest budget that is about as fast as any, or to a
-neighbour of that which is not known yet. Running out of memory puts a ceiling on the ladder.
+How many tokens, padding included, a batch may have is found by the throughput that was measured,
+and by memory. There is a ladder of budgets, each twice the one below. A trial on a rung ends with
+its rate, real tokens a second; then it goes a step towards the smallest budget that is about as
+fast as any, or to a neighbour of that which is not known yet. Running out of memory puts a ceiling
+on the ladder.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ Vector = Any  # a row of float32: numpy's from a real encoder, any sequence of f
 
 
 def ignored(_: bool) -> None:
-    """For rows that are not waited for by the clock."""
+    """Do nothing, for rows that are not waited for by the clock."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,14 +65,17 @@ class TextRow:
 
 
 def bucket_of(length: int) -> int:
-    """Grows with the length: exact up to sixteen tokens, then ``STEPS_PER_DOUBLING`` buckets from
-    each power of two."""
+    """Return the number of the bucket for a length; it grows with the length.
+
+    Buckets are exact up to sixteen tokens, then each power of two begins ``STEPS_PER_DOUBLING`` of
+    them.
+    """
     shift = max(0, length.bit_length() - STEPS_PER_DOUBLING.bit_length())
     return shift * STEPS_PER_DOUBLING + (length >> shift)
 
 
 def padded_tokens(rows: Sequence[TextRow]) -> int:
-    """Cells of the rectangle that the encoder computes for these rows."""
+    """Count the cells of the rectangle that the encoder computes for these rows."""
     return max(row.length for row in rows) * len(rows)
 
 
@@ -98,7 +100,7 @@ class Buckets:
         self._tokens += row.length
 
     def discard(self, row: TextRow) -> None:
-        """Nothing happens when it is gone already."""
+        """Take a row out; do nothing when it is gone already."""
         number = bucket_of(row.length)
         lines = self._lines.get(number, {})
         line = lines.get(row.priority, {})
@@ -113,18 +115,22 @@ class Buckets:
             del self._lines[number]
 
     def due(self) -> float:
-        """When the oldest row will have waited for the whole window: then a batch goes, full or
-        not."""
+        """Return when the oldest row will have waited for the whole window.
+
+        Then a batch goes, full or not."""
         return min(row.arrived for row in self._heads()) + self._window_s
 
     def batches(self, token_budget: int) -> float:
-        """How many full batches wait, about: lengths may differ too much for as many."""
+        """Return how many full batches wait, about: lengths may differ too much for as many."""
         return max(self._tokens / token_budget, self._count / self._batch_items)
 
     def take(self, now: float, token_budget: int, *, only_full: bool = False) -> list[TextRow]:
-        """The next batch, taken out; none while it pays to wait for more, or ``only_full`` and it
-        is not. Its padded tokens fit into the budget, unless it is a single row that is longer than
-        all of it."""
+        """Take the next batch out.
+
+        Nothing is taken while it pays to wait for more, or if it is not full and ``only_full`` is
+        set. The padded tokens of a batch fit into the budget, unless it is a single row that is
+        longer than all of it.
+        """
         if not self._count:
             return []
         rows, full = self._around(min(self._heads(), key=_rank), token_budget)
@@ -144,8 +150,10 @@ class Buckets:
         return (next(iter(line)) for lines in self._lines.values() for line in lines.values())
 
     def _around(self, leader: TextRow, token_budget: int) -> tuple[list[TextRow], bool]:
-        """The leader and its neighbours in length, nearest first, and whether no other row of their
-        length fits."""
+        """Return the leader with its neighbours in length, nearest first.
+
+        Return also whether the batch is full, which it is when no other row of their length fits.
+        """
         rows, longest, real = [leader], leader.length, leader.length
         for number in self._outwards(bucket_of(leader.length)):
             for row in merge(*self._lines[number].values(), key=_rank):
@@ -162,8 +170,9 @@ class Buckets:
         return rows, full
 
     def _outwards(self, home: int) -> list[int]:
-        """The buckets by their distance from ``home``, of two equally far the shorter first: it
-        adds no padding."""
+        """Return the buckets by their distance from ``home``.
+
+        Of two equally far the shorter comes first: it adds no padding."""
         return sorted(self._lines, key=lambda number: (abs(number - home), number))
 
 
@@ -204,8 +213,9 @@ class TokenBudget:
         return self._ceiling if self._fixed is not None else min(RUNGS[self._rung], self._ceiling)
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """A batch was computed while others waited: only then does the budget decide how large it
-        is."""
+        """Note that a batch was computed while others waited.
+
+        Only then does the budget decide how large a batch is."""
         self._tokens += tokens
         self._seconds += seconds
         self._batches += 1
@@ -213,7 +223,9 @@ class TokenBudget:
             self._conclude_trial(self._tokens / self._seconds)
 
     def out_of_memory(self, padded: int) -> None:
-        """A batch of ``padded`` tokens did not fit: for a long time not more than half of that."""
+        """Note that a batch of ``padded`` tokens did not fit into memory.
+
+        For a long time no batch has more than half of that."""
         self._ceiling = min(self._ceiling, max(MIN_TOKEN_BUDGET, padded // 2))
         log.warning(
             "the encoder ran out of memory at %d tokens; batches have at most %d from now",
@@ -244,8 +256,11 @@ class TokenBudget:
         self._begin_trial()
 
     def _goal(self) -> int:
-        """The smallest budget that is about as fast as the fastest, or a neighbour of it that has
-        not been tried."""
+        """Return the rung to go to.
+
+        It is the smallest budget that is about as fast as the fastest, or a neighbour of it that
+        has not been tried.
+        """
         rates = {rung: rate for rung, rate in self._rates.items() if RUNGS[rung] <= self._ceiling}
         if not rates:
             return self._rung

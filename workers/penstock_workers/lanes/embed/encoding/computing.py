@@ -42,7 +42,7 @@ class EncoderThread(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """After the call that it makes now, which is never waited for."""
+        """End after the call that it makes now, which is never waited for."""
         self._given.put(None)
 
     def _work(self) -> None:
@@ -109,7 +109,9 @@ class Computing:
         self._failpoints = failpoints or Failpoints()
 
     async def build(self, ids: Sequence[TokenIds]) -> Built | Broken:
-        """May be called while another batch is computed: it has a thread of its own."""
+        """Build a batch in a thread of its own.
+
+        Another one may be computed at the same time."""
         return await self._on(self._builder, self._longest_s(ids), self._build, ids)
 
     async def batch(self, built: Built) -> Vectors | Broken:
@@ -129,7 +131,7 @@ class Computing:
             )
 
     async def fails_at_everything(self) -> str | None:
-        """Whether it cannot compute a single token, either; then in words."""
+        """Return whether it cannot compute a single token, either; then in words."""
         built = await self.build([[PROBE if self._encoder.vocabulary > PROBE else 0]])
         came = built if isinstance(built, Broken) else await self.batch(built)
         return (
@@ -149,14 +151,14 @@ class Computing:
         return longest_step_s(self._encoder.parameters, padded, on_cpu=self._encoder.on_cpu)
 
     def _build(self, ids: Sequence[TokenIds]) -> Built | Broken:
-        """The builder's thread."""
+        """Build the cells of a batch; runs in the builder's thread."""
         try:
             return Built(self._encoder.build(ids), len(ids), self._longest_s(ids))
         except Exception as error:
             return _broken(error)
 
     def _compute(self, built: Built) -> Vectors | Broken:
-        """The encoder's thread."""
+        """Compute the vectors of a batch; runs in the encoder's thread."""
         started = time.perf_counter()
         try:
             self._failpoints.hit("engine")

@@ -1,11 +1,10 @@
-"""What turns token ids into vectors: the seam, and its real side, a sentence-transformers model on
-a CPU or a GPU.
+"""What turns token ids into vectors: the interface, and the real encoders behind it.
+
+One is a sentence-transformers model on a CPU or a GPU, the other a cross-encoder or a sequence
+classifier, as sentence-transformers' CrossEncoder computes it.
 
 torch, sentence-transformers and numpy are imported when an encoder is made or used, never when this
 module is: they start threads, and a worker is forked after its modules are imported.
-
-A cross-encoder or a sequence classifier on a CPU or a GPU, as sentence-transformers'
-CrossEncoder computes it.
 
 Texts are tokenised beside the encoder, in one thread, and whatever has gathered while it was busy
 goes in one call. One thread, because tokenizers keep their settings for truncation in themselves;
@@ -46,7 +45,9 @@ class Tokenising:
         self._working: asyncio.Task[None] | None = None
 
     async def ids(self, texts: Sequence[Text]) -> list[TokenIds]:
-        """Raises whatever the tokenizer raises at these texts."""
+        """Return the token ids of texts.
+
+        Raises whatever the tokenizer raises at them."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[list[TokenIds]] = loop.create_future()
         self._wanted.append((texts, future))
@@ -55,7 +56,7 @@ class Tokenising:
         return await future
 
     async def trimmed(self, text: Text) -> TokenIds:
-        """The text's beginning, as much as the encoder takes."""
+        """Return the tokens of the text's beginning, as many as the encoder takes."""
         return await asyncio.get_running_loop().run_in_executor(
             self._thread, self._encoder.trim, text
         )
@@ -106,7 +107,7 @@ class Tokenising:
                 future.set_result(mine)
 
     async def _one_by_one(self, few: list[Wanted], error: Exception) -> None:
-        """A text that the tokenizer refuses fails alone, and not those beside it."""
+        """Tokenise texts one by one, so that one that the tokenizer refuses fails alone."""
         if len(few) > 1:
             for one in few:
                 await self._tokenise([one])
@@ -123,8 +124,11 @@ class NotFinite(Exception):
 
 
 class Encoder(Protocol):
-    """``tokenise`` and ``trim`` are called by one thread, ``build`` by a second, ``encode`` by a
-    third, at the same time."""
+    """A model that turns token ids into vectors.
+
+    ``tokenise`` and ``trim`` are called by one thread, ``build`` by a second, ``encode`` by a
+    third, at the same time.
+    """
 
     max_tokens: int  # of one text or pair, special tokens included
     dimensions: int  # of a vector; of a model that scores and classifies, its classes
@@ -137,7 +141,7 @@ class Encoder(Protocol):
     on_cpu: bool
 
     def tokenise(self, texts: Sequence[Text]) -> Sequence[TokenIds]:
-        """With special tokens, and as long as the text is.
+        """Return the token ids, with special tokens, and as long as the text is.
 
         Pairs are for models that score and classify."""
         ...
@@ -147,26 +151,30 @@ class Encoder(Protocol):
         ...
 
     def build(self, ids: Sequence[TokenIds], /) -> Any:
-        """What ``encode`` takes, while it computes the batch before."""
+        """Build what ``encode`` takes, while it computes the batch before."""
         ...
 
     def encode(self, built: Any, /) -> Sequence[Vector]:
-        """One vector of float32 for each row; of a model with labels, its scores above its logits.
+        """Compute one vector of float32 for each row.
 
-        Raises OutOfMemory, and what else the engine raises.
+        Of a model with labels it has its scores above its logits. Raises OutOfMemory, and what else
+        the engine raises.
         """
         ...
 
 
 def check_packages() -> None:
-    """Raises PackageMissing. Imports nothing, so that a command line can ask."""
+    """Check that sentence-transformers is installed.
+
+    Imports nothing, so that a command line can ask. Raises PackageMissing."""
     if importlib.util.find_spec(PACKAGE) is None:
         raise PackageMissing("embed", PACKAGE.replace("_", "-"), "embed")
 
 
 class SentenceTransformersEncoder:
-    """The model's own tokenizer, forward pass, pooling and normalising: what
-    ``SentenceTransformer.encode`` gives."""
+    """The model's own tokenizer, forward pass, pooling and normalising.
+
+    It gives what ``SentenceTransformer.encode`` gives."""
 
     def __init__(self, folder: Path, settings: EmbedSettings) -> None:
         check_packages()
@@ -206,7 +214,7 @@ class SentenceTransformersEncoder:
         return SentenceTransformer(folder, **options)
 
     def _learn(self, folder: Path, settings: EmbedSettings) -> None:
-        """What is peculiar to this kind of model."""
+        """Note what is peculiar to this kind of model."""
         config = self._model.transformers_model.config
         self.labels: Sequence[str] = ()
         self.dimensions: int = self._model.get_embedding_dimension()
@@ -268,8 +276,11 @@ class SentenceTransformersEncoder:
         return [self._checked(numpy.array(ids, numpy.int32)) for ids in found]
 
     def _checked(self, ids: Any) -> Any:
-        """A tokenizer may have been given more tokens than its model has: these would read foreign
-        memory."""
+        """Check that the model has these token ids.
+
+        A tokenizer may have been given more tokens than its model has: these would read foreign
+        memory.
+        """
         if len(ids) and ids.max() >= self.vocabulary:
             raise ValueError(
                 f"token {ids.max()} is none of the model's, which are 0 to {self.vocabulary - 1}"
@@ -277,7 +288,9 @@ class SentenceTransformersEncoder:
         return ids
 
     def _on_device(self, cells: Any) -> Any:
-        """From memory that a GPU reads by itself, so that no thread waits for the copy."""
+        """Copy cells to the device.
+
+        A GPU reads this memory by itself, so that no thread waits for the copy."""
         tensor = self._torch.from_numpy(cells)
         device = self._model.device
         if device.type != "cuda":
@@ -292,9 +305,9 @@ class SentenceTransformersEncoder:
 
 
 def rectangle(ids: Sequence[TokenIds], *, pad: int, pad_left: bool) -> tuple[Any, Any]:
-    """Rows of one length, and which cells are text.
+    """Make rows of one length, and say which cells are text.
 
-    Padded here, as the tokenizer is at work in another thread."""
+    They are padded here, as the tokenizer is at work in another thread."""
     import numpy
 
     lengths = numpy.fromiter(map(len, ids), numpy.int64, len(ids))[:, None]
@@ -307,8 +320,11 @@ def rectangle(ids: Sequence[TokenIds], *, pad: int, pad_left: bool) -> tuple[Any
 
 
 def _dtype(settings: EmbedSettings, torch: Any) -> dict[str, str]:
-    """bfloat16 on cards that compute it: half the memory and twice the speed of float32, with its
-    range of numbers."""
+    """Choose the type of the weights.
+
+    It is bfloat16 on GPUs that compute it, which takes half the memory and has twice the speed of
+    float32, with its range of numbers.
+    """
     if settings.dtype is not None:
         return {"dtype": settings.dtype}
     on_cuda = (
@@ -326,14 +342,14 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _no_progress_bars() -> None:
-    """They are for a terminal, and a worker writes a log."""
+    """Switch progress bars off: they are for a terminal, and a worker writes a log."""
     from transformers.utils import logging  # pyright: ignore[reportMissingImports]
 
     logging.disable_progress_bar()
 
 
 def _prompt(model: Any, folder: Path) -> str:
-    """What the model wants before each text, as ``SentenceTransformer.encode`` puts it.
+    """Return what the model wants before each text, as ``SentenceTransformer.encode`` puts it.
 
     Raises ModelUnusable."""
     prompt: str = (
@@ -352,9 +368,9 @@ SEQUENCES = "sequence-classification"
 
 
 class SentenceTransformersClassifier(SentenceTransformersEncoder):
-    """A text's vector has two rows: scores or probabilities as the model means them, and its
-    logits.
+    """A cross-encoder or a sequence classifier.
 
+    A text's vector has two rows: scores or probabilities as the model means them, and its logits.
     Its token ids come with the side of the pair that each belongs to, as two columns.
     """
 
@@ -383,8 +399,11 @@ class SentenceTransformersClassifier(SentenceTransformersEncoder):
         self._activation = self._activation_for(config.problem_type)
 
     def _activation_for(self, problem: str | None) -> Any:
-        """Of one class the library's own; of several what makes probabilities, unless the files
-        name another."""
+        """Choose the function that makes scores or probabilities of logits.
+
+        For one class it is the library's own; for several it makes probabilities, unless the files
+        name another.
+        """
         layers, own = self._torch.nn, self._model.activation_fn
         if self.dimensions == 1:
             return own
@@ -397,7 +416,7 @@ class SentenceTransformersClassifier(SentenceTransformersEncoder):
         )
 
     def tokenise(self, texts: Sequence[Text]) -> Sequence[TokenIds]:
-        """Pairs and single texts each in one call: the tokenizer takes no mixture."""
+        """Tokenise pairs and single texts each in one call: the tokenizer takes no mixture."""
         found: dict[int, TokenIds] = {}
         for kind in (str, tuple):
             places = [place for place, text in enumerate(texts) if isinstance(text, kind)]
@@ -410,7 +429,7 @@ class SentenceTransformersClassifier(SentenceTransformersEncoder):
         return [found[place] for place in range(len(texts))]
 
     def trim(self, text: Text) -> TokenIds:
-        """Of a pair, the longer side is cut: as the library cuts."""
+        """Cut a text, and of a pair the longer side, as the library cuts."""
         trimmed: TokenIds = self._columns(
             [text], truncation="longest_first", max_length=self.max_tokens
         )[0]
@@ -452,5 +471,5 @@ class SentenceTransformersClassifier(SentenceTransformersEncoder):
 
 
 def scores(vector: Vector, *, activated: bool) -> list[float]:
-    """One number for each class."""
+    """Return one number for each class."""
     return [float(number) for number in vector[0 if activated else 1]]

@@ -1,2 +1,3 @@
-"""What can hang or grow without end runs in processes of its own: trials of grammars, and vLLM's
-parsers of answers."""
+"""Runs what can hang or grow without end in processes of its own.
+
+These are trials of grammars, and vLLM's parsers of answers."""

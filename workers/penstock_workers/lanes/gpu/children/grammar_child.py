@@ -1,5 +1,8 @@
-"""In a child process: compile what answers must follow with the engine's own backend, and see
-whether any answer can begin."""
+"""Tries grammars, in a child process.
+
+It compiles what answers must follow with the engine's own backend, and sees whether any answer can
+begin.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ WIDE_STEP: Final = 7_919
 
 
 def named(wanted: Mapping[str, Any]) -> str:
-    """The field of the request, or of the job."""
+    """Name the field of the request, or of the job."""
     name = next(iter(wanted))
     return (
         "the JSON schema (response_format, or the job's response_schema)"
@@ -98,8 +101,9 @@ class _Trial:
 
 
 def next_token(words: list[int], place: int, end: int | None) -> int | None:
-    """One of the tokens whose bits are set in words of 32, from elsewhere at each place; ``end`` is
-    none of them."""
+    """Return one of the tokens whose bits are set in words of 32, other than ``end``.
+
+    The search begins elsewhere at each place."""
     for shift in range(len(words)):
         at = (place * WIDE_STEP + shift) % len(words)
         word = words[at] & 0xFFFFFFFF
@@ -111,7 +115,7 @@ def next_token(words: list[int], place: int, end: int | None) -> int | None:
 
 
 def _made(facts: Any) -> Callable[[Any], str | None]:
-    """What answers each constraint: null, or why it cannot be used."""
+    """Make what answers each constraint with null, or with why it cannot be used."""
     trial = _Trial(*facts)
     bound_memory()
     return trial.problem

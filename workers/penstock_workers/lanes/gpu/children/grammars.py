@@ -1,9 +1,8 @@
-"""JSON schemas, grammars and patterns that answers must follow are tried out in a child process,
-before the engine has them.
+"""Tries out what answers must follow before the engine has it: JSON schemas, grammars, patterns.
 
 One that cannot be compiled, that takes for ever or that no answer can satisfy would fail in the
-engine, or end it. The child does what the engine's own backend will do. Its answers are kept, since
-the documents of a job mostly share one.
+engine, or end it. The trial is in a child process, which does what the engine's own backend will
+do. Its answers are kept, since the documents of a job mostly share one.
 """
 
 from __future__ import annotations
@@ -50,17 +49,18 @@ class GrammarCheck:
         self._start_at = float("-inf")  # no other start before
 
     def know(self, config: Any) -> None:
-        """``config`` is the engine's VllmConfig; what the backends need of it travels to the
-        child."""
+        """Note what the backends need of ``config``, the engine's VllmConfig.
+
+        It travels to the child."""
         try:
             self._facts = pickle.dumps((config.model_config, config.structured_outputs_config))
         except Exception as error:
-            log.warning(
-                "schemas and grammars are not tried out before the engine has them: %s", error
-            )
+            log.warning("schemas and grammars go to the engine without a trial: %s", error)
 
     async def check(self, params: Any, job_id: str) -> None:
-        """Raises RequestRefused where the answer that ``params`` ask for cannot be."""
+        """Check that the answer that ``params`` ask for can be.
+
+        Raises RequestRefused."""
         wanted = _constraint(params)
         if wanted is None or self._facts is None:
             return
@@ -103,8 +103,11 @@ class GrammarCheck:
             self._verdicts.popitem(last=False)
 
     async def _try(self, key: bytes, wanted: bytes, job_id: str) -> None:
-        """Without a child there is no answer: what cannot be tried now goes to the engine as it is;
-        its like is tried later."""
+        """Try a constraint out and keep what came of it.
+
+        Without a child there is no answer: what cannot be tried now goes to the engine as it is;
+        its like is tried later.
+        """
         if self._child is None and time.monotonic() < self._start_at:
             return
         try:
@@ -114,13 +117,15 @@ class GrammarCheck:
             self._not_started += 1
             self._start_at = time.monotonic() + pause_s
             log.warning(
-                "schemas and grammars go to the engine untried: %s; the next try is in %g s",
+                "schemas and grammars go to the engine without a trial: %s; next try in %g s",
                 error,
                 pause_s,
             )
 
     async def _verdict(self, wanted: bytes, job_id: str) -> str | None:
-        """What is wrong with it. Raises NoChild."""
+        """Return what is wrong with a constraint.
+
+        Raises NoChild."""
         how = ""
         for _ in range(TRIES):
             try:
@@ -174,7 +179,7 @@ class GrammarCheck:
 
 
 def _constraint(params: Any) -> bytes | None:
-    """What the answer must look like, as JSON; None where it may look like anything.
+    """Return what the answer must look like, as JSON; None where it may look like anything.
 
     Raises RequestRefused."""
     asked = getattr(params, "structured_outputs", None)

@@ -1,5 +1,6 @@
-"""A process beside the worker that answers lines of JSON: for what can hang, grow without end or
-end its own process."""
+"""A process beside the worker that answers lines of JSON.
+
+It is for what can hang, grow without end or end its own process."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ class LineChild:
 
     @classmethod
     async def start(cls, program: str, facts: bytes) -> LineChild:
-        """``facts`` are pickled, for ``serve`` in ``program``. Raises NoChild."""
+        """Start ``program``, whose ``serve`` gets the pickled ``facts``.
+
+        Raises NoChild."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-P",
@@ -66,8 +69,11 @@ class LineChild:
         return child
 
     async def ask(self, line: bytes, within_s: float) -> Any:
-        """Raises EOFError and OSError where the process has ended, and TimeoutError: then it is to
-        be killed."""
+        """Ask the process and return its answer.
+
+        Raises EOFError and OSError where the process has ended, and TimeoutError: then it is to be
+        killed.
+        """
         assert self._process.stdin is not None, "it was started with pipes"
         assert self._process.stdout is not None, "it was started with pipes"
         if self._process.stdin.is_closing():
@@ -89,8 +95,11 @@ class LineChild:
 
 
 def serve(make: Callable[[Any], Callable[[Any], Any]]) -> None:
-    """In the process: say null once ``make`` is done with the facts, or why it is not; then answer
-    until the worker is gone."""
+    """Serve the worker from inside the process.
+
+    Say null once ``make`` is done with the facts, or why it is not; then answer until the worker is
+    gone.
+    """
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever libraries print goes to the log
     logging.disable(logging.CRITICAL)  # vLLM logs each one that fails, with its traceback
@@ -106,8 +115,9 @@ def serve(make: Callable[[Any], Callable[[Any], Any]]) -> None:
 
 
 def bound_memory() -> None:
-    """In the process, once it is ready: what grows without end is to end it, and not the
-    machine."""
+    """Bound the memory of this process, once it is ready.
+
+    What grows without end is to end the process, and not the machine."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (most, most))

@@ -1,4 +1,4 @@
-"""In a child process: vLLM's own parsers of reasoning and tool calls, used as its server uses them.
+"""Runs vLLM's own parsers of reasoning and tool calls in a child process, as vLLM's server does.
 
 Parsers are patterns over texts that a model wrote, and documents bring the tools: here one that
 hangs can be ended.
@@ -43,8 +43,9 @@ class _Parsers:
         self._request_class = upstream(PROTOCOL, "ChatCompletionRequest")
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Of one request how the engine is to be asked, or what its answers say; `problem` where
-        neither can be known."""
+        """Return how the engine is to be asked for a request, or what its answers say.
+
+        The answer is `problem` where neither can be known."""
         try:
             request = self._request_class(**asked["request"])
             answers = asked.get("answers")

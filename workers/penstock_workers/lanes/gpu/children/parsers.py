@@ -1,5 +1,6 @@
-"""What a model thinks and which tools it calls, apart from what it says: by vLLM's own parsers, in
-a child process."""
+"""Takes apart what a model thinks, which tools it calls, and what it says.
+
+vLLM's own parsers do that, in a child process."""
 
 from __future__ import annotations
 
@@ -53,8 +54,9 @@ class Unreadable(Exception):
 
 
 def check_parsers(settings: GpuSettings) -> None:
-    """Raises BadEngineSettings for names that the installed vLLM does not have, before minutes of
-    loading."""
+    """Check the names of the parsers before minutes of loading.
+
+    Raises BadEngineSettings for names that the installed vLLM does not have."""
     for setting, (module, manager) in _REGISTRIES.items():
         name: str | None = getattr(settings, setting)
         if name is None:
@@ -95,12 +97,12 @@ class AnswerParsers:
 
     @property
     def names(self) -> str:
-        """For people."""
+        """The names of the parsers, for people."""
         given = (("gpu.reasoning_parser", self._reasoning), ("gpu.tool_parser", self._tool))
         return " and ".join(f"{setting} {name!r}" for setting, name in given if name is not None)
 
     async def start(self, config: Any) -> None:
-        """``config`` is the engine's VllmConfig.
+        """Start the parsers; ``config`` is the engine's VllmConfig.
 
         Raises BadEngineSettings where the parsers cannot be used with this model."""
         if self._reasoning is None and self._tool is None:
@@ -147,7 +149,7 @@ class AnswerParsers:
             call.params.structured_outputs = outputs(**needs["constraint"])
 
     async def read(self, call: EngineCall, output: Any) -> Sequence[Said] | None:
-        """What each of the answers says; None where they are not to be taken apart.
+        """Return what each of the answers says; None where they are not to be taken apart.
 
         Raises Unreadable."""
         if call.facts.parsed is None:
@@ -168,7 +170,7 @@ class AnswerParsers:
                 await child.gone()
 
     async def _answer(self, line: bytes) -> Mapping[str, Any]:
-        """Of the child.
+        """Return the child's answer.
 
         An item that is cancelled leaves its question to be answered. Raises Unreadable."""
         asking = asyncio.create_task(self._ask_in_turn(line), name="answer parser")
@@ -201,7 +203,7 @@ class AnswerParsers:
             raise Unreadable(f"{self.names} ends the process that it runs in")
 
     async def _ask(self, line: bytes) -> Mapping[str, Any]:
-        """A child is started where the last one ended."""
+        """Ask the child, and start one where the last one ended."""
         if self._child is None:
             self._child = await LineChild.start(PROGRAM, self._facts)
         answer: Mapping[str, Any] = await self._child.ask(line, READ_S)

@@ -44,7 +44,7 @@ class UnusableAdapter(Exception):
 
 
 class AdapterFacts(NamedTuple):
-    """Of one adapter."""
+    """What the files of one adapter say."""
 
     rank: int  # the highest of its layers
     base: str | None = None  # the model that it was made for, as its makers call it
@@ -53,7 +53,9 @@ class AdapterFacts(NamedTuple):
 
 
 def read_adapter(folder: Path) -> AdapterFacts:
-    """Raises UnusableAdapter. Weights of another format are left for vLLM to check."""
+    """Read what kind of model an adapter is for.
+
+    Weights of another format are left for vLLM to check. Raises UnusableAdapter."""
     facts = _read_config(folder / CONFIG)
     weights = folder / WEIGHTS
     if not weights.exists():
@@ -73,10 +75,10 @@ def read_adapter(folder: Path) -> AdapterFacts:
 
 
 def misfit(facts: AdapterFacts, text_config: Any) -> str | None:
-    """Why it is for another model than the one with this configuration of transformers; None where
-    nothing shows that.
+    """Say why an adapter is for another model than the one with this configuration of transformers.
 
-    vLLM takes smaller layers than the model's, and what they answer makes no sense.
+    None where nothing shows that. vLLM takes smaller layers than the model's, and what they answer
+    makes no sense.
     """
     width, layers = (
         getattr(text_config, "hidden_size", None),
@@ -122,8 +124,9 @@ def _rank(file: Path, config: Mapping[str, Any]) -> int:
 
 
 def _read_header(file: Path) -> dict[str, Any]:
-    """The header of a safetensors file says how long the file is: one that was cut has fewer
-    bytes."""
+    """Read the header of a safetensors file, and check the file's size by it.
+
+    The header says how long the file is: one that was cut has fewer bytes."""
     size = length = 0
     header: Any = None
     try:
@@ -149,7 +152,9 @@ def _read_header(file: Path) -> dict[str, Any]:
 
 
 def _end(tensor: Any) -> int:
-    """Where the bytes of a tensor end; 0 for what is none, as the notes of the file's makers."""
+    """Return where the bytes of a tensor end.
+
+    0 for what is none, as the notes of the file's makers."""
     offsets = tensor.get("data_offsets") if isinstance(tensor, dict) else None
     match offsets:
         case [int(), int(end)]:
@@ -164,8 +169,9 @@ def _shape(tensor: Any) -> list[int]:
 
 
 def _width(layer: str, part: str, shape: list[int]) -> int | None:
-    """How wide a model it is for, as far as this tensor tells: A is rank by input, B is output by
-    rank."""
+    """Return how wide a model the adapter is for, as far as this tensor tells.
+
+    A is rank by input, B is output by rank."""
     if len(shape) != 2:
         return None
     if part == "A" and layer in TAKE_WIDTH:
@@ -219,7 +225,7 @@ class Adapter:
         return self.facts.rank
 
     def request(self) -> Any:
-        """vLLM's LoRARequest.
+        """Make vLLM's LoRARequest.
 
         Another version has another name: vLLM keeps computed prefixes by the name alone."""
         name = f"{self.name}@{self.version}" if self.version else self.name
@@ -244,7 +250,9 @@ class Adapters:
     def __init__(
         self, folders: Mapping[str, str], model: str | None, *, more: bool = False
     ) -> None:
-        """``more``: others may be added while the engine runs, so it makes room for them."""
+        """Read the adapters of ``folders``.
+
+        ``more``: others may be added while the engine runs, so it makes room for them."""
         self._model, self._more = model, more
         self._numbers = count(1)
         self._all: dict[str, Adapter] = {}
@@ -265,7 +273,7 @@ class Adapters:
         return frozenset(self._all)
 
     def announced(self) -> tuple[str, ...]:
-        """Names under which requests are taken.
+        """Return the names under which requests are taken.
 
         That of an unusable one of `gpu.lora` too: its requests are to hear why."""
         return tuple(
@@ -278,15 +286,17 @@ class Adapters:
         return (adapter for adapter in self._all.values() if adapter.problem is None)
 
     def to_load(self, most: int) -> list[Adapter]:
-        """By a new engine, which keeps ``most``: those that no engine has loaded yet, and as many
-        others as it keeps."""
+        """Return the adapters that a new engine, which keeps ``most``, is to load.
+
+        They are those that no engine has loaded yet, and as many others as it keeps."""
         usable = list(self.usable())
         proved = [adapter for adapter in usable if adapter.proved]
         return [adapter for adapter in usable if not adapter.proved] + proved[:most]
 
     def arguments(self) -> dict[str, Any]:
-        """The engine's arguments for them: room for the highest rank, and all kept in memory, so
-        none is read again."""
+        """Return the engine's arguments for the adapters.
+
+        There is room for the highest rank, and all are kept in memory, so none is read again."""
         self._refuse_high_ranks()
         usable = list(self.usable())
         if not usable and not self._more:
@@ -312,7 +322,9 @@ class Adapters:
     # -- while the engine runs ---------------------------------------------------------------------
 
     def found(self, name: str, folder: Path, version: str, setting: str) -> Adapter:
-        """One whose files are there, not taken up yet. Raises UnusableAdapter."""
+        """Make an adapter whose files are there, and which is not taken up yet.
+
+        Raises UnusableAdapter."""
         adapter = Adapter(name, next(self._numbers), str(folder), version=version, setting=setting)
         self._read(adapter)
         most = _ranks()[-1]
@@ -321,7 +333,7 @@ class Adapters:
         return adapter
 
     def take_up(self, adapter: Adapter, release: Callable[[], None]) -> None:
-        """Requests that come from now on use it, in place of an earlier version.
+        """Use this adapter for requests that come from now on, in place of an earlier version.
 
         ``release`` is called when none uses it."""
         # each call of the engine keeps its adapter
@@ -329,11 +341,13 @@ class Adapters:
         self._all[adapter.name] = adapter
 
     def retire(self, adapter: Adapter) -> None:
-        """Not announced any more; requests that are on their way still find it."""
+        """Announce an adapter no more; requests that are on their way still find it."""
         self._retired.add(adapter)
 
     def drop_retired(self, adapter: Adapter) -> None:
-        """Requests that name it find it no more, unless another has its name meanwhile."""
+        """Drop an adapter, so that requests that name it find it no more.
+
+        Another one may have its name meanwhile, and stays."""
         self._retired.discard(adapter)
         if self._all.get(adapter.name) is adapter:
             del self._all[adapter.name]
@@ -363,7 +377,7 @@ def _too_high(rank: int, most: int) -> str:
 
 
 def _ranks() -> tuple[int, ...]:
-    """What vLLM takes as `max_lora_rank`, ascending."""
+    """Return what vLLM takes as `max_lora_rank`, ascending."""
     try:
         return tuple(sorted(get_args(upstream("vllm.config.lora", "MaxLoRARanks"))))
     except (BadEngineSettings, PackageMissing):

@@ -1,5 +1,6 @@
-"""vLLM with its scheduler and model in processes of their own: what kills them does not kill the
-worker."""
+"""vLLM with its scheduler and model in processes of their own.
+
+What kills them does not kill the worker."""
 
 from __future__ import annotations
 
@@ -38,8 +39,9 @@ SHUTDOWN_S: Final = 2.0
 
 
 class ChildEngine:
-    """vLLM's AsyncLLM: scheduler and model in child processes, so that what kills them does not
-    kill the worker."""
+    """vLLM's AsyncLLM, with scheduler and model in child processes.
+
+    What kills them does not kill the worker."""
 
     def __init__(
         self,
@@ -154,8 +156,9 @@ class ChildEngine:
 
 
 async def _give_up(building: asyncio.Future[Any]) -> None:
-    """Kill what it has started until it notices: where it was cancelled, it may not have started
-    all of it yet."""
+    """Kill what has been started until the building notices.
+
+    Where it was cancelled, it may not have started all of it yet."""
     until = time.monotonic() + GIVE_UP_S
     while True:
         await asyncio.to_thread(guard.end, _mark(), set())
@@ -168,7 +171,7 @@ async def _give_up(building: asyncio.Future[Any]) -> None:
 
 @functools.cache
 def _mark() -> str:
-    """Of this worker's engines: one at a time, so that they may share it."""
+    """Mark the engines of this worker, one at a time, so that they may share the mark."""
     os.environ[guard.MARK] = mark = uuid.uuid4().hex
     return mark
 

@@ -78,14 +78,17 @@ class EngineQueue:
         self._isolated = 0  # suspects inside
 
     def open(self, max_seqs: int, kv_tokens: int) -> None:
-        """The engine runs up to ``max_seqs`` sequences at once and remembers ``kv_tokens`` tokens;
-        0 = it does not say."""
+        """Open the queue.
+
+        The engine runs up to ``max_seqs`` sequences at once and remembers ``kv_tokens`` tokens; 0 =
+        it does not say.
+        """
         self._max_seqs, self._kv_tokens = max_seqs, kv_tokens
         self._state = EngineState()
         self._let_in()
 
     def close(self) -> None:
-        """There is no engine now: no item enters until it is open again."""
+        """Let no item in until there is an engine again."""
         self._max_seqs = 0
 
     def heard(self, state: EngineState) -> None:
@@ -131,7 +134,7 @@ class EngineQueue:
 
     @asynccontextmanager
     async def isolated(self, *, alone: bool) -> AsyncIterator[None]:
-        """A place among suspects only, or alone. The engine is emptied first."""
+        """Give a place among suspects only, or ``alone``; the engine is emptied first."""
         entry: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._suspects.append((entry, alone))
         self._let_in()
@@ -170,7 +173,9 @@ class EngineQueue:
             self._tokens += place.tokens
 
     def _let_suspects_in(self) -> None:
-        """As soon as the engine is empty: one that must be alone, or some that need not."""
+        """Let suspects in as soon as the engine is empty.
+
+        One that must be alone, or some that need not."""
         while self._suspects and self._suspects[0][0].done():
             self._suspects.popleft()
         if self.inside or self._isolated:
@@ -188,15 +193,16 @@ class EngineQueue:
                 return
 
     def _limit(self) -> int:
-        """Sequences that may be inside.
+        """Return how many sequences may be inside.
 
         Where some wait already, those that run and a buffer; else as many as ever fit."""
         running = self._state.running if self._state.waiting else self._max_seqs
         return running + max(BUFFER_MIN, math.ceil(BUFFER_SHARE * running))
 
     def _next(self) -> EnginePlace | None:
-        """The first in line that fits into memory; one that does not is passed by shorter ones, but
-        not for ever."""
+        """Take the first in line that fits into memory.
+
+        One that does not fit is passed by shorter ones, but not for ever."""
         while self._held and self._held[0].entry.done():
             self._held.popleft()
         if self._held and (self._fits(self._held[0]) or self._held[0].passed >= PASSED_MAX):
@@ -254,7 +260,7 @@ class EngineFigures:
         self._queue_wait_s = 0.0
 
     def note(self, scheduler: Any, iteration: Any, engine: int = 0) -> None:
-        """One step.
+        """Note one step of an engine.
 
         ``scheduler`` and ``iteration`` are vLLM's SchedulerStats and IterationStats, or None."""
         if iteration is not None:
@@ -281,7 +287,7 @@ class EngineFigures:
         self._report(self.state)
 
     def forget(self) -> None:
-        """The engine is gone, and its last figures with it."""
+        """Forget the engine's last figures, since it is gone."""
         self._states.clear()
         self._prompt_per_s = self._generated_per_s = 0.0
 
@@ -300,7 +306,7 @@ class EngineFigures:
         return self._preempted
 
     def gauges(self, *, max_seqs: int, lined_up: int) -> dict[str, float | str]:
-        """``lined_up`` are items that are ready and wait for a place."""
+        """Return the figures; ``lined_up`` items are ready and wait for a place."""
         self._roll()
         state = self.state
         return {
@@ -326,8 +332,10 @@ class EngineFigures:
 
 
 def bound(state: EngineState, *, max_seqs: int, lined_up: int) -> str:
-    """What limits the worker now: `memory` (KV cache full), `engine` (it has all it can do) or
-    `queue` (it starves)."""
+    """Say what limits the worker now.
+
+    It is `memory` (the KV cache is full), `engine` (it has all it can do) or `queue` (it starves).
+    """
     if not max_seqs:
         return "starting"
     if state.kv_usage >= MEMORY_BOUND:

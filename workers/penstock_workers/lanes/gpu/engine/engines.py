@@ -64,7 +64,7 @@ class Engine(Protocol):
         Raises BadEngineSettings; what went wrong in a child is in the worker's log."""
 
     async def run(self, call: EngineCall, began: Callable[[], None]) -> Any:
-        """The finished RequestOutput.
+        """Run a call and return the finished RequestOutput.
 
         Cancelling ends the request. ``began`` is called at its first token; what is pooled has
         none.
@@ -80,17 +80,19 @@ class Engine(Protocol):
     def tokenizer(self) -> Any: ...
 
     def renderer(self) -> Any:
-        """vLLM's, which makes prompts of chats; None where this version has none."""
+        """Return vLLM's renderer, which makes prompts of chats.
+
+        None where this version has none."""
         ...
 
     def pids(self) -> list[int]:
-        """Its processes, also while it starts."""
+        """Return its processes, also while it starts."""
         ...
 
     def is_alive(self) -> bool: ...
 
     def compiles(self) -> bool:
-        """Whether processes run in it that it has for a while only: compilers."""
+        """Return whether processes run in it that it has for a while only: compilers."""
         ...
 
     def kill(self) -> bool:
@@ -104,10 +106,10 @@ class Engine(Protocol):
 
 
 def upstream(module: str, name: str) -> Any:
-    """A class of vLLM's.
+    """Return a class of vLLM's.
 
-    Raises PackageMissing where there is no vLLM, BadEngineSettings for one that has no such
-    class."""
+    Raises PackageMissing where there is no vLLM, BadEngineSettings for one that has no such class.
+    """
     try:
         return getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:

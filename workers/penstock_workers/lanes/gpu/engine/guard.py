@@ -1,15 +1,12 @@
-"""A small process beside a worker that hosts vLLM: when the worker is gone, however it ended,
-nothing of its engine stays.
+"""Ends what a worker that hosts vLLM leaves behind: when the worker is gone, so is its engine.
 
-Run as ``python -m penstock_workers.lanes.gpu.engine.guard MARK``. Its input is a pipe from the
-worker: each line names a file of shared memory that the engine uses, and its end is the end of the
-worker.
-
-The processes of an engine, found by a mark in their environment, and the shared memory that they
-would leave behind.
+It is a small process beside the worker, run as ``python -m penstock_workers.lanes.gpu.engine.guard
+MARK``. Its input is a pipe from the worker: each line names a file of shared memory that the engine
+uses, and its end is the end of the worker, however that came.
 
 vLLM's processes are not all children of each other, and a process that is killed outright cleans
-nothing up: a coordinator lives on for minutes, and shared memory until the machine starts anew.
+nothing up: a coordinator lives on for minutes, and shared memory until the machine starts anew. So
+the processes of an engine are found by a mark in their environment.
 """
 
 from __future__ import annotations
@@ -36,13 +33,13 @@ _NOT_ENGINES: Final = (b"penstock_workers.", b"multiprocessing.resource_tracker"
 
 
 def marked(mark: str) -> list[int]:
-    """Process ids of the engine with this mark, on Linux; elsewhere none is found."""
+    """Return the process ids of the engine with this mark, on Linux; elsewhere none is found."""
     wanted = f"{MARK}={mark}".encode()
     return [pid for pid in _all() if pid != os.getpid() and _is_engine(pid, wanted)]
 
 
 def shared_memory(pids: list[int]) -> set[str]:
-    """Files of shared memory that these processes use."""
+    """Return the files of shared memory that these processes use."""
     return {name for pid in pids for name in _mapped(pid)}
 
 
@@ -112,14 +109,14 @@ class Guard:
         return self._process.pid
 
     def note(self, names: set[str]) -> None:
-        """Shared memory to be removed once the worker is gone."""
+        """Note shared memory that is to be removed once the worker is gone."""
         if self._process.stdin is not None:
             with suppress(OSError):  # killed: then the engine is only ended by the worker itself
                 self._process.stdin.write("".join(f"{name}\n" for name in sorted(names)).encode())
                 self._process.stdin.flush()
 
     def close(self) -> None:
-        """The worker ends in order. The guard looks once more, and ends."""
+        """End the guard as the worker ends in order; it looks once more first."""
         if self._process.stdin is not None:
             with suppress(OSError):
                 self._process.stdin.close()

@@ -1,5 +1,6 @@
-"""vLLM in the worker's own process, for CPUs and tests: up in two seconds, and not apart from
-it."""
+"""vLLM in the worker's own process, for CPUs and tests.
+
+It is up in two seconds, and what kills it kills the worker."""
 
 from __future__ import annotations
 
@@ -41,8 +42,9 @@ class _Load(NamedTuple):
 
 
 class InProcessEngine:
-    """vLLM's LLMEngine, stepped by a thread of the worker: up in two seconds, one process, and not
-    isolated from crashes."""
+    """vLLM's LLMEngine, stepped by a thread of the worker.
+
+    It is one process, up in two seconds, and not isolated from crashes."""
 
     def __init__(
         self,
@@ -74,7 +76,7 @@ class InProcessEngine:
         self._thread.start()
 
     async def load(self, lora: Any) -> None:
-        """By the thread that steps the engine, between two steps."""
+        """Load an adapter between two steps, by the thread that steps the engine."""
         if self._dead is not None:
             raise EngineDied(str(self._dead))
         key = f"load#{next(self._loads)}"
@@ -155,8 +157,11 @@ class InProcessEngine:
             self._call(self._fail_all)
 
     def _gather(self, firsts: dict[str, Any], output: Any) -> None:
-        """An answer comes whole, or as its first token and the rest; of several answers to a
-        request each comes so."""
+        """Put the parts of an answer together.
+
+        An answer comes whole, or as its first token and the rest; of several answers to a request
+        each comes so.
+        """
         first = firsts.pop(output.request_id, None)
         if first is not None:
             first.add(output, aggregate=True)
@@ -224,7 +229,7 @@ class InProcessEngine:
 
 
 def _nothing() -> None:
-    """For an answer whose item has left meanwhile."""
+    """Do nothing, for an answer whose item has left meanwhile."""
 
 
 def _set(future: asyncio.Future[Any] | None, value: Any) -> None:

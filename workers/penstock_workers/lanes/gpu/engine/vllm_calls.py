@@ -1,9 +1,7 @@
-"""What both kinds of engine have in common: prompts, options and errors in vLLM's terms and in
-Penstock's.
+"""What both kinds of engine have in common.
 
-vLLM's own engine arguments, passed through.
-
-Which there are is asked of the vLLM that is installed, never guessed.
+These are prompts, options and errors, in vLLM's terms and in Penstock's. vLLM's own engine
+arguments are passed through. Which there are is asked of the vLLM that is installed, never guessed.
 """
 
 from __future__ import annotations
@@ -50,7 +48,7 @@ FIRST_TOKEN_ONLY: Final = 2**30
 
 
 def engine_arguments(settings: GpuSettings, adapters: Adapters, *, drain_seconds: float) -> Any:
-    """An ``AsyncEngineArgs`` of the installed vLLM.
+    """Make an ``AsyncEngineArgs`` of the installed vLLM.
 
     Raises BadEngineSettings, naming the argument and the nearest one."""
     make = upstream("vllm", "AsyncEngineArgs")
@@ -78,7 +76,7 @@ def engine_arguments(settings: GpuSettings, adapters: Adapters, *, drain_seconds
 
 
 def _thinking(settings: GpuSettings, given: dict[str, Any]) -> dict[str, Any]:
-    """With the parser of thinking, so that schemas bind what comes after it."""
+    """Add the parser of thinking, so that schemas bind what comes after it."""
     if settings.reasoning_parser is None:
         return given
     named, outputs = (
@@ -91,7 +89,7 @@ def _thinking(settings: GpuSettings, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _typed(given: Mapping[str, Any], make: Any) -> dict[str, Any]:
-    """Texts as vLLM's own command line reads them: `8k`, `auto`, `false`, a JSON object.
+    """Read texts as vLLM's own command line does: `8k`, `auto`, `false`, a JSON object.
 
     Raises BadEngineSettings."""
     if not any(isinstance(value, str) for value in given.values()):
@@ -128,9 +126,9 @@ def _read(name: str, text: str, action: argparse.Action) -> Any:
 
 
 def _defaults(settings: GpuSettings, adapters: Adapters, drain_seconds: float) -> dict[str, Any]:
-    """What is set unless the settings do.
+    """Return the arguments that hold unless the settings say otherwise.
 
-    Sizes only where they are given: else vLLM chooses them, as its batch class."""
+    Sizes are only there where they are given: else vLLM chooses them, as its batch class does."""
     sizes = {
         "max_num_seqs": settings.max_num_seqs,
         "max_num_batched_tokens": settings.max_num_batched_tokens,
@@ -157,8 +155,9 @@ CLIENT_ERRORS = frozenset(
 
 
 def prompt(call: EngineCall, model_config: Any) -> Any:
-    """In the form of vLLM's own renderer, where this vLLM has one: else it would render it again,
-    in another thread."""
+    """Return the prompt in the form of vLLM's own renderer, where this vLLM has one.
+
+    Else vLLM would render it again, in another thread."""
     if call.rendered is not None:
         return call.rendered
     make = _tokens_input()
@@ -181,12 +180,12 @@ def is_pooling(params: Any) -> bool:
 
 
 def options(arguments: Any, note: Callable[[Any, Any, int], None]) -> dict[str, Any]:
-    """What both kinds of engine are made from: vLLM's config of these arguments, and a logger that
-    reports each step.
+    """Return what both kinds of engine are made from.
 
-    Offline use, so that defaults are those of vLLM's own batch class. The model's files decide
-    whether it pools, so that is known with the config only: a pooled answer has no tokens, and
-    vLLM's engine ends where it is to show only the first.
+    These are vLLM's config of the arguments, and a logger that reports each step. It is offline
+    use, so that defaults are those of vLLM's own batch class. The model's files decide whether it
+    pools, so that is known with the config only: a pooled answer has no tokens, and vLLM's engine
+    ends where it is to show only the first.
     """
     context = upstream("vllm.usage.usage_lib", "UsageContext").LLM_CLASS
     config = arguments.create_engine_config(context)
@@ -201,7 +200,9 @@ def options(arguments: Any, note: Callable[[Any, Any, int], None]) -> dict[str, 
 
 
 def _tap(note: Callable[[Any, Any, int], None]) -> Callable[[Any, int], Any]:
-    """A stat logger factory. vLLM calls ``record`` once per step of each engine."""
+    """Make a factory of stat loggers.
+
+    vLLM calls ``record`` once per step of each engine."""
     base = upstream("vllm.v1.metrics.loggers", "StatLoggerBase")
 
     class Tap(base):  # type: ignore[misc, valid-type]  # looked up, so that no checker can know it
@@ -212,7 +213,7 @@ def _tap(note: Callable[[Any, Any, int], None]) -> Callable[[Any, int], Any]:
             note(scheduler_stats, iteration_stats, self._engine)
 
         def log_engine_initialized(self) -> None:
-            """The worker says itself that its engine is up."""
+            """Do nothing: the worker says itself that its engine is up."""
 
     return Tap
 
@@ -231,7 +232,7 @@ def explained(settings: GpuSettings) -> Any:
 
 @contextlib.contextmanager
 def failpoint_as_fault() -> Any:
-    """An error of the device that a failpoint plays, as the engine would report it."""
+    """Report an error of the device that a failpoint plays as the engine would."""
     try:
         yield
     except PlayedDeviceError as error:
@@ -240,7 +241,7 @@ def failpoint_as_fault() -> Any:
 
 @contextlib.contextmanager
 def translated() -> Any:
-    """vLLM's exceptions as this module's.
+    """Raise vLLM's exceptions as this module's.
 
     Their classes moved between versions, so they are recognised by name and ancestry."""
     try:

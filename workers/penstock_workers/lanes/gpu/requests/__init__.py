@@ -1,1 +1,1 @@
-"""From an OpenAI request body to a call of the engine, and back to an answer."""
+"""Makes a call of the engine from an OpenAI request body, and an answer of what the engine says."""

@@ -1,8 +1,7 @@
-"""From an OpenAI request body to a call of the engine: which model, which tokens, how long.
+"""Makes calls of the engine from OpenAI request bodies: which model, which tokens, how long.
 
-Runs in threads.
-
-The tools that a document offers to the model, and how its answers are to be taken apart.
+Runs in threads. Also the tools that a document offers to the model, and how its answers are to be
+taken apart.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ TOOLS_MAX: Final = 128  # as at OpenAI
 
 
 def check_tools(body: dict[str, Any], *, has_parser: bool, chat: bool) -> None:
-    """Tools into the form in which vLLM's server gives them to chat templates.
+    """Bring tools into the form in which vLLM's server gives them to chat templates.
 
     Raises RequestRefused."""
     named = [name for name in FIELDS if body.get(name) not in (None, [])]
@@ -76,8 +75,9 @@ def check_tools(body: dict[str, Any], *, has_parser: bool, chat: bool) -> None:
 
 
 def to_parse(body: Mapping[str, Any], settings: GpuSettings) -> dict[str, Any] | None:
-    """What vLLM's parsers need to know of this chat; None where its answers are taken as they
-    are."""
+    """Return what vLLM's parsers need to know of this chat.
+
+    None where its answers are taken as they are."""
     tools = body.get("tools") or None
     if settings.reasoning_parser is None and (settings.tool_parser is None or tools is None):
         return None
@@ -94,8 +94,9 @@ def to_parse(body: Mapping[str, Any], settings: GpuSettings) -> dict[str, Any] |
 
 
 def must_call(parsed: Mapping[str, Any] | None) -> bool:
-    """Whether the request wants a call whatever else is said: of any tool, or of one that it
-    names."""
+    """Return whether the request wants a call whatever else is said.
+
+    It may want one of any tool, or of one that it names."""
     choice = (parsed or {}).get("tool_choice")
     return choice == "required" or isinstance(choice, dict)
 
@@ -147,7 +148,7 @@ class CallBuilder:
         adapters: Adapters,
         chats: ChatPrompts | None = None,
     ) -> None:
-        """Without ``chats`` they are taken to be of text."""
+        """Build calls for one engine; without ``chats``, chats are taken to be of text."""
         self._settings = settings
         self._model = settings.model or ""
         self._adapters = adapters
@@ -158,7 +159,9 @@ class CallBuilder:
         self._numbers = count()
 
     def build(self, request: Request) -> tuple[EngineCall, int]:
-        """The call and the tokens that it may come to occupy. Raises RequestRefused."""
+        """Build the call, and return it with the tokens that it may come to occupy.
+
+        Raises RequestRefused."""
         body = _read(request.body)
         check_types(body)
         model = body.get("model") or self._model
@@ -205,7 +208,7 @@ class CallBuilder:
         return call, len(prompt.token_ids) + max_tokens * (params.n or 1)
 
     def probe(self) -> EngineCall:
-        """The least that the engine must be able to do."""
+        """Build a call for the least that the engine must be able to do."""
         if self._facts.classes.labels:
             params = pooling_params()
         elif self._facts.pools:
@@ -249,8 +252,9 @@ class CallBuilder:
     # -- length ------------------------------------------------------------------------------------
 
     def _fitted(self, request: Request, body: dict[str, Any], chat: bool) -> tuple[Prompt, int]:
-        """The prompt, and how many tokens the answer may have; what does not fit is cut as the job
-        says."""
+        """Return the prompt, and how many tokens the answer may have.
+
+        What does not fit is cut as the job says."""
         prompt, asked = self._prompt(body, chat), asked_tokens(body)
         context, length = self._facts.context, len(prompt.token_ids)
         if length + (asked or 1) <= context:
@@ -268,8 +272,9 @@ class CallBuilder:
         )
 
     def _trimmed(self, body: dict[str, Any], chat: bool, prompt: Prompt, reserved: int) -> Prompt:
-        """Cut the end of the longest text until the prompt fits beside ``reserved`` tokens of
-        answer."""
+        """Cut the end of the longest text until the prompt fits.
+
+        ``reserved`` tokens are left for the answer."""
         limit = self._facts.context - reserved
         if not chat and not isinstance(body.get("prompt"), str):
             return Prompt(prompt.token_ids[:limit])
@@ -353,7 +358,9 @@ class CallBuilder:
 
 
 def _read(body: bytes) -> dict[str, Any]:
-    """Raises RequestRefused: a hook of the job may have made anything of it."""
+    """Read a body, of which a hook of the job may have made anything.
+
+    Raises RequestRefused."""
     try:
         read = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -364,7 +371,7 @@ def _read(body: bytes) -> dict[str, Any]:
 
 
 def _texts(body: dict[str, Any], chat: bool) -> Iterator[tuple[dict[str, Any], str]]:
-    """Each with what holds it and by which key."""
+    """Yield the texts, each by what holds it and its key there."""
     if not chat:
         yield body, "prompt"
         return

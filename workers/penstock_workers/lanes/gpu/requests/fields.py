@@ -1,8 +1,7 @@
-"""The types of what a request asks for, checked before the engine has it: some wrong ones end an
-engine, others are 500s.
+"""Checks the fields of a request before the engine has it.
 
-What a document may not bring: a chat template of its own, and tokens that the model does not
-have.
+Some wrong types end an engine, others are answered with 500. A document may not bring a chat
+template of its own, nor tokens that the model does not have.
 """
 
 from __future__ import annotations
@@ -80,8 +79,11 @@ KINDS: Final[Mapping[str, Kind]] = {
 
 
 def check_types(body: Mapping[str, Any]) -> None:
-    """Raises RequestRefused for the first field that holds what it cannot, with the value and what
-    it may hold."""
+    """Check the type of each field.
+
+    Raises RequestRefused for the first field that holds what it cannot, with the value and what it
+    may hold.
+    """
     for name, value in body.items():
         kind = KINDS.get(name)
         if kind is not None and value is not None and not kind.fits(value):
@@ -114,7 +116,9 @@ _TOKEN_LISTS: Final = ("stop_token_ids", "allowed_token_ids")
 
 
 def refuse_templates(body: Mapping[str, Any]) -> None:
-    """Raises RequestRefused where the document brings its own chat template, by whatever name."""
+    """Refuse a document that brings its own chat template, by whatever name.
+
+    Raises RequestRefused."""
     if body.get("chat_template") is not None:
         raise RequestRefused(
             "chat_template: a document may not bring its own; the model's is used. Leave it out"
@@ -136,7 +140,9 @@ def refuse_templates(body: Mapping[str, Any]) -> None:
 
 
 def check_tokens(tokens: list[Any], field: str, vocabulary: int) -> list[int]:
-    """``tokens`` if each is one of the model's. Raises RequestRefused."""
+    """Return ``tokens`` if each is one of the model's.
+
+    Raises RequestRefused."""
     for place, token in enumerate(tokens):
         if type(token) is not int or not 0 <= token < vocabulary:
             raise RequestRefused(
@@ -147,7 +153,9 @@ def check_tokens(tokens: list[Any], field: str, vocabulary: int) -> list[int]:
 
 
 def check_named_tokens(body: Mapping[str, Any], vocabulary: int) -> None:
-    """The tokens that sampling parameters name. Raises RequestRefused."""
+    """Check the tokens that sampling parameters name.
+
+    Raises RequestRefused."""
     for name in _TOKEN_LISTS:
         tokens = body.get(name)
         if tokens is not None and not isinstance(tokens, list):

@@ -34,8 +34,11 @@ class MediaMemory:
     A call that is forgotten, however its item ended, gives back what it held."""
 
     def __init__(self, most_bytes: int, *, at_once: int) -> None:
-        """``at_once``: threads that decode; the bound may be passed by what each of them decodes at
-        that moment."""
+        """Bound what is decoded to ``most_bytes``.
+
+        ``at_once`` is how many threads decode; the bound may be passed by what each of them decodes
+        at that moment.
+        """
         self._most = most_bytes
         self._turns = asyncio.Semaphore(at_once)
         self._held = 0
@@ -62,7 +65,7 @@ class MediaMemory:
             ).atexit = False
 
     def _free_soon(self, loop: asyncio.AbstractEventLoop, size: int) -> None:
-        """A call can be forgotten in any thread."""
+        """Free the memory on the loop, since a call can be forgotten in any thread."""
         with suppress(RuntimeError):  # the loop is closed, and nothing waits
             loop.call_soon_threadsafe(self._free, size)
 
@@ -95,8 +98,9 @@ class Media:
     """What one model takes besides text."""
 
     def __init__(self, settings: GpuSettings, renderer: Any) -> None:
-        """``renderer`` is vLLM's; it knows the model's processor and what the operator allows per
-        prompt."""
+        """Learn from vLLM's ``renderer`` what is allowed.
+
+        It knows the model's processor and what the operator allows per prompt."""
         self._settings = settings
         self._folder = (
             None if settings.media_folder is None else Path(settings.media_folder).resolve()
@@ -115,12 +119,14 @@ class Media:
         return bool(self._limits)
 
     def allowance(self) -> Allowance:
-        """Of one item."""
+        """Return what one item may bring."""
         given = self._settings
         return Allowance(given.media_items_max, given.media_bytes_max, given.image_pixels_max)
 
     def part(self, part: Any, field: str, left: Allowance) -> dict[str, Any]:
-        """A part of a message as vLLM's renderer takes it, decoded. Raises RequestRefused."""
+        """Return a part of a message as vLLM's renderer takes it, decoded.
+
+        Raises RequestRefused."""
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "text":
             return {"type": "text", "text": text_of(part, field)}
@@ -207,7 +213,9 @@ class Media:
         }
 
     def _content(self, url: str, modality: str, field: str, left: Allowance) -> tuple[str, bytes]:
-        """The kind that the document calls it, and the bytes. Raises RequestRefused."""
+        """Return the bytes that an address names, and of which kind the document says they are.
+
+        Raises RequestRefused."""
         scheme = url[:16].partition(":")[0].lower()
         if scheme == "data":
             head, comma, data = url[5:].partition(",")
@@ -236,7 +244,7 @@ class Media:
             ) from error
 
     def _file(self, url: str, field: str, left: Allowance) -> bytes:
-        """Of the operator's folder only, links followed."""
+        """Read a file, of the operator's folder only, links followed."""
         if self._folder is None:
             raise RequestRefused(
                 f"{field} is {shown(url)}: a worker reads no file that a document names, but from "
@@ -269,7 +277,7 @@ class Media:
 
 
 def _url(given: Any, field: str) -> str:
-    """OpenAI has an object with the address; some clients give the address itself."""
+    """Return an address: OpenAI has an object with it, and some clients give the address itself."""
     url = given.get("url") if isinstance(given, dict) else given
     if not isinstance(url, str):
         raise RequestRefused(f"{field} is {shown(given)}: give an object with a url")

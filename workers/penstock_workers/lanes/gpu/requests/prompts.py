@@ -44,7 +44,9 @@ class ChatPrompts(Protocol):
         Raises RequestRefused."""
 
     def prompt(self, body: Mapping[str, Any]) -> Prompt:
-        """Raises RequestRefused where the template refuses these messages."""
+        """Make the prompt of a chat.
+
+        Raises RequestRefused where the template refuses these messages."""
         ...
 
 
@@ -52,7 +54,7 @@ class Tokenizers:
     """The model's tokenizer, for several threads: fast ones refuse to be used by two at once."""
 
     def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
-        """``chat_template``: the operator's, in place of the model's own."""
+        """Hold a tokenizer; ``chat_template`` is the operator's, in place of the model's own."""
         self._tokenizer = tokenizer
         self._chat_template = chat_template
         self.vocabulary = len(tokenizer)
@@ -61,20 +63,22 @@ class Tokenizers:
 
     @property
     def template(self) -> str:
-        """Of the chats; empty where neither the operator nor the model has one."""
+        """The template of chats; empty where neither the operator nor the model has one."""
         return self._chat_template or str(getattr(self._tokenizer, "chat_template", ""))
 
     def text_of_chat(self, messages: Any, variables: Mapping[str, Any]) -> str:
-        """Raises what the template raises.
+        """Return the text that the template makes of a chat.
 
-        The template goes with each call: vLLM's tokenizer is a pool of copies."""
+        The template goes with each call: vLLM's tokenizer is a pool of copies. Raises what the
+        template raises.
+        """
         text: str = self.own().apply_chat_template(
             messages, chat_template=self._chat_template, tokenize=False, **variables
         )
         return text
 
     def own(self) -> Any:
-        """This thread's."""
+        """Return this thread's tokenizer."""
         own = getattr(self._threads, "tokenizer", None)
         if own is None:
             with self._copying:
@@ -82,7 +86,9 @@ class Tokenizers:
         return own
 
     def token_ids(self, prompt: Any, field: str) -> list[int]:
-        """Of a text, or of what are token ids already. Raises RequestRefused."""
+        """Return the token ids of a text, or of what are token ids already.
+
+        Raises RequestRefused."""
         if isinstance(prompt, str) and prompt:
             return list(self.own()(prompt).input_ids)
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], (str, list)):
@@ -118,7 +124,9 @@ class TextChats:
 
 
 def messages_of(body: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """With their places. Raises RequestRefused for what is no message."""
+    """Yield the messages with their places.
+
+    Raises RequestRefused for what is no message."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestRefused("messages is empty or no list: give at least one message")
@@ -131,7 +139,9 @@ def messages_of(body: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]
 
 
 def template_variables(body: Mapping[str, Any], template: str) -> dict[str, Any]:
-    """Raises RequestRefused for an effort that the model's template would ignore."""
+    """Return the variables that the chat template gets.
+
+    Raises RequestRefused for an effort that the model's template would ignore."""
     continued = bool(body.get("continue_final_message", False))
     given = dict(body.get("chat_template_kwargs") or {}) | {
         "add_generation_prompt": body.get("add_generation_prompt", not continued),
@@ -149,7 +159,7 @@ def template_variables(body: Mapping[str, Any], template: str) -> dict[str, Any]
 
 
 def _plain(message: dict[str, Any], place: int) -> dict[str, Any]:
-    """A message whose content is one text: what chat templates of text models take.
+    """Return a message whose content is one text, which is what chat templates of text models take.
 
     Raises RequestRefused."""
     content = message.get("content")
@@ -163,7 +173,9 @@ def _plain(message: dict[str, Any], place: int) -> dict[str, Any]:
 
 
 def parts_of(content: Any, place: int) -> list[Any]:
-    """Raises RequestRefused."""
+    """Return the parts of a message's content.
+
+    Raises RequestRefused."""
     if isinstance(content, list):
         return content
     seen = "null" if content is None else shown(content)
@@ -171,7 +183,9 @@ def parts_of(content: Any, place: int) -> list[Any]:
 
 
 def text_of(part: Any, field: str) -> str:
-    """Of a part that must be text. Raises RequestRefused."""
+    """Return the text of a part that must be text.
+
+    Raises RequestRefused."""
     kind = part.get("type") if isinstance(part, dict) else part
     if kind != "text":
         raise RequestRefused(
@@ -189,7 +203,7 @@ TRIAL: Final = [{"role": "user", "content": "hello"}]
 
 
 def read_template(given: str | None) -> str | None:
-    """The text of ``gpu.chat_template``, which is a file or Jinja itself.
+    """Return the text of ``gpu.chat_template``, which is a file or Jinja itself.
 
     Raises BadEngineSettings where it is no template."""
     if given is None:
@@ -216,7 +230,7 @@ def _content(file: Path) -> str:
 
 
 def _compile(template: str, place: str) -> None:
-    """By what renders it later, transformers' sandbox.
+    """Compile a template by what renders it later, transformers' sandbox.
 
     One that compiles may refuse the trial's message: others may do."""
     tokenizer = _bare_tokenizer()
@@ -231,7 +245,7 @@ def _compile(template: str, place: str) -> None:
 
 
 def _bare_tokenizer() -> Any:
-    """Without a model: the check is done before minutes of loading."""
+    """Make a tokenizer without a model: the check is done before minutes of loading."""
     try:
         tokenizers, transformers = import_module("tokenizers"), import_module("transformers")
     except ModuleNotFoundError as error:

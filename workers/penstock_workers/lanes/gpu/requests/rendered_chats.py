@@ -38,7 +38,9 @@ class RenderedChats:
     def __init__(
         self, renderer: Any, media: Media, template: str | None, models_template: str
     ) -> None:
-        """``template`` is the operator's; ``models_template`` the one that the tokenizer has."""
+        """Render by vLLM's ``renderer``.
+
+        ``template`` is the operator's; ``models_template`` the one that the tokenizer has."""
         self._renderer, self._media, self._template = renderer, media, template
         self._read_template = template or models_template
         self._params = upstream("vllm.renderers", "ChatParams")
@@ -52,13 +54,14 @@ class RenderedChats:
 
     @staticmethod
     def suits(renderer: Any) -> bool:
-        """Older versions of vLLM have none, or cannot do without the cache that it shares with the
-        engine."""
+        """Return whether this vLLM has a renderer that can be used here.
+
+        Older versions have none, or cannot do without the cache that it shares with the engine."""
         render = getattr(renderer, "render_chat", None)
         return render is not None and _WITHOUT_CACHE in inspect.signature(render).parameters
 
     def read(self, body: dict[str, Any]) -> None:
-        """Images and sounds are decoded here, in the thread that calls."""
+        """Decode images and sounds here, in the thread that calls."""
         left = self._media.allowance()
         body["messages"] = [
             self._message(message, place, left) for place, message in messages_of(body)
@@ -115,7 +118,7 @@ class RenderedChats:
 
 
 def _held_bytes(value: Any) -> int:
-    """Of the tensors in what a processor made: by modality, item and field."""
+    """Count the bytes of the tensors in what a processor made: by modality, item and field."""
     if isinstance(value, Mapping):
         return sum(_held_bytes(each) for each in value.values())
     if isinstance(value, (list, tuple)):

@@ -1,7 +1,6 @@
-"""From vLLM's output to the body of an OpenAI answer.
+"""Makes the body of an OpenAI answer from vLLM's output.
 
-What each finish reason of vLLM means: one table, held to the engine's own list by a test.
-"""
+What each finish reason of vLLM means is one table, held to the engine's own list by a test."""
 
 from __future__ import annotations
 
@@ -19,8 +18,9 @@ from penstock_workers.lanes.gpu.requests.scoring import scored
 
 
 class Unanswered(NamedTuple):
-    """Why an output is no answer: the name of the failure, as in item/run/fates.py, and words for a
-    person."""
+    """Why an output is no answer.
+
+    The name of the failure is one of item/run/fates.py; the detail is for a person."""
 
     failure: str
     detail: str
@@ -44,7 +44,7 @@ ENGINES_FAULT: Final = ("engine_failed", "engine_aborted")  # and not that of th
 
 
 def unanswered(completions: list[Any], *, wants_text: bool = True) -> Unanswered | None:
-    """Why these generated sequences are no answer; None where they are one.
+    """Return why these generated sequences are no answer; None where they are one.
 
     A request with `ignore_eos` wants a number of tokens, and gets them though they have no text.
     """
@@ -60,10 +60,10 @@ def unanswered(completions: list[Any], *, wants_text: bool = True) -> Unanswered
 def nothing_said(
     completions: list[Any], said: Sequence[Said], *, must_call: bool = False
 ) -> Unanswered | None:
-    """The same of answers that were taken apart: what a model only thought is no answer, nor is
-    half of a call.
+    """Say why answers that were taken apart are no answer; None where they are.
 
-    ``must_call``: the request wants a call of a tool, whatever else is said.
+    What a model only thought is no answer, nor is half of a call. ``must_call``: the request wants
+    a call of a tool, whatever else is said.
     """
     if must_call and not all(one.tool_calls for one in said):
         return _empty(completions, "had a whole call of a tool")
@@ -85,7 +85,7 @@ def _empty(completions: list[Any], missing: str = "had any text") -> Unanswered:
 
 
 def unpooled(output: Any) -> Unanswered | None:
-    """Why an output without text is no answer; None where it is one.
+    """Return why an output without text is no answer; None where it is one.
 
     It has no finish reason: an aborted one is empty."""
     error = getattr(output, "error", None)  # vLLM has it since 0.32
@@ -112,7 +112,7 @@ def _of_reason(reason: str | None) -> Unanswered | None:
 
 
 def why_unanswered(call: EngineCall, output: Any) -> Unanswered | None:
-    """Why the engine's output is no answer; None where it is one.
+    """Return why the engine's output is no answer; None where it is one.
 
     Of a call in parts it is the list of theirs."""
     if call.parts:
@@ -126,9 +126,9 @@ def why_unanswered(call: EngineCall, output: Any) -> Unanswered | None:
 
 
 def reply(call: EngineCall, output: Any, said: Sequence[Said] | None = None) -> bytes:
-    """The body of a good answer, JSON.
+    """Make the body of a good answer, JSON.
 
-    ``said``: its choices, where vLLM's parsers have taken them apart."""
+    ``said`` are its choices, where vLLM's parsers have taken them apart."""
     if call.parts:
         return scored(call, output)
     facts: Facts = call.facts
@@ -156,7 +156,7 @@ def reply(call: EngineCall, output: Any, said: Sequence[Said] | None = None) -> 
 
 
 def _completions(output: Any) -> list[Any]:
-    """Generated sequences; a pooled output has one vector instead."""
+    """Return the generated sequences; a pooled output has one vector instead."""
     return output.outputs if isinstance(output.outputs, list) else []
 
 
@@ -185,7 +185,7 @@ def _choices(
 
 
 def _message(said: Said) -> dict[str, Any]:
-    """With the names that vLLM's server gives its fields."""
+    """Make a message, with the names that vLLM's server gives its fields."""
     message: dict[str, Any] = {"role": "assistant", "content": said.content}
     if said.reasoning is not None:
         message["reasoning"] = said.reasoning
@@ -195,7 +195,9 @@ def _message(said: Said) -> dict[str, Any]:
 
 
 def _ends_with_calls(facts: Facts, reason: str) -> bool:
-    """As vLLM's server has it: not where the request named the tool."""
+    """Return whether an answer ends with calls of tools.
+
+    As vLLM's server has it: not where the request named the tool."""
     choice = (facts.parsed or {}).get("tool_choice")
     return choice == "auto" or (choice == "required" and reason == "stop")
 

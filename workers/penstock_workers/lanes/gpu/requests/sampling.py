@@ -1,4 +1,4 @@
-"""From the fields of an OpenAI request body to vLLM's sampling parameters.
+"""Makes vLLM's sampling parameters from the fields of an OpenAI request body.
 
 A field that would change nothing is refused."""
 
@@ -72,9 +72,9 @@ def sampling_params(
     max_tokens: int,
     schema: Mapping[str, Any] | None,
 ) -> Any:
-    """A ``SamplingParams``.
+    """Make a ``SamplingParams``.
 
-    ``defaults`` are the model's own, ``schema`` the job's. Raises RequestRefused."""
+    ``defaults`` are the model's own, ``schema`` is the job's. Raises RequestRefused."""
     unknown = body.keys() - KNOWN
     named = sorted(name for name in unknown if body[name] not in (None, [], {}))
     if named:
@@ -109,7 +109,9 @@ def sampling_params(
 
 
 def asked_tokens(body: Mapping[str, Any]) -> int | None:
-    """The longest answer that the request asks for, in tokens. Raises RequestRefused."""
+    """Return the longest answer that the request asks for, in tokens.
+
+    Raises RequestRefused."""
     name = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
     asked = body.get(name)
     if asked is None:
@@ -120,7 +122,9 @@ def asked_tokens(body: Mapping[str, Any]) -> int | None:
 
 
 def _logprobs(body: Mapping[str, Any]) -> int | None:
-    """Chat says ``logprobs: true, top_logprobs: 5``, completions ``logprobs: 5``."""
+    """Read how many logprobs are wanted.
+
+    Chat says ``logprobs: true, top_logprobs: 5``, completions ``logprobs: 5``."""
     asked = body.get("logprobs")
     if isinstance(asked, bool):
         return int(body.get("top_logprobs") or 0) if asked else None
@@ -128,7 +132,7 @@ def _logprobs(body: Mapping[str, Any]) -> int | None:
 
 
 def _constraint(body: Mapping[str, Any], schema: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What the answer must look like: asked in the request, else by the job's schema."""
+    """Return what the answer must look like, as the request asks, else by the job's schema."""
     direct = body.get("structured_outputs")
     if direct is not None:
         if not isinstance(direct, dict) or len(direct.keys() & set(_CONSTRAINTS)) != 1:

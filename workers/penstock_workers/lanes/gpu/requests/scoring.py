@@ -1,5 +1,6 @@
-"""Requests for scores and classes in vLLM's terms: one call of the engine for each text or pair,
-and one answer of them all."""
+"""Requests for scores and classes in vLLM's terms.
+
+Each text or pair is one call of the engine, and all of them make one answer."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ class ScoringFacts:
 
 
 def classes_of(model_config: Any, *, templated: bool = False) -> Classes:
-    """None of a model that embeds or generates.
+    """Return the classes of a model; none of one that embeds or generates.
 
     ``templated``: the operator gave a chat template, which is for its pairs."""
     if model_config.runner_type != "pooling":
@@ -72,7 +73,9 @@ def classes_of(model_config: Any, *, templated: bool = False) -> Classes:
 
 
 def ask_of(task: Task, body: bytes, classes: Classes) -> Ask:
-    """Raises RequestRefused."""
+    """Read what a request asks for, and check that the model can do it.
+
+    Raises RequestRefused."""
     why = wrong_model(task, len(classes.labels))
     if why is None and task != "classify" and not classes.joins:
         why = (
@@ -88,8 +91,9 @@ def ask_of(task: Task, body: bytes, classes: Classes) -> Ask:
 
 
 def tokens_of(tokenizer: Any, text: Text, *, cut_at: int | None) -> tuple[list[int], list[int]]:
-    """Token ids, and the side of the pair that each belongs to (none where its tokenizer does not
-    say)."""
+    """Return token ids, and the side of the pair that each belongs to.
+
+    There are no sides where the tokenizer does not say them."""
     options: dict[str, Any] = (
         {} if cut_at is None else {"truncation": "longest_first", "max_length": cut_at}
     )
@@ -98,9 +102,9 @@ def tokens_of(tokenizer: Any, text: Text, *, cut_at: int | None) -> tuple[list[i
 
 
 def pooling_params(ask: Ask | None = None, sides: Sequence[int] = ()) -> Any:
-    """Of one text or pair. vLLM wants the place where the second side begins.
+    """Make the parameters of one text or pair; without ``ask``, those of a probe.
 
-    Without ``ask``: of a probe."""
+    vLLM wants the place where the second side begins."""
     extra = (
         {"compressed_token_type_ids": sides.index(1) if 1 in sides else len(sides)}
         if sides
@@ -112,13 +116,14 @@ def pooling_params(ask: Ask | None = None, sides: Sequence[int] = ()) -> Any:
 
 
 def occupied(parts: Sequence[EngineCall]) -> int:
-    """Tokens that they may come to occupy: those of the longest that may be in the engine
-    together."""
+    """Return how many tokens the parts may come to occupy.
+
+    They are those of the longest parts that may be in the engine together."""
     return sum(heapq.nlargest(PARTS_AT_ONCE, (len(part.token_ids) for part in parts)))
 
 
 async def run_parts(engine: Engine, parts: Sequence[EngineCall]) -> list[Any]:
-    """The outputs, in their order.
+    """Run the parts and return their outputs, in their order.
 
     What one raises ends the others. Raises what ``Engine.run`` raises."""
     room = asyncio.Semaphore(PARTS_AT_ONCE)
@@ -136,11 +141,11 @@ async def run_parts(engine: Engine, parts: Sequence[EngineCall]) -> list[Any]:
 
 
 def _unheard() -> None:
-    """A score comes whole: that its computing began is known at its end."""
+    """Do nothing: a score comes whole, and that its computing began is known at its end."""
 
 
 def scored(call: EngineCall, outputs: Sequence[Any]) -> bytes:
-    """The body of a good answer."""
+    """Make the body of a good answer."""
     facts: ScoringFacts = call.facts
     tokens = sum(len(part.token_ids) for part in call.parts)
     rows = [output.outputs.data.float().flatten().tolist() for output in outputs]

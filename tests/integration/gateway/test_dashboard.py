@@ -1,0 +1,416 @@
+"""The dashboard in a real browser: seen, read without scripts, used by keyboard, and harmless
+whatever documents say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from dashboard_ledger import Seeded, chromium, seed
+from doors import asked, door, door_settings, new_key
+from playwright.sync_api import Browser, BrowserContext, Page
+from servers import RedisServer
+
+from penstock_ledger import (
+    ApiKeyStore,
+    Database,
+    DeadLetter,
+    JobState,
+    JobStore,
+    OutcomeStore,
+    open_database,
+)
+
+PHONE = 375
+
+
+class House(NamedTuple):
+    url: str
+    ids: Seeded
+    database: Database
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory, _shared_redis: RedisServer) -> Iterator[House]:
+    folder = tmp_path_factory.mktemp("dashboard")
+    _shared_redis.flush()
+    settings = door_settings(folder, _shared_redis.url)
+    database = open_database(settings.database_url)
+    database.migrate()
+    ids = seed(database, folder, _shared_redis.client())
+    with door(settings) as url:
+        yield House(url, ids, database)
+    database.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def told() -> list[str]:
+    """What the browser complained of."""
+    return []
+
+
+@pytest.fixture
+def context(browser: Browser, told: list[str]) -> Iterator[BrowserContext]:
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    context.on("console", lambda message: told.append(message.text))
+    context.on("weberror", lambda error: told.append(str(error.error)))
+    yield context
+    context.close()
+
+
+def places(ids: Seeded) -> list[str]:
+    """Each page once."""
+    return [
+        "/ui/jobs",
+        f"/ui/jobs/{ids.running}",
+        f"/ui/jobs/{ids.paused}",
+        f"/ui/jobs/{ids.running}/letters",
+        f"/ui/jobs/{ids.hostile}/letter?doc=doc-letter",
+        f"/ui/jobs/{ids.done}/answers",
+        f"/ui/jobs/{ids.running}/limit",
+        "/ui/workers",
+        "/ui/quotas",
+        "/ui/spending?period=all",
+        "/ui/login",
+    ]
+
+
+def test_every_page_can_be_used_by_everyone(house: House, context: BrowserContext) -> None:
+    """No page breaks a rule of WCAG that axe knows, in light; nor one of contrast in dark."""
+    page, axe = context.new_page(), Axe()
+    rules = {
+        "runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"],
+        "resultTypes": ["violations"],
+    }
+    for place in places(house.ids):
+        page.emulate_media(color_scheme="light")
+        page.goto(house.url + place)
+        found = axe.run(page, options=rules)
+        assert not found.violations_count, f"{place}\n{found.generate_report()}"
+        page.emulate_media(color_scheme="dark")
+        dark = page.evaluate("axe.run({runOnly: ['color-contrast'], resultTypes: ['violations']})")
+        assert not dark["violations"], f"{place} in dark: {dark['violations']}"
+
+
+def test_every_page_fits_a_phone(house: House, browser: Browser) -> None:
+    """At 375 px nothing is wider than the screen, hostile texts included."""
+    with browser.new_context(viewport={"width": PHONE, "height": 700}) as context:
+        page = context.new_page()
+        for place in [
+            *places(house.ids),
+            f"/ui/jobs/{house.ids.hostile}",
+            f"/ui/jobs/{house.ids.hostile}/answers",
+        ]:
+            page.goto(house.url + place)
+            assert page.evaluate("document.documentElement.scrollWidth") <= PHONE, place
+
+
+def test_all_that_only_shows_is_there_without_scripts(house: House, browser: Browser) -> None:
+    """A browser without JavaScript sees figures, the chart and long texts, and pauses and resumes a
+    job."""
+    ids = house.ids
+    with browser.new_context(java_script_enabled=False) as context:
+        page = context.new_page()
+        page.goto(f"{house.url}/ui/jobs?state=running")
+        page.get_by_role("link", name="tickets-2026-11").click()
+        assert "924" in page.inner_text("main")
+        assert page.get_by_role("img", name="Documents per second over").count() == 1
+        page.get_by_role("link", name="Pause").click()
+        assert JobStore(house.database).get(ids.running).state == "running", (
+            "a link changes nothing"
+        )
+        page.get_by_role("button", name="Pause the job").click()
+        assert "The job is paused" in page.inner_text("main")
+        assert JobStore(house.database).get(ids.running).state == "paused"
+        page.get_by_role("link", name="Resume").click()
+        page.get_by_role("button", name="Resume the job").click()
+        assert JobStore(house.database).get(ids.running).state == "running"
+
+
+def test_the_dashboard_is_used_by_keyboard(house: House, context: BrowserContext) -> None:
+    """The skip link comes first, `/` goes to the search, and a search and a job are reached without
+    a mouse."""
+    page = context.new_page()
+    page.goto(f"{house.url}/ui/jobs")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.id") == "q"
+    page.keyboard.type("contracts")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/ui/jobs?q=contracts")
+    link = page.get_by_role("link", name="contracts-nightly")
+    for _ in range(25):
+        page.keyboard.press("Tab")
+        if link.evaluate("one => one === document.activeElement"):
+            break
+    width = link.evaluate("one => getComputedStyle(one).outlineWidth")
+    assert width == "2px", "the focus cannot be seen"
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**/ui/jobs/{house.ids.paused}")
+
+
+def test_hostile_texts_are_shown_and_do_nothing(
+    house: House, context: BrowserContext, told: list[str]
+) -> None:
+    """Scripts, ends of elements, escapes of terminals and reordered lines of documents are text:
+    none acts, none hides."""
+    page = context.new_page()
+    job = f"{house.url}/ui/jobs/{house.ids.hostile}"
+    odd = "/letter?doc=%3Cb%3Edoc%3C%2Fb%3E%20%26%20%E2%80%AEcod"
+    for place in (
+        "",
+        "/letters",
+        "/answers",
+        "/answers?doc=doc-hostile",
+        "/letter?doc=doc-letter",
+        odd,
+        "/cancel",
+    ):
+        page.goto(job + place)
+        assert "owned" not in page.title() or "<script>" in page.title(), place
+        assert page.locator("main script, main img, main b:has-text('doc')").count() == 0, place
+        text = page.inner_text("main")
+        assert not set(text) & set("\x00\x1b\u202e\u202c"), place
+        assert "49" not in text.split("{{ 7 * 7 }}")[0][-5:], place
+    page.goto(f"{house.url}/ui/jobs/{house.ids.hostile}/answers?doc=doc-hostile")
+    assert "<script>document.title='owned'</script>" in page.inner_text("main")
+    assert "\\x1b[31mred" in page.inner_text("main")
+    assert "\\u202e" in page.inner_text("main")
+    assert not told, "the browser had to refuse something"
+
+
+def test_no_page_needs_what_its_policy_forbids(
+    house: House, context: BrowserContext, told: list[str]
+) -> None:
+    """Every page comes with a policy that runs and loads our own files only, and no browser has to
+    refuse anything."""
+    page = context.new_page()
+    for place in places(house.ids)[:-1]:
+        answer = page.goto(house.url + place)
+        assert answer is not None
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert (answer.headers["cache-control"], answer.headers["x-frame-options"]) == (
+            "no-store",
+            "DENY",
+        )
+    assert not told
+
+
+def test_what_is_live_is_drawn_again(house: House, context: BrowserContext) -> None:
+    """A job's figures change on an open page, without a reload."""
+    page = context.new_page()
+    page.clock.install()
+    page.goto(f"{house.url}/ui/jobs/{house.ids.paused}")
+    page.evaluate("window.stays = true")
+    assert "paused" in page.inner_text("main")
+    jobs = JobStore(house.database)
+    jobs.set_state(house.ids.paused, JobState.RUNNING, expect=[JobState.PAUSED])
+    page.clock.run_for(3_500)
+    page.get_by_text("Paused: provider openai").wait_for(state="detached")
+    assert page.evaluate("window.stays") is True
+    jobs.set_state(
+        house.ids.paused,
+        JobState.PAUSED,
+        reason="provider openai: again",
+        expect=[JobState.RUNNING],
+    )
+
+
+def test_colours_are_chosen_and_kept(house: House, context: BrowserContext) -> None:
+    """The switch goes from the system's colours to dark and light, on every page from then on."""
+    page = context.new_page()
+    page.goto(f"{house.url}/ui/workers")
+    paper = "getComputedStyle(document.body).backgroundColor"
+    bright = page.evaluate(paper)
+    page.get_by_role("button", name="Colours").click()
+    assert page.evaluate(paper) != bright
+    page.goto(f"{house.url}/ui/jobs")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
+def test_a_dead_letter_is_corrected_and_sent_again(house: House, context: BrowserContext) -> None:
+    """What is typed into the form is what the replay sends; a request that is not JSON comes back
+    with the reason."""
+    page = context.new_page()
+    page.goto(f"{house.url}/ui/jobs/{house.ids.running}/letters?reason=bad_request")
+    page.get_by_role("link", name="doc-000900").first.click()
+    field = page.get_by_label("The request, as JSON")
+    corrected = json.loads(field.input_value()) | {"max_tokens": 900}
+    field.fill("{")
+    page.get_by_role("button", name="Replay this document").click()
+    assert "not valid JSON" in page.inner_text("main")
+    page.get_by_label("The request, as JSON").fill(json.dumps(corrected))
+    page.get_by_role("button", name="Replay this document").click()
+    assert "sent again" in page.inner_text("main")
+    feed = JobStore(house.database).feeds(house.ids.running)[-1]
+    assert feed.overrides == {"body": corrected}
+    store = OutcomeStore(house.database)
+    assert store.get(house.ids.running, "doc-000900") is None
+    assert [
+        letter.key.doc_id for letter in store.replayable(house.ids.running, feed.generation)
+    ] == ["doc-000900"]
+
+
+def test_a_group_of_dead_letters_is_sent_again(house: House, context: BrowserContext) -> None:
+    """All whose errors are alike go together, with another model, and no others."""
+    page = context.new_page()
+    page.goto(f"{house.url}/ui/jobs/{house.ids.running}/letters")
+    page.get_by_role("row").filter(has_text="no answer within").get_by_role(
+        "link", name="replay all"
+    ).click()
+    page.get_by_label("Another model").fill("gpt-5")
+    page.get_by_role("button", name="Replay").click()
+    assert "sent again" in page.inner_text("main")
+    feed = JobStore(house.database).feeds(house.ids.running)[-1]
+    sent = list(OutcomeStore(house.database).replayable(house.ids.running, feed.generation))
+    assert feed.overrides == {"set": {"model": "gpt-5"}}
+    assert {letter.reason for letter in sent} == {"timeout"}
+    assert len(sent) == 8
+    left = OutcomeStore(house.database).dead_letters(house.ids.running)
+    assert not [letter for letter in left if letter.reason == "timeout"]
+
+
+def test_forms_of_other_sites_are_refused(house: House, context: BrowserContext) -> None:
+    """A form counts with this session's token and from our own page only: nothing is cancelled by
+    another."""
+    url = f"{house.url}/ui/jobs/{house.ids.running}/cancel"
+    page = context.new_page()
+    page.goto(url)
+    token = page.input_value("input[name=token] >> nth=-1")
+    cookie = "; ".join(f"{one.get('name')}={one.get('value')}" for one in context.cookies())
+    form = {"content_type": "application/x-www-form-urlencoded"}
+    body = f"token={token}".encode()
+    assert asked(url, body, origin="https://evil.example", cookie=cookie, **form).status == 403
+    assert asked(url, body, cookie=cookie, **form).status == 403, "without an origin"
+    assert asked(url, body, origin=house.url, **form).status == 403, "of another session"
+    assert asked(url, b"token=", origin=house.url, cookie=cookie, **form).status == 403
+    assert (
+        asked(url, body, origin=house.url, cookie=cookie, content_type="text/plain").status == 415
+    )
+    assert JobStore(house.database).get(house.ids.running).state == "running"
+    assert all(one.get("httpOnly") and one.get("sameSite") == "Strict" for one in context.cookies())
+
+
+def test_limits_of_a_job_are_changed(house: House, context: BrowserContext) -> None:
+    """A budget and a deadline are set by a form; what is no sum comes back with the reason."""
+    page = context.new_page()
+    page.goto(f"{house.url}/ui/jobs/{house.ids.running}/limit")
+    page.get_by_label("Budget in US dollars").fill("much")
+    page.get_by_role("button", name="Set the limits").click()
+    assert "is no sum of US dollars" in page.inner_text("main")
+    page.get_by_label("Budget in US dollars").fill("20")
+    page.get_by_label("Deadline").fill("6h")
+    page.get_by_role("button", name="Set the limits").click()
+    assert "The limits are changed" in page.inner_text("main")
+    spec = JobStore(house.database).get(house.ids.running).spec
+    assert (spec["budget_usd"], spec["deadline_s"]) == (20.0, 21_600.0)
+
+
+def test_letters_that_are_gone_are_not_found(house: House) -> None:
+    """Pages of what is not there are one page, with 404; a place in the list that makes no sense
+    begins it."""
+    for place in (
+        "/ui/jobs/nothing",
+        f"/ui/jobs/{house.ids.done}/letter?doc=mail-000",
+        "/ui/jobs/a/b/c",
+        "/ui/static/x.css",
+    ):
+        assert asked(house.url + place).status == 404, place
+    for place in (
+        "/ui/jobs?before=x",
+        "/ui/jobs?after=~~&state=odd",
+        f"/ui/jobs/{house.ids.running}/letters?after=x",
+    ):
+        assert asked(house.url + place).status == 200, place
+    assert isinstance(OutcomeStore(house.database).get(house.ids.done, "mail-029"), DeadLetter)
+
+
+def test_styles_are_kept_for_ever_under_names_of_their_content(
+    house: House, context: BrowserContext
+) -> None:
+    """A browser fetches the style once: its name changes when it does."""
+    page = context.new_page()
+    page.goto(f"{house.url}/ui/jobs")
+    style = page.get_attribute("link[rel=stylesheet]", "href")
+    answer = asked(f"{house.url}{style}")
+    assert answer.headers["cache-control"] == "public, max-age=31536000, immutable"
+    assert answer.headers["content-type"].startswith("text/css")
+    assert (
+        page.evaluate("document.querySelectorAll('[style], style, script:not([src])').length") == 0
+    )
+
+
+def read(page: Page) -> str:
+    return page.inner_text("main")
+
+
+def test_each_tenant_sees_its_own(tmp_path: Path, browser: Browser) -> None:
+    """A key opens its tenant's jobs and no others; signing out, or revoking the key, ends that."""
+    settings = door_settings(tmp_path)
+    database = open_database(settings.database_url)
+    database.migrate()
+    ids = seed(database, tmp_path, small=True)
+    reader = new_key(settings, "acme", "read")
+    with door(settings) as url, browser.new_context() as context:
+        page = context.new_page()
+        page.goto(f"{url}/ui/jobs/{ids.running}")
+        assert page.url.startswith(f"{url}/ui/login?next=")
+        page.get_by_label("API key").fill("sk-penstock-wrong")
+        page.get_by_role("button", name="Sign in").click()
+        assert "Incorrect API key" in read(page)
+        page.get_by_label("API key").fill(reader)
+        page.get_by_role("button", name="Sign in").click()
+        page.wait_for_url(f"{url}/ui/jobs/{ids.running}")
+        assert page.get_by_role("link", name="Cancel").count() == 0, "a key that reads only"
+        page.goto(f"{url}/ui/jobs")
+        assert "tickets-2026-11" in read(page)
+        assert "contracts-nightly" not in read(page)
+        unknown = page.goto(f"{url}/ui/jobs/job9999x")
+        assert unknown is not None
+        words = read(page).replace("job9999x", "ID").rpartition("·")[0]
+        other = page.goto(f"{url}/ui/jobs/{ids.paused}")
+        assert other is not None
+        assert (other.status, read(page).replace(ids.paused, "ID").rpartition("·")[0]) == (
+            unknown.status,
+            words,
+        )
+        for place in ("/ui/workers", "/ui/quotas"):
+            answer = page.goto(url + place)
+            assert answer is not None
+            assert answer.status == 404, place
+        page.goto(f"{url}/ui/spending?period=all")
+        assert "acme" in read(page)
+        assert "research" not in read(page)
+        cancelled = page.goto(f"{url}/ui/jobs/{ids.running}/cancel")
+        assert cancelled is not None
+        assert cancelled.status == 403
+        page.goto(f"{url}/ui/jobs")
+        page.get_by_role("button", name="Sign out").click()
+        page.wait_for_url(f"{url}/ui/login")
+        page.goto(f"{url}/ui/jobs")
+        assert page.url.startswith(f"{url}/ui/login")
+        page.get_by_label("API key").fill(reader)
+        page.get_by_role("button", name="Sign in").click()
+        page.wait_for_url(f"{url}/ui/jobs")
+        store = ApiKeyStore(database)
+        store.revoke(store.list()[0].key_id)
+        for _ in range(40):  # a key is remembered for two seconds
+            page.goto(f"{url}/ui/jobs")
+            if page.url.startswith(f"{url}/ui/login"):
+                break
+            page.wait_for_timeout(200)
+        assert page.url.startswith(f"{url}/ui/login")
+    database.close()
