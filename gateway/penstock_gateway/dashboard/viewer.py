@@ -21,7 +21,7 @@ from starlette.responses import HTMLResponse, Response
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller, Scope, caller_with
 from penstock_gateway.callers.known_keys import COOKIE, SESSION_S
-from penstock_gateway.dashboard.desk import Desk, desk_of
+from penstock_gateway.dashboard.desk import Desk
 from penstock_gateway.dashboard.jobs_view import ago
 from penstock_gateway.pages.render import HEADERS, rendered
 from penstock_gateway.refused import Refused, not_found
@@ -162,7 +162,7 @@ def viewer_with(scope: Scope) -> Callable[[Request], Awaitable[Viewer]]:
         except Refused as refused:
             raise _to_sign_in(request) if refused.status == 401 else refused from None
         backend = backend_of(request)
-        desk = desk_of(backend)
+        desk = backend.part(Desk)
         session, visit = request.cookies.get(COOKIE), request.cookies.get(VISIT, "")
         is_new = session is None and _VISIT_SHAPE.fullmatch(visit) is None
         tied_to = session or (secrets.token_urlsafe(24) if is_new else visit)
