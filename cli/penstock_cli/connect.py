@@ -104,13 +104,13 @@ class Books:
         return Provenance(self.database).of(job.job_id)
 
     def moves(self, job: Job) -> list[LaneMove]:
-        """How its lane was chosen and has changed."""
+        """Return how its lane was chosen and has changed."""
         from penstock_ledger import LaneMoves
 
         return LaneMoves(self.database).of(job.job_id) if job.moves else []
 
     def provider_batches(self, job: Job) -> list[BatchSum]:
-        """Its batches at providers, in a lane that has such."""
+        """Return the job's batches at providers, in a lane that has such."""
         from penstock_ledger import BatchFigures
 
         return BatchFigures(self.database).sums(job.job_id)
@@ -126,13 +126,13 @@ class Books:
         return account, {} if account is None else BatchFigures(self.database).may_cost(job.job_id)
 
     def batches_created(self, job: Job) -> tuple[int, int]:
-        """How many of them providers took, and the requests in them."""
+        """Return how many of them providers took, and the requests in them."""
         from penstock_ledger import BatchFigures
 
         return BatchFigures(self.database).created(job.job_id)
 
     def batches_lasted(self, provider: str, most: int) -> list[float]:
-        """Seconds that the last batches of a provider took."""
+        """Return how many seconds the last batches of a provider took."""
         from penstock_ledger import BatchFigures
 
         return BatchFigures(self.database).lasted(provider, most)
@@ -148,7 +148,7 @@ class Books:
         return next(iter(read_quotas(self.redis_client, quota_ids=[provider])), None)
 
     def seconds(self, job: Job) -> float | None:
-        """Seconds of work of a local job; None where only the calendar knows."""
+        """Return seconds of work of a local job; None where only the calendar knows."""
         from penstock_cli.show.figures import KeptFigures
 
         return (KeptFigures.load(self.figures_path(job)).seconds or None) if self.state else None
@@ -158,7 +158,7 @@ class Books:
         return self.state.figures / f"{job.job_id}.json"
 
     def option(self) -> str:
-        """`` --state DIR`` as the user has to type it, for commands that we print."""
+        """Return `` --state DIR`` as the user has to type it, for commands that we print."""
         import shlex
 
         return f" --state {shlex.quote(str(self.state.root))}" if self.state else ""

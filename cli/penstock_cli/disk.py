@@ -30,7 +30,7 @@ def free_bytes(path: Path) -> int | None:
 
 
 def shortage(path: Path) -> str | None:
-    """One line on a disk that is nearly full: the place and what is free."""
+    """Return one line on a disk that is nearly full: the place and what is free."""
     free = free_bytes(path)
     return None if free is None or free >= LOW_BYTES else f"{path} has {megabytes(free)} left"
 
@@ -55,7 +55,7 @@ def is_read_only(error: BaseException) -> bool:
 
 
 def megabytes(number: int) -> str:
-    """Bytes in megabytes."""
+    """Write bytes as megabytes."""
     return f"{max(0, number) / 1_000_000:,.1f} MB"
 
 
@@ -70,7 +70,10 @@ class DiskGuard:
         go_on: Callable[[], bool],
         free: Callable[[Path], int | None] = free_bytes,
     ) -> None:
-        """``hold`` (given the reason) and ``go_on`` answer whether they changed the job's state."""
+        """Watch some places.
+
+        ``hold`` (given the reason) and ``go_on`` answer whether they changed the job's state.
+        """
         self._places = list(places)
         self._hold = hold
         self._go_on = go_on
@@ -78,9 +81,10 @@ class DiskGuard:
         self.holds = False
 
     def look(self) -> Wait | None:
-        """None while there is room, else what is waited for.
+        """Return what is waited for; None while there is room.
 
-        Raises what ``hold`` and ``go_on`` raise."""
+        Raises what ``hold`` and ``go_on`` raise.
+        """
         least = ENOUGH_BYTES if self.holds else LOW_BYTES
         short = [
             (free, place)

@@ -41,7 +41,7 @@ def exit_status(error: BaseException) -> int:
 
 
 def message(error: BaseException) -> str:
-    """One paragraph: what happened, and what to do."""
+    """Return one paragraph: what happened, and what to do."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if isinstance(error, SchemaMissing):
@@ -86,7 +86,10 @@ def _fix(refused: JobRefused) -> str:
 
 
 def _is(error: BaseException, module: str, name: str) -> bool:
-    """Whether it is an error of a package that is usable alone; that is not imported to ask."""
+    """Return whether it is an error of a package that is usable alone.
+
+    The package is not imported to ask.
+    """
     found = sys.modules.get(module)
     return found is not None and isinstance(error, getattr(found, name))
 

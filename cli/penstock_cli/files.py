@@ -120,7 +120,10 @@ def refuse_other_jobs(out: str, job_key: str) -> None:
 
 
 def _read_report(out: str) -> bytes | None:
-    """None when there is none. Raises UsageProblem where a bucket does not let us look."""
+    """Return the report that is there; None when there is none.
+
+    Raises UsageProblem where a bucket does not let us look.
+    """
     if not is_remote(out):
         with contextlib.suppress(OSError), (Path(out) / REPORT_NAME).open("rb") as file:
             return file.read(REPORT_MAX_BYTES)
@@ -202,7 +205,7 @@ def write_errors(ledger: Books, job: Job, place: str, *, reason: str | None = No
 
 
 def folder_and_name(place: str) -> tuple[str, str]:
-    """Of a file or an object. Raises UsageProblem for a folder."""
+    """Split the place of a file or an object. Raises UsageProblem for a folder."""
     folder, _, name = place.rpartition("/")
     if not name:
         raise UsageProblem(f"{place!r} is a folder; name a file in it")
@@ -219,7 +222,10 @@ def _print(lines: Iterable[bytes]) -> int:
 
 
 def write_lines(place: str, lines: Iterable[bytes]) -> int:
-    """All lines or none: the file appears when it is complete. ``-`` is standard output."""
+    """Write all lines or none: the file appears when it is complete.
+
+    ``-`` is standard output.
+    """
     if place == STDOUT:
         return _print(lines)
     from penstock_producer.storage import open_sink

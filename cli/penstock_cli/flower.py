@@ -126,9 +126,10 @@ def _parse(options: OptionParser, variable: str, name: str, text: str) -> None:
 
 
 def _check_logins(logins: Iterable[str]) -> None:
-    """Flower would accept a login without a colon, and then refuse every user.
+    """Raise for a login without a colon, which Flower would accept, and then refuse every user.
 
-    No password is shown."""
+    No password is shown.
+    """
     for number, login in enumerate(logins, start=1):
         user, colon, password = login.partition(":")
         if not (user and colon and password and login.isascii()):
@@ -176,7 +177,7 @@ class BoundedEvents(Events):  # type: ignore[misc]  # Flower is untyped
         self._told_at = 0.0
 
     def start(self) -> None:
-        """Flower first asks for events after five seconds."""
+        """Start Flower, and ask for events at once: it asks first after five seconds."""
         super().start()
         if self.enable_events:
             self.io_loop.add_callback(self.on_enable_events)
@@ -266,7 +267,7 @@ class QueueTable:
 
 
 def _with_models(book: QueueBook, names: list[str]) -> list[str]:
-    """Lanes that host models have queues per model, which come and go."""
+    """Return the queues with those of models, which come and go."""
     models = (queue for lane in filter(has_own_model, LANES) for queue in book.of(queue_name(lane)))
     return sorted({*names, *models})
 
@@ -313,7 +314,7 @@ class OurMetrics(Metrics):  # type: ignore[misc]  # Flower is untyped
 
 
 def handlers(prefix: str | None) -> list[tuple[str, type]]:
-    """To be put before Flower's own."""
+    """Return our pages, which go before Flower's own."""
     pages = {
         "/broker": OurBrokerView,
         "/api/queues/length": OurQueueLengths,

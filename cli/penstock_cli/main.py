@@ -21,7 +21,10 @@ from penstock_cli.failures import leave_with
 
 
 def _print_version(wanted: bool) -> None:
-    """Of the distribution; what it runs on is what an answer to a question starts with."""
+    """Print the version of the distribution, and what it runs on.
+
+    A question is answered with these first.
+    """
     if wanted:
         from importlib.metadata import version
 

@@ -112,5 +112,5 @@ def _names(folder: Path, stamp: str) -> Iterable[Path]:
 
 
 def _copies(folder: Path) -> list[Path]:
-    """Oldest first."""
+    """Return the copies, oldest first."""
     return sorted(folder.glob(f"{_PREFIX}*"), key=lambda path: path.stat().st_mtime_ns)

@@ -234,7 +234,7 @@ def _socket_path(folder: Path) -> str | None:
 
 
 def _configuration(folder: Path, endpoint: Endpoint) -> str:
-    """redis.conf, which the server reads from its standard input.
+    """Return redis.conf, which the server reads from its standard input.
 
     Arguments, and so the password, would be visible to every user; and the name of a file is a glob
     to Redis 7, which then starts with defaults, on the public port, when a folder has a ``?`` in
@@ -396,7 +396,7 @@ def _ended(pid: int, folder: Path) -> bool:
 
 
 def _works_in(pid: int, folder: Path) -> bool:
-    """Whether this pid is a living process with this working folder.
+    """Return whether this pid is a living process with this working folder.
 
     Pids are used again, the folder belongs to this state."""
     try:

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 def report_of(
     ledger: Books, job: Job, *, stats: Mapping[str, int] | None = None, seconds: float | None = None
 ) -> Report:
-    """``stats`` and ``seconds`` where the caller knows better than the ledger."""
+    """Return the report of a job.
+
+    ``stats`` and ``seconds`` are given where the caller knows better than the ledger.
+    """
     return gathered(
         ledger.database,
         job,
@@ -36,7 +39,7 @@ def report_of(
 
 
 def exit_status(report: Report) -> int:
-    """0 all succeeded, 3 finished with dead letters, 1 anything else."""
+    """Return 0 where all succeeded, 3 if finished with dead letters, 1 for anything else."""
     if report.state != "completed":
         return EXIT_FAILED
     return EXIT_DEAD_LETTERS if report.dead else EXIT_OK
@@ -87,7 +90,7 @@ _ENDINGS: Final = {
 
 
 def form_of(asked: str, output: str | None) -> Form:
-    """As it was asked for, else as the name of the file ends. Raises UsageProblem."""
+    """Return the form that was asked for, else by the file's ending. Raises UsageProblem."""
     if not asked:
         return _ENDINGS.get((output or "").rpartition("/")[2].rpartition(".")[2].lower(), Form.TEXT)
     try:

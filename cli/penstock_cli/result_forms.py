@@ -83,7 +83,7 @@ def _with_provenance(ledger: Books, job: Job, asked: Asked, output: str, form: s
 
 
 def _form(asked: Asked, output: str) -> str:
-    """By the flag, else by the name of the file."""
+    """Return the form by the flag, else by the name of the file."""
     suffix = output.rpartition("/")[2].rpartition(".")[2].lower()
     form = asked.output_format or (suffix if suffix in FORMATS else LINES)
     if form not in FORMATS:

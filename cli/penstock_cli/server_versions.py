@@ -59,7 +59,7 @@ class Software:
         return f"{self.product} {'.'.join(map(str, self.version))}"
 
     def is_patched(self, *, private: bool = False) -> bool:
-        """Whether no hole is known. ``private``: for a server that only its own user reaches."""
+        """Return whether no hole is known. ``private``: for a server that only its user reaches."""
         lines = (PRIVATE if private else _LINES)[self.product]
         line, patch = self._line()
         return patch >= lines[line] if line in lines else line > max(lines)
@@ -78,9 +78,10 @@ class Software:
 
 
 def of_redis(info: Mapping[str, Any]) -> Software:
-    """From an INFO.
+    """Read the version from an INFO.
 
-    Valkey also gives a ``redis_version``, that of the Redis it is compatible with."""
+    Valkey also gives a ``redis_version``, that of the Redis it is compatible with.
+    """
     if "valkey_version" in info:
         return Software("Valkey", numbers(str(info["valkey_version"])))
     return Software("Redis", numbers(str(info.get("redis_version", "0"))))
@@ -95,12 +96,12 @@ def of_program(said: str) -> Software | None:
 
 
 def of_postgresql(number: int) -> Software:
-    """From `server_version_num`: 170011 is 17.11."""
+    """Read the version from `server_version_num`: 170011 is 17.11."""
     return Software("PostgreSQL", (number // 10_000, number % 10_000))
 
 
 def numbers(text: str) -> Version:
-    """`7.0.15-1~deb12u7` is (7, 0, 15)."""
+    """Return the numbers of a version: `7.0.15-1~deb12u7` is (7, 0, 15)."""
     match = re.match(r"\d+(?:\.\d+)*", text)
     return tuple(int(part) for part in match[0].split(".")) if match else (0,)
 

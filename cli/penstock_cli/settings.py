@@ -17,7 +17,7 @@ PARENT_PID_VARIABLE = "PENSTOCK_PARENT_PID"  # set by the supervisor, for its ow
 
 
 def debug() -> bool:
-    """Whether errors come with their traceback."""
+    """Return whether errors come with their traceback."""
     return os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
 
 
@@ -44,12 +44,12 @@ def first_set(names: Sequence[str]) -> tuple[str, str] | None:
 
 
 def own_environment() -> dict[str, str]:
-    """All of it, settings included, for a process that is to read them as this one did."""
+    """Return all variables, settings included, for a process that reads them as this one did."""
     return dict(os.environ)
 
 
 def flower_variables() -> dict[str, str]:
-    """Flower's own variables, as its documentation names them."""
+    """Return Flower's own variables, as its documentation names them."""
     return {name: value for name, value in os.environ.items() if name.startswith("FLOWER_")}
 
 

@@ -34,23 +34,23 @@ _METHODS: Final = frozenset({"get", "put", "post", "delete", "patch", "head", "o
 _TAGS: Final = (
     (
         "jobs",
-        "Jobs: submit, push, look, steer, read results. Errors are problem details (RFC 9457).",
+        "Jobs: submit, push, watch, control, read results. Errors are problem details (RFC 9457).",
     ),
     ("schedules", "Jobs that start themselves, and notifications of buckets."),
     ("limits", "What keeps requests to the providers from starting."),
-    ("keys", "API keys of these doors: make, list, revoke."),
+    ("keys", "API keys: make, list, revoke."),
 )
 _SCHEMES: Final = {
     "bearer": {
         "type": "http",
         "scheme": "bearer",
-        "description": "An API key of these doors, as OpenAI's clients send it.",
+        "description": "An API key, as OpenAI's clients send it.",
     },
     "apiKey": {
         "type": "apiKey",
         "in": "header",
         "name": "x-api-key",
-        "description": "The same, as Anthropic's clients do.",
+        "description": "An API key, as Anthropic's clients send it.",
     },
 }
 _PROBLEM: Final = {
@@ -61,7 +61,7 @@ _PROBLEM: Final = {
         "title": {"type": "string"},
         "status": {"type": "integer"},
         "detail": {"type": "string", "description": "What is wrong, and what to do."},
-        "code": {"type": "string", "description": "For programs; it stays."},
+        "code": {"type": "string", "description": "A stable code for programs."},
         "param": {"type": "string"},
         "request_id": {"type": "string"},
         "errors": {
@@ -116,10 +116,10 @@ _ERRORS: Final = {
     "403": "The key may not do that.",
     "404": "There is no such thing for this caller.",
     "408": "The body did not come in time.",
-    "409": "It is not in a state for that, or there is something else under this name.",
+    "409": "Its state does not allow this, or the name is taken by something else.",
     "413": "The body is too large.",
     "415": "The body is of another type.",
-    "429": "The limits of the key are reached; see Retry-After.",
+    "429": "A limit of the key is reached; see Retry-After.",
     "503": "A server behind this one does not answer, or there is too much to do; see Retry-After.",
 }
 
@@ -204,7 +204,7 @@ class Task(Protocol):
 async def running(
     tasks: Iterable[Task], backend: Backend, metrics: DoorMetrics
 ) -> AsyncIterator[None]:
-    """All of them, for as long as the block lasts."""
+    """Run all tasks for as long as the block lasts."""
     tasks = list(tasks)
     for task in tasks:
         name = type(task).__name__

@@ -38,7 +38,7 @@ MAX_KEY, MAX_VALUE = 64, 512  # characters
 
 
 def checked_metadata(given: Any) -> dict[str, str] | None:
-    """As it was given. Raises Refused (400), which names the pair."""
+    """Return metadata as it was given. Raises Refused (400), which names the pair."""
     if given is None:
         return None
     if not isinstance(given, dict):
@@ -226,7 +226,7 @@ class Bodies:
                 del self._held_of[tenant]
 
     def _check_room(self, tenant: str | None, held: int) -> None:
-        """``held`` is what this body has so far. Raises Refused."""
+        """Raise Refused where there is no room; ``held`` is what this body has so far."""
         for most, now in ((MEMORY_BYTES, self._held), (TENANT_BYTES, self._held_of[tenant])):
             if now > most and now > held:
                 raise Refused(

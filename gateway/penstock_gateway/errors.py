@@ -105,7 +105,7 @@ def answer_to(refused: Refused, path: str, request_id: str) -> Response:
 
 
 def is_problem_path(path: str) -> bool:
-    """Whether errors of this path are problem details."""
+    """Return whether errors of this path are problem details."""
     return any(_is_below(path, place) for place in _PROBLEMS)
 
 

@@ -15,7 +15,10 @@ __all__ = ["pause_shown", "shown_source", "told_letter", "told_of", "without_pla
 
 
 def shown_source(job: Job) -> str:
-    """Where its documents are; of a file of these doors the id, not where this machine keeps it."""
+    """Return where the job's documents are.
+
+    Of an uploaded file that is the id, not where this machine keeps it.
+    """
     uri = str(job.source.get("uri", ""))
     name = uri.rpartition("/")[2].partition(".")[0]
     return name if is_id("file", name) else uri

@@ -31,14 +31,14 @@ LOOK_S: Final = 2.0  # for each of the two: a probe that waits longer has its an
 
 @router.api_route("/livez", methods=["GET", "HEAD"], include_in_schema=False)
 async def livez() -> dict[str, str]:
-    """Answers as long as the process can."""
+    """Answer as long as the process can."""
     return {"status": "ok"}
 
 
 @router.head("/health", include_in_schema=False)
 @router.get("/health", operation_id="get_health")
 async def health(request: Request) -> JSONResponse:
-    """200 while work is accepted, 503 with what is away."""
+    """Answer 200 while work is accepted, else 503 with what is away."""
     backend = backend_of(request)
     database, redis_is = await asyncio.gather(_database(backend), _redis(backend))
     ready = database == redis_is == "ok" and not backend.closing

@@ -39,7 +39,10 @@ _SHAPE: Final = {kind: re.compile(re.escape(prefix) + _TAIL) for kind, prefix in
 
 
 def new_id(kind: Kind) -> str:
-    """Of one read of the system's random numbers: each request needs two ids."""
+    """Return a new id from one read of the system's random numbers.
+
+    Each request needs two ids.
+    """
     return _PREFIX[kind] + secrets.token_bytes(_LENGTH).translate(_LETTER_OF).decode()
 
 

@@ -89,17 +89,18 @@ class NewKey(BaseModel):
 
     name: Annotated[StrictStr, Field(min_length=1, max_length=KEY_NAME_CHARS)]
     tenant: Annotated[StrictStr, Field(min_length=1, max_length=64)] | None = Field(
-        None, description="Whose key it is; left out, that of the key that asks."
+        None, description="The tenant of the key; by default that of the key that asks."
     )
     scopes: Annotated[list[Scope], Field(min_length=1, max_length=len(SCOPES))] = Field(
-        default_factory=_default_scopes, description="None that the key that asks has not."
+        default_factory=_default_scopes,
+        description="What the key may do; no more than the key that asks.",
     )
     expires_in_s: (
         Annotated[StrictFloat | StrictInt, Field(gt=0, le=SPAN_MAX_S, allow_inf_nan=False)] | None
-    ) = Field(None, description="Seconds from now to its end.")
+    ) = Field(None, description="Seconds from now until the key expires.")
     requests_per_minute: Annotated[StrictInt, Field(ge=1, le=LIMIT_MAX)] | None = None
     concurrency: Annotated[StrictInt, Field(ge=1, le=LIMIT_MAX)] | None = Field(
-        None, description="Requests of its tenant at once."
+        None, description="How many requests of its tenant may be under way at once."
     )
     budget_usd: (
         Annotated[StrictFloat | StrictInt, Field(ge=0, le=1e12, allow_inf_nan=False)] | None
@@ -131,7 +132,7 @@ class KeyShown(BaseModel):
     created_at: float
     expires_at: float | None
     revoked_at: float | None
-    last_used_at: float | None = Field(description="A minute old at most.")
+    last_used_at: float | None = Field(description="When it was last used, up to a minute late.")
     valid: bool = Field(description="Whether it is neither revoked nor expired.")
 
 
@@ -176,7 +177,10 @@ Number = TypeVar("Number", int, float)
 
 
 def keys_of_caller(caller: Caller) -> Whose:
-    """Of a tenant its own keys, also for its administrators. All keys only for the operator's."""
+    """Return whose keys a caller sees.
+
+    A tenant sees its own, also with its administrators' keys. Only the operator's see all.
+    """
     return Whose(caller.tenant, every=caller.tenant is None and "admin" in caller.scopes)
 
 
@@ -227,7 +231,10 @@ def new_key(given: NewKey, giver: ApiKey | None, tenants_usd: float | None) -> N
 
 
 def tenant_of(given: NewKey, caller: Caller) -> str | None:
-    """Whose the key is to be, as far as the request says; ``new_key`` says whether it may."""
+    """Return whose the key is to be, as far as the request says.
+
+    ``new_key`` says whether it may.
+    """
     return caller.tenant if given.tenant is None else given.tenant
 
 
@@ -255,7 +262,7 @@ def refuse_to_revoke(found: ApiKey, giver: ApiKey | None, keys_now: LockedKeys) 
 
 
 def is_within(scopes: Collection[str], giver: ApiKey | None) -> bool:
-    """Whether a giver has all of these scopes: `admin` is all of them."""
+    """Return whether a giver has all of these scopes: `admin` is all of them."""
     held = set(SCOPES) if giver is None or "admin" in giver.scopes else giver.scopes
     return held >= set(scopes)
 

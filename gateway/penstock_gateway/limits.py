@@ -54,8 +54,8 @@ class FailureShown(BaseModel):
     model_config = _like(_FAILURE)
 
     job_id: str
-    name: str = Field(description="Of the failure, as dead letters have it as their reason.")
-    text: str = Field(description="The last message of it, cut.")
+    name: str = Field(description="The name of the failure, which is the reason of dead letters.")
+    text: str = Field(description="Its last message, cut.")
     count: int
     since: float
     last: float
@@ -75,12 +75,14 @@ class QuotaAccount(BaseModel):
             "provider."
         )
     )
-    throttled: int = Field(description=f"Calls {COUNTED['throttled']}, likewise.")
+    throttled: int = Field(
+        description=f"Calls {COUNTED['throttled']}, since Redis has known the provider."
+    )
     failures: int = Field(
         description=f"Calls that {COUNTED['failures']}: 5xx, overload, timeouts, lost connections."
     )
     hold: str | None = Field(
-        description="Why the account is held: `penstock limits --lift` ends that."
+        description="Why the account is held; `penstock limits --lift` ends the hold."
     )
     last_failures: list[FailureShown]
 
@@ -94,7 +96,7 @@ class QuotaShown(BaseModel):
     id: str = Field(description="The provider's name.")
     state: Literal["open", "held", "failing", "waiting"]
     held_s: float | None = Field(
-        description="Since when the account is held, in seconds; null: it is not."
+        description="For how many seconds the account has been held; null where it is not."
     )
     wait_s: float = Field(description="Seconds for which nothing starts, as far as that is known.")
     account: QuotaAccount | None = Field(description="Null for keys of a tenant.")

@@ -44,7 +44,7 @@ class DoorMetric:
 REQUESTS: Final = DoorMetric(
     "penstock_door_requests_total",
     "counter",
-    "Requests that HTTP doors have answered.",
+    "Requests that the HTTP API has answered.",
     ("route", "method", "status"),
 )
 REQUEST_SECONDS: Final = DoorMetric(

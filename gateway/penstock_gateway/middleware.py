@@ -100,7 +100,7 @@ class RequestIds:
 
 
 def shown_path(scope: Scope) -> str:
-    """Without the query, which may hold what a log must not."""
+    """Return the path without the query, which may hold what a log must not."""
     path: str = scope["path"]
     return path if len(path) <= _PATH_SHOWN else f"{path[:_PATH_SHOWN]}…"
 

@@ -51,7 +51,7 @@ class DoorServer(uvicorn.Server):
             for listening in server.sockets:
                 host, port = listening.getsockname()[:2]
                 log.info(
-                    "the HTTP doors are open at http://%s:%d",
+                    "the HTTP API listens at http://%s:%d",
                     f"[{host}]" if ":" in host else host,
                     port,
                 )
@@ -62,7 +62,7 @@ class DoorServer(uvicorn.Server):
         if self._door.leave_s and not self.force_exit:
             await asyncio.sleep(self._door.leave_s)
         await super().shutdown(sockets)
-        log.info("the HTTP doors are closed")
+        log.info("the HTTP API has stopped listening")
 
 
 def door_server(settings: GatewaySettings, *, extra: Sequence[APIRouter] = ()) -> DoorServer:
@@ -101,7 +101,7 @@ def serve_door(settings: GatewaySettings) -> None:
 
 
 def refuse_open_door(settings: GatewaySettings) -> None:
-    """Without keys there is nothing between a network and the fleet. Raises DoorOpen."""
+    """Raise DoorOpen where a network could reach the fleet without a key."""
     if settings.only_this_machine:
         return
     database = open_database(settings.database_url, role="gateway")

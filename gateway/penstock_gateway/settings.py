@@ -216,7 +216,10 @@ class GatewaySettings(ProducerSettings):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether this name or address is this machine's own, as a Host header or a setting has it."""
+    """Return whether a name or address is this machine's own.
+
+    ``host`` is as a Host header or a setting has it.
+    """
     if host.lower() == "localhost":
         return True
     try:

@@ -98,7 +98,7 @@ class NotAllowed(OSError):
 
 
 def check_url(url: str, allowed_hosts: Collection[str]) -> SplitResult:
-    """Of a URL by its looks.
+    """Check a URL by its looks.
 
     ``allowed_hosts`` are named by the operator: http, any port and any address are right for them.
 
@@ -339,7 +339,7 @@ class WebhookSending:
 
 
 def pause_after(tries_before: int) -> float | None:
-    """Seconds until the next try; None after the last."""
+    """Return the seconds until the next try; None after the last."""
     if tries_before >= len(PAUSES_S):
         return None
     return PAUSES_S[tries_before] * random.uniform(1 - JITTER, 1 + JITTER)
@@ -347,9 +347,10 @@ def pause_after(tries_before: int) -> float | None:
 
 @cache
 def trusted(ca_file: Path | None) -> ssl.SSLContext:
-    """Whose certificates receivers may have: the system's authorities, and those of the file.
+    """Return whose certificates receivers may have: the system's authorities, and the file's.
 
-    Raises OSError."""
+    Raises OSError.
+    """
     context = ssl.create_default_context()
     if ca_file is not None:
         context.load_verify_locations(ca_file)
@@ -359,7 +360,7 @@ def trusted(ca_file: Path | None) -> ssl.SSLContext:
 async def send(
     delivery: DueDelivery, allowed_hosts: Collection[str], trust: ssl.SSLContext
 ) -> Sent:
-    """One try. Never raises for what the other side does."""
+    """Try once to deliver. Never raises for what the other side does."""
     try:
         url = _as_connected(delivery.url, allowed_hosts)
         async with asyncio.timeout(ANSWER_S):

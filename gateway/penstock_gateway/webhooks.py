@@ -95,7 +95,7 @@ async def list_webhooks(
 
 @router.get("/{webhook_id}", operation_id="retrieve_webhook")
 async def retrieve_webhook(request: Request, caller: Reads, webhook_id: str) -> dict[str, Any]:
-    """One endpoint, and why it is disabled where it is."""
+    """Show one endpoint, and why it is disabled where it is."""
     return shown(await _found(backend_of(request), caller, webhook_id))
 
 
@@ -186,7 +186,7 @@ def new_secret() -> str:
 
 
 def shown(endpoint: Endpoint) -> dict[str, Any]:
-    """Without its secret."""
+    """Return an endpoint without its secret."""
     return {
         "id": endpoint.endpoint_id,
         "object": "webhook_endpoint",

@@ -69,7 +69,7 @@ _IDS_SHOWN: Final = 3
 
 
 def shown_ids(doc_ids: Sequence[str]) -> str:
-    """Document ids in a message: the first few, and how many more there are."""
+    """Return document ids for a message: the first few, and how many more there are."""
     shown = ", ".join(map(repr, doc_ids[:_IDS_SHOWN]))
     return f"{shown} and {len(doc_ids) - _IDS_SHOWN} more" if len(doc_ids) > _IDS_SHOWN else shown
 

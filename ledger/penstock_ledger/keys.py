@@ -190,16 +190,18 @@ RETRIED = "retried:"
 
 
 def bucket_count(total: int | None) -> int:
-    """Buckets of a completed set for ``total`` documents.
+    """Return the number of buckets of a completed set for ``total`` documents.
 
-    It must be the same for the whole life of a job."""
+    It must be the same for the whole life of a job.
+    """
     return UNKNOWN_BUCKETS if total is None else max(1, ceil(total / PER_BUCKET))
 
 
 def buckets_for(job: Job) -> int:
-    """Buckets of a job's completed set.
+    """Return the number of buckets of a job's completed set.
 
-    Closing an open job gives it a total, but must not move its documents."""
+    Closing an open job gives it a total, but must not move its documents.
+    """
     return bucket_count(None if job.source.get("kind") == FeedKind.SPOOL else job.total)
 
 
@@ -214,7 +216,7 @@ def done_bucket(field: bytes, buckets: int) -> int:
 
 
 def job_scope(job_id: str) -> str:
-    """Prefix of a job's keys; scripts append ``:stats``, ``:state`` and ``:parked``."""
+    """Return the prefix of a job's keys; scripts append ``:stats``, ``:state`` and ``:parked``."""
     return f"{PREFIX}{job_id}"
 
 
@@ -224,9 +226,10 @@ def job_state(job_id: str) -> str:
 
 
 def feed_scope(job_id: str, generation: int) -> str:
-    """Prefix of the keys of one generation.
+    """Return the prefix of the keys of one generation.
 
-    Scripts append ``:done:<n>``, ``:window`` and ``:starts``."""
+    Scripts append ``:done:<n>``, ``:window`` and ``:starts``.
+    """
     return f"{PREFIX}{job_id}:{generation}"
 
 
@@ -247,7 +250,7 @@ def answers_of_job(job_id: str) -> str:
 
 
 def callers_minute(who: str) -> str:
-    """Of requests at the HTTP doors, by a tenant or a key."""
+    """Return the key that counts HTTP requests of a tenant or an API key in a minute."""
     return f"{_of_caller(who)}:minute"
 
 
@@ -265,7 +268,7 @@ def tenant_month(tenant: str, month: str) -> str:
 
 
 def answers_of_tenant(tenant: str | None) -> str:
-    """None: of all tenants together."""
+    """Return the key of answers for a tenant; None stands for all tenants together."""
     name = "all" if tenant is None else hashlib.sha256(tenant.encode()).hexdigest()[:32]
     return f"{PREFIX}answers:{name}"
 
@@ -291,12 +294,12 @@ def unacked_mutex(queue: str) -> str:
 
 
 def queues(lane: str) -> str:
-    """``lane`` is the name of the lane's own queue."""
+    """Return the key of a lane's queues; ``lane`` is the name of the lane's own queue."""
     return f"{PREFIX}queues:{lane}"
 
 
 def found(lane: str) -> str:
-    """``lane`` is the name of the lane's own queue."""
+    """Return the key of what a lane found; ``lane`` is the name of the lane's own queue."""
     return f"{PREFIX}found:{lane}"
 
 
@@ -306,7 +309,7 @@ def found_waiting(home: str) -> str:
 
 
 def is_queue_of(lane: str, name: str) -> bool:
-    """Whether it can be the name of a model's queue in the lane with this queue."""
+    """Return whether it can be the name of a model's queue in the lane with this queue."""
     return name.startswith(f"{lane}.") and MODEL_IN_QUEUE.fullmatch(name, len(lane) + 1) is not None
 
 
@@ -328,7 +331,7 @@ def shovel(queue: str) -> str:
 
 
 def wakes(queue: str) -> str:
-    """urgent.lua has the same name."""
+    """Return the key of a queue's wake-ups; urgent.lua has the same name."""
     return f"{PREFIX}wakes:{queue}"
 
 

@@ -12,7 +12,7 @@ __all__ = ["lazy_names"]
 def lazy_names(
     package: str, homes: Mapping[str, str]
 ) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
-    """``__all__``, ``__getattr__`` and ``__dir__`` for a package's ``__init__``.
+    """Return ``__all__``, ``__getattr__`` and ``__dir__`` for a package's ``__init__``.
 
     ``homes`` gives the names of each module, separated by blanks. Type checkers cannot read it:
     they get imports of the same names under ``if TYPE_CHECKING``, and a test holds both equal.

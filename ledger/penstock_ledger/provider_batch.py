@@ -188,9 +188,10 @@ class KeptDocument(NamedTuple):
 
 
 def kept_documents(kept: bytes) -> Iterator[KeptDocument]:
-    """In the order of the batch's lines.
+    """Yield the documents in the order of the batch's lines.
 
-    ``kept``: their ``to_line``, one a line, compressed by zlib."""
+    ``kept``: their ``to_line``, one a line, compressed by zlib.
+    """
     for line in zlib.decompress(kept).splitlines():
         doc_id, position, *used = orjson.loads(line)
         yield KeptDocument(doc_id, position, tuple(used))

@@ -137,7 +137,7 @@ class LineFormatter(logging.Formatter):
 
 
 def log_to_stderr(level: int = logging.INFO) -> None:
-    """Where this process has no log yet, it goes to stderr; where it has one, it is made safe."""
+    """Log to stderr where this process has no log yet; a log that is there is made safe."""
     if not logging.getLogger().handlers:
         logging.getLogger().addHandler(logging.StreamHandler(sys.stderr))
         logging.getLogger().setLevel(level)
@@ -281,7 +281,10 @@ def _without_beginning(text: str) -> str:
 
 
 def _is_path(value: str) -> bool:
-    """GOOGLE_APPLICATION_CREDENTIALS and variables like it name a file."""
+    """Return whether a value is a path.
+
+    GOOGLE_APPLICATION_CREDENTIALS and variables like it name a file.
+    """
     try:
         return value.startswith(("/", "~", ".")) and Path(value).expanduser().exists()
     except (OSError, ValueError, RuntimeError):

@@ -106,7 +106,7 @@ def trouble_of(error: BaseException) -> Trouble:
 
 
 def in_words(error: BaseException) -> str:
-    """``error`` for a log line: its class and its first line, which holds no values of a row."""
+    """Return ``error`` for a log line: its class and first line, without values of a row."""
     cause = error.orig if isinstance(error, StatementError) and error.orig is not None else error
     first = str(cause).strip().partition("\n")[0]
     words = f"{type(cause).__name__}: {first}" if first else type(cause).__name__

@@ -43,7 +43,7 @@ def bounded_count(number: int) -> int:
 
 
 def bounded_figure(number: int | None) -> int | None:
-    """Tokens, cost or a time as a provider stated it, cut to what can be stored and summed up."""
+    """Cut tokens, cost or a time of a provider to what can be stored and summed up."""
     return number if number is None or 0 <= number <= FIGURE_MAX else _nearest(number, FIGURE_MAX)
 
 

@@ -95,7 +95,7 @@ def as_json(body: bytes) -> bytes:
 
 
 def _answer(vectors: Vectors) -> bytes:
-    """Numbers other than float32 are named, in the word that the request had for them."""
+    """Write the answer. Numbers other than float32 are named as the request named them."""
     write = _text if vectors.form == "base64" else _numbers
     data = [
         {"object": "embedding", "index": at, "embedding": orjson.Fragment(write(row, vectors))}
@@ -133,5 +133,5 @@ def _numbers(row: bytes, vectors: Vectors) -> bytes:
 
 @cache
 def _numpy() -> Any:
-    """None where it is not installed: reading results does not need it."""
+    """Return numpy; None where it is not installed: reading results does not need it."""
     return import_module("numpy") if find_spec("numpy") is not None else None

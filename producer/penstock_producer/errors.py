@@ -80,9 +80,10 @@ MAX_SEEN_CHARS = 80
 
 
 def seen(value: Any) -> str:
-    """``value`` as shown in an error message: its repr, cut to 80 characters.
+    """Return ``value`` as error messages show it: its repr, cut to 80 characters.
 
-    No more of it is written than is shown."""
+    No more of it is written than is shown.
+    """
     text = ""
     for piece in _repr_of(value):
         text += piece
@@ -168,7 +169,7 @@ class Problem:
 
 
 def listed(problems: Iterable[str]) -> str:
-    """One problem as it is; several below one another, with their number before them."""
+    """Return one problem as it is, several below one another, with their number before them."""
     told = list(problems)
     return told[0] if len(told) == 1 else "\n  ".join([f"{len(told)} mistakes:", *told])
 
@@ -304,7 +305,7 @@ class TooManyBadRows(SourceError):
 
 
 def _alike(rows: Sequence[BadRow]) -> Iterable[str]:
-    """Rows with the same fault at the same field once, with their number and the first lines."""
+    """Yield rows with the same fault at the same field once, with their number and first lines."""
     groups: dict[tuple[str, str | None], list[BadRow]] = {}
     for row in rows:
         groups.setdefault((row.code, row.field), []).append(row)

@@ -323,7 +323,7 @@ class OpenJob:
             self._failing = True
 
     def after_fork(self) -> None:
-        """In a child: what was unflushed is the parent's to write."""
+        """Begin anew in a child: what was unflushed is the parent's to write."""
         self._begin()
 
     def _take(self, entry: tuple[str, bytes]) -> bool:

@@ -115,9 +115,10 @@ def probe_sink(destination: str | Path, *, s3_endpoint_url: str | None = None) -
 
 
 def output_line(result: Result) -> bytes:
-    """One line of `output.jsonl`, newline included.
+    """Return one line of `output.jsonl`, newline included.
 
-    One that no call was made for says so under `penstock`."""
+    One that no call was made for says so under `penstock`.
+    """
     response = _response(
         result.status_code, result.request_id, orjson.Fragment(on_one_line(result.body))
     )
@@ -145,7 +146,7 @@ def provenance_line(result: Result, made_with: Sequence[MadeWith], spec_digest: 
 
 
 def error_line(letter: DeadLetter) -> bytes:
-    """One line of `errors.jsonl`, newline included.
+    """Return one line of `errors.jsonl`, newline included.
 
     As at OpenAI a request that the provider refused has `error` null and the refusal in
     `response.body.error`; whatever never got such an answer has `response` null and `error.code`.

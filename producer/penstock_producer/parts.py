@@ -57,7 +57,7 @@ class Index:
         return sum(part.results for part in self.parts)
 
     def is_due(self, results: int) -> bool:
-        """Whether a job with so many results has enough of them for another part."""
+        """Return whether a job with so many results has enough of them for another part."""
         return results - self.results >= max(RESULTS_MIN, self.results // SHARE)
 
     @classmethod
@@ -151,7 +151,7 @@ class GrowingOutput:
                 raise
 
     def complete(self, results: int, *, keep: bool) -> str:
-        """All outcomes are there: make `output.jsonl`; returns its place.
+        """Make `output.jsonl` once all outcomes are there; return its place.
 
         ``keep`` leaves the parts where they are.
 
@@ -168,7 +168,10 @@ class GrowingOutput:
         return self._bucket.uri(OUTPUT_NAME)
 
     def _current(self) -> Index:
-        """As this process knows it. One that begins ends what another one has left unfinished."""
+        """Return the index as this process knows it.
+
+        A process that begins ends what another one has left unfinished.
+        """
         if self._index is None:
             ended = sum(map(self._bucket.abort_uploads, (PARTS, OUTPUT_NAME)))
             if ended:
@@ -181,7 +184,7 @@ class GrowingOutput:
         return self._index
 
     def _add_part(self, index: Index) -> Index | None:
-        """None when there is not enough yet, after all."""
+        """Add a part; None when there is not enough yet, after all."""
         name = f"{PARTS}{len(index.parts) + 1:06d}-{secrets.token_hex(4)}.jsonl"
         lines = Lines(self._database, self._job, index.cursor)
         most = PART_BYTES_MAX * (1 + len(index.parts) // PARTS_PER_SIZE)
@@ -248,9 +251,10 @@ class GrowingOutput:
             raise
 
     def _remove_parts(self, *, keep: bool) -> None:
-        """All, or those that do not count.
+        """Remove all parts, or those that do not count.
 
-        The index goes first: what a process that dies leaves of the parts counts no more."""
+        The index goes first: what a process that dies leaves of the parts counts no more.
+        """
         counted = {part.name for part in self._current().parts} if keep else set[str]()
         if not keep:
             self._bucket.delete(INDEX_NAME)

@@ -428,7 +428,7 @@ class Producer:
         return self._jobs.close(self._opened(job).job_id)
 
     def came_from_remote(self, job: str) -> bool:
-        """Whether a remote door accepted this job. Raises JobNotFound."""
+        """Return whether a remote door accepted this job. Raises JobNotFound."""
         return self._found(job).source.get(DOOR) == REMOTE
 
     def check_tenant(self, job: str) -> None:
@@ -511,7 +511,7 @@ class Producer:
         return JobStatus(found, self._outcomes.counts(found.job_id))
 
     def results(self, job: str) -> Iterator[Result]:
-        """Every visible result so far, in flat memory, in no promised order."""
+        """Yield every visible result so far, in flat memory, in no promised order."""
         return self._outcomes.results(self._jobs.get(job).job_id)
 
     def outcomes(
@@ -564,7 +564,7 @@ class Producer:
         return self._outcomes.vectors(self._jobs.get(job).job_id)
 
     def dead_letters(self, job: str, *, reason: str | None = None) -> Iterator[DeadLetter]:
-        """Every visible dead letter so far, of one reason or all."""
+        """Yield every visible dead letter so far, of one reason or all."""
         return self._outcomes.dead_letters(self._jobs.get(job).job_id, reason=reason)
 
     def pause(self, job: str, *, reason: str = "paused by its producer") -> bool:

@@ -32,7 +32,7 @@ def no_longer(code: str, words: str) -> SourceError | None:
 
 
 def changed_since(rows: Iterable[BadRow], lines: Container[int]) -> list[BadRow]:
-    """Rows of a table that the survey took and that can no longer be used.
+    """Return rows of a table that the survey took and that can no longer be used.
 
     ``lines`` are those that it refused.
 
@@ -60,7 +60,7 @@ def written_off(document: Document, key: ItemKey) -> DeadLetter:
 
 
 def lost(key: ItemKey, why: str) -> DeadLetter:
-    """Of a row of a table that was fed and is gone, or is no document any more."""
+    """Return the dead letter of a table's row that was fed and is gone, or is no document now."""
     return _letter(key, SOURCE_LOST, why, b"", None)
 
 

@@ -20,7 +20,7 @@ class Tally:
     saved_chars: int = 0  # blanks that compression took out
 
     def note(self, cut: Sequence[str], saved_chars: int) -> None:
-        """One row."""
+        """Note what was changed in one row."""
         for name in cut:
             self.cut[name] = self.cut.get(name, 0) + 1
         self.saved_chars += saved_chars
@@ -152,17 +152,21 @@ class Source(Protocol):
         ...
 
     def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]:
-        """Everything after ``cursor`` ({} is the start).
+        """Yield everything after ``cursor`` ({} is the start).
 
-        Raises SourceChanged and SourceUnavailable."""
+        Raises SourceChanged and SourceUnavailable.
+        """
         ...
 
     def fetch(self, position: str) -> Document:
-        """One document by its position. Raises SourceChanged and SourceUnavailable."""
+        """Return one document by its position. Raises SourceChanged and SourceUnavailable."""
         ...
 
     def ended(self) -> bool:
-        """Whether documents that ran out have ended for good; an open job's spool may get more."""
+        """Return whether documents that ran out have ended for good.
+
+        An open job's spool may get more.
+        """
         ...
 
     def mark_published(self, documents: Sequence[Document]) -> None:

@@ -112,7 +112,10 @@ class ProducerSettings(BaseSettings):
     def refused_endpoint(
         self, provider: str, endpoint: str, lane: str = DEFAULT_LANE
     ) -> str | None:
-        """Why jobs of this lane may not send to this path of the provider; None when they may."""
+        """Return why jobs of this lane may not send to this path of the provider.
+
+        None when they may.
+        """
         known = self.providers.get(provider)
         given = () if known is None else known.endpoints
         extra = {*given, *(LANES[lane].endpoints if lane in LANES else ())}
@@ -120,7 +123,7 @@ class ProducerSettings(BaseSettings):
         return refusal(endpoint, provider, extra, kind)
 
     def prices(self, provider: str) -> ProviderFacts:
-        """Of one provider; unknown ones where it is not configured."""
+        """Return the facts of one provider; unknown ones where it is not configured."""
         return self.providers.get(provider, ProviderFacts())
 
     @property
@@ -243,9 +246,10 @@ class ProducerSettings(BaseSettings):
     @field_validator("results_url", check_fields=False)
     @classmethod
     def _check_results_url(cls, url: str | None) -> str | None:
-        """Found out now, not when the first job ends.
+        """Check the place of results now, not when the first job ends.
 
-        A compose file or a chart leaves a variable empty more easily than out."""
+        A compose file or a chart leaves a variable empty more easily than out.
+        """
         return check_destination(url) if url else None
 
     @field_validator("s3_endpoint_url", check_fields=False)
@@ -303,9 +307,10 @@ def _given_names(config: Path | None) -> Iterable[tuple[str, str]]:
 
 
 def check_url(url: str, schemes: tuple[str, ...]) -> str:
-    """``url`` with a scheme, a host and, where it names one, a port that exists.
+    """Return ``url`` with a scheme, a host and, where it names one, a port that exists.
 
-    Raises ValueError."""
+    Raises ValueError.
+    """
     parts = urlsplit(_with_scheme(url, schemes))
     try:
         port = parts.port

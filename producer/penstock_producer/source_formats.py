@@ -58,7 +58,7 @@ class SourceFormat:
         return _loaded(self.reader)
 
     def is_like(self, start: bytes, *, whole: bool) -> bool:
-        """Whether a file with these first bytes is one; ``whole``: the file has no others."""
+        """Return whether a file with these first bytes is one; ``whole``: it has no others."""
         return bool(self.looks_so) and bool(_loaded(self.looks_so)(start, whole=whole))
 
     def require(self) -> None:

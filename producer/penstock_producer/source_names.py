@@ -56,7 +56,7 @@ _DIALECTS: Final = frozenset(
 
 
 def is_database(where: str) -> bool:
-    """Whether this names a database, and neither a file nor an object."""
+    """Return whether this names a database, and neither a file nor an object."""
     scheme, separator, _ = where.partition("://")
     return where.startswith(BY_VARIABLE) or (
         separator != "" and scheme.partition("+")[0] in _DIALECTS

@@ -31,9 +31,10 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def check_root(root: str) -> str:
-    """One entry of `source_roots`, without a slash at its end.
+    """Return one entry of `source_roots`, without a slash at its end.
 
-    Raises ValueError, which says what to write instead."""
+    Raises ValueError, which says what to write instead.
+    """
     if root.startswith(_BUCKETS):
         bucket, key = _object(root)
         if not bucket or not _is_plain(key.strip("/"), may_be_empty=True):
@@ -177,7 +178,10 @@ def _names_inside(where: str, place: str) -> bool:
 
 
 def _object(uri: str) -> tuple[str, str]:
-    """`s3://bucket` and key of `s3://bucket/key`; two empty texts for what is not exactly that."""
+    """Return `s3://bucket` and key of `s3://bucket/key`.
+
+    Two empty texts stand for what is not exactly that.
+    """
     if not uri.startswith(_BUCKETS):
         return "", ""
     try:

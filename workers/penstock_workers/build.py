@@ -144,7 +144,8 @@ class WorkerEngine:
             )
             self._heartbeat.beat()
         await self._lane.start()
-        self._slots = self._suitable_slots()
+        found = None if self._row.slots is None else self._row.slots(settings, self._lane)
+        self._slots = settings.concurrency if found is None else found
         parts.waits.slots.resize(self._slots)
         if self._model is not None:
             await self._model.open(self._served)
@@ -296,10 +297,6 @@ class WorkerEngine:
         server = None if self._row.engine_url is None else self._row.engine_url(self._settings)
         engine = engine_in_words(self._row.engine, None if server is None else redact(server))
         return MadeWithNotes(Provenance(stores.database), engine, self._settings.cost.usd_per_hour)
-
-    def _suitable_slots(self) -> int:
-        found = None if self._row.slots is None else self._row.slots(self._settings, self._lane)
-        return self._settings.concurrency if found is None else found
 
     def _served(self) -> Served:
         """Return what the lane serves, now that it is up."""

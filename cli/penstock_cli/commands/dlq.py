@@ -39,7 +39,7 @@ Docs = Annotated[
 
 
 def changes_in_force(feeds: Iterable[Feed]) -> dict[str, tuple[str, int]]:
-    """By field: what the replays have set it to, as text, and in which generation."""
+    """Return by field what the replays have set it to, as text, and in which generation."""
     force: dict[str, tuple[str, int]] = {}
     for feed in feeds:
         for name in feed.overrides.get("unset") or ():
@@ -52,7 +52,7 @@ def changes_in_force(feeds: Iterable[Feed]) -> dict[str, tuple[str, int]]:
 
 
 def say_in_force(force: Mapping[str, tuple[str, int]]) -> str:
-    """One sentence about them; empty where there are none."""
+    """Return one sentence about the changes; empty where there are none."""
     if not force:
         return ""
     listed = ", ".join(
@@ -138,7 +138,6 @@ def _print_footer(
     """Print what to do next, and what is not shown."""
     from rich.text import Text
 
-    from penstock_cli.commands.dlq import changes_in_force, say_in_force
     from penstock_cli.show.terminal import console as make_console
     from penstock_producer.reporting.text import argument, count, safe
 
@@ -251,7 +250,6 @@ def replay(
     state: options.StateOption = None,
 ) -> None:
     """Try dead letters again, as a new generation of the job. Nothing is overwritten."""
-    from penstock_cli.commands.dlq import changes_in_force, say_in_force
     from penstock_cli.connect import books
     from penstock_producer.errors import SpecError
     from penstock_producer.reporting.text import count, safe
@@ -295,14 +293,17 @@ def _overrides(set_fields: list[str], unset: list[str], edit_prompt: str | None)
 
 
 def _as_flag(problem: Problem) -> str:
-    """``/set/max_tokens`` was typed as ``--set max_tokens``."""
+    """Write a problem of a replay in the words of the flags.
+
+    ``/set/max_tokens`` was typed as ``--set max_tokens``.
+    """
     name, _, rest = problem.pointer.lstrip("/").partition("/")
     flag = "--edit-prompt" if name == "prompt" else f"--{name}"
     return f"{flag}{' ' + rest if rest else ''}: {problem.message}; {problem.fix}"
 
 
 def _earlier(ledger: Books, job: Job, letter: DeadLetter) -> dict[str, str]:
-    """Why the document was dead before it was replayed, generation by generation."""
+    """Return why the document was dead before it was replayed, generation by generation."""
     from penstock_ledger.model import DeadLetter
     from penstock_producer.reporting.text import one_line
 
@@ -351,7 +352,7 @@ def _as_json(letter: DeadLetter) -> dict[str, Any]:
 
 
 def _decoded(body: bytes) -> Any:
-    """JSON as JSON, anything else as text, nothing as null."""
+    """Return JSON as JSON, anything else as text, nothing as null."""
     text = body.decode("utf-8", "replace")
     try:
         return json.loads(text) if text else None

@@ -71,7 +71,7 @@ def estimated(given: GivenJob, flags: ProviderFlags) -> Estimated:
 
 
 def show(found: Estimated) -> None:
-    """For people: documents and tokens, then the lanes."""
+    """Print for people: documents and tokens, then the lanes."""
     from penstock_cli.run.lane_choice import table
     from penstock_cli.show.terminal import console as make_console
     from penstock_producer.reporting.prices import known_from, per_million
@@ -101,7 +101,7 @@ def show(found: Estimated) -> None:
 
 
 def show_json(found: Estimated) -> None:
-    """For programs; null is unknown."""
+    """Print for programs; null is unknown."""
     shown = {
         "source": found.source,
         "documents": found.documents,

@@ -105,10 +105,10 @@ NEEDED = ("fastapi", "uvicorn")
 
 def gateway(
     host: Annotated[
-        str | None, typer.Option(help="Default 127.0.0.1. Any other needs an API key to be there.")
+        str | None, typer.Option(help="Default 127.0.0.1. Any other address needs an API key.")
     ] = None,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65_535, help="Default 8600; 0 takes a free one.")
+        int | None, typer.Option(min=0, max=65_535, help="Default 8600; 0 takes a free port.")
     ] = None,
 ) -> None:
     """Serve files, batches, jobs and the dashboard over HTTP; SIGTERM ends it.

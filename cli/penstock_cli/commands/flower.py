@@ -12,13 +12,13 @@ from penstock_cli.errors import UsageProblem
 
 def flower(
     port: Annotated[
-        int | None, typer.Option(min=0, max=65_535, help="Default 5555; 0 takes a free one.")
+        int | None, typer.Option(min=0, max=65_535, help="Default 5555; 0 takes a free port.")
     ] = None,
     address: Annotated[
-        str | None, typer.Option(help="Default 127.0.0.1. Any other needs a login.")
+        str | None, typer.Option(help="Default 127.0.0.1. Any other address needs a login.")
     ] = None,
     url_prefix: Annotated[
-        str | None, typer.Option(help="The path that a proxy serves it under.")
+        str | None, typer.Option(help="The path under which a proxy serves Flower.")
     ] = None,
 ) -> None:
     """Serve Flower for this fleet; SIGTERM ends it.

@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from penstock_ledger import ApiKey, KeyLimits
 
 
-app = typer.Typer(no_args_is_help=True, help="API keys of the HTTP doors: create, list, revoke.")
+app = typer.Typer(no_args_is_help=True, help="API keys for HTTP: create, list, revoke.")
 
 
 @app.command(epilog=examples.KEYS_CREATE)
 def create(
-    name: Annotated[str, typer.Argument(help="Whose key it is, for people who read the list.")],
+    name: Annotated[str, typer.Argument(help="A name for the key, which the list shows.")],
     tenant: Annotated[
         str | None,
         typer.Option(
-            help="Sees and starts jobs of this tenant only; without, those that have none."
+            help="The key sees and starts jobs of this tenant only; without, jobs of no tenant."
         ),
     ] = None,
     scope: Annotated[
@@ -37,10 +37,10 @@ def create(
         ),
     ] = None,
     expires: Annotated[
-        str | None, typer.Option(metavar="SPAN", help="When it ends by itself, e.g. 90d.")
+        str | None, typer.Option(metavar="SPAN", help="When the key expires, e.g. 90d.")
     ] = None,
     requests_per_minute: Annotated[
-        int | None, typer.Option(min=1, help="Of its tenant; more are refused.")
+        int | None, typer.Option(min=1, help="Requests a minute of its tenant.")
     ] = None,
     concurrency: Annotated[
         int | None, typer.Option(min=1, help="Requests of its tenant at once.")
@@ -50,8 +50,8 @@ def create(
         typer.Option(
             min=0,
             help=(
-                "What its tenant's jobs of a calendar month (UTC) may have cost; then no more are "
-                "taken."
+                "What its tenant's jobs of a calendar month (UTC) may cost; no more are accepted "
+                "after that."
             ),
         ),
     ] = None,
@@ -124,7 +124,8 @@ def list_keys(as_json: options.JsonOption = False, state: options.StateOption = 
 
 @app.command(epilog=examples.KEYS_REVOKE)
 def revoke(
-    key: Annotated[str, typer.Argument(help="Its id: key_…")], state: options.StateOption = None
+    key: Annotated[str, typer.Argument(help="The id of the key: key_…")],
+    state: options.StateOption = None,
 ) -> None:
     """End a key. Doors that are open refuse it within two seconds."""
     from penstock_cli.connect import books

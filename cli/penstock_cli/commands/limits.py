@@ -31,7 +31,8 @@ NOT_YET = "no quotas yet: each appears with its first request"
 
 def limits(
     quota: Annotated[
-        str | None, typer.Argument(metavar="[QUOTA]", help="Only this one: a provider's name.")
+        str | None,
+        typer.Argument(metavar="[QUOTA]", help="Show only this quota: a provider's name."),
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Follow until Ctrl-C.")] = False,
     as_json: options.JsonOption = False,
@@ -42,7 +43,7 @@ def limits(
         ),
     ] = None,
     prefix: Annotated[
-        str, typer.Option(help="The prefix of its Redis keys, for a limiter that sets another.")
+        str, typer.Option(help="The prefix of the limiter's keys in Redis, where it sets another.")
     ] = "penstock:",
     state: options.StateOption = None,
 ) -> None:
@@ -97,7 +98,7 @@ class Reader:
         ]
 
     def sample(self) -> list[QuotaSeen]:
-        """Two looks, so that there is something to say about use."""
+        """Look twice, so that there is something to say about use."""
         if self.look():
             time.sleep(SAMPLE_S)
         return self.look()

@@ -32,7 +32,9 @@ def resume(
     budget_usd: Annotated[
         float | None,
         typer.Option(
-            "--budget-usd", min=0, help="The job's budget from now on, with what is spent already."
+            "--budget-usd",
+            min=0,
+            help="The budget of the whole job from now on; what is spent already counts.",
         ),
     ] = None,
     state: options.StateOption = None,
@@ -66,10 +68,10 @@ def cancel(job: options.JobName, state: options.StateOption = None) -> None:
 def move(
     job: options.JobName,
     lane: Annotated[
-        str, typer.Argument(help="Where its documents go from now on.", metavar="LANE")
+        str, typer.Argument(help="The lane that its documents go to from now on.", metavar="LANE")
     ],
     reason: Annotated[
-        str, typer.Option(help="Why, for those who look at the job.")
+        str, typer.Option(help="The reason, which is shown with the job.")
     ] = "moved by `penstock move`",
     state: options.StateOption = None,
 ) -> None:

@@ -31,41 +31,44 @@ Documents = Annotated[
     str | None,
     typer.Option(
         metavar="N",
-        help="How many: 20000, 1.5k, 100M; left out, those of the source.",
+        help="How many documents: 20000, 1.5k, 100M; by default those of the source.",
         rich_help_panel=PLAN,
     ),
 ]
 Within = Annotated[
     str | None,
-    typer.Option(metavar="TIME", help="When all must be done, e.g. 24h.", rich_help_panel=PLAN),
+    typer.Option(
+        metavar="TIME", help="The time in which all must be done, e.g. 24h.", rich_help_panel=PLAN
+    ),
 ]
 FromJob = Annotated[
     str | None,
     typer.Option(
-        metavar="JOB", help="A job, or a sample, whose figures are taken.", rich_help_panel=PLAN
+        metavar="JOB", help="Take the figures of this job or sample.", rich_help_panel=PLAN
     ),
 ]
 JobWorkers = Annotated[
     int,
     typer.Option(
-        min=1, help="Workers that this job had, where they host a model.", rich_help_panel=PLAN
+        min=1, help="How many workers that job had, where they host a model.", rich_help_panel=PLAN
     ),
 ]
 TokensIn = Annotated[
-    float | None, typer.Option(min=0, help="Prompt tokens of a document.", rich_help_panel=PLAN)
+    float | None, typer.Option(min=0, help="Prompt tokens of one document.", rich_help_panel=PLAN)
 ]
 TokensOut = Annotated[
-    float | None, typer.Option(min=0, help="Answer tokens of a document.", rich_help_panel=PLAN)
+    float | None, typer.Option(min=0, help="Answer tokens of one document.", rich_help_panel=PLAN)
 ]
 Latency = Annotated[
-    str | None, typer.Option(metavar="TIME", help="Of one call, e.g. 2.5s.", rich_help_panel=PLAN)
+    str | None,
+    typer.Option(metavar="TIME", help="How long one call takes, e.g. 2.5s.", rich_help_panel=PLAN),
 ]
 Workers = Annotated[
     int | None,
     typer.Option(
         min=1,
         max=100_000,
-        help="Worker processes; left out, as many as it takes.",
+        help="Worker processes; by default as many as it takes.",
         rich_help_panel=PLAN,
     ),
 ]
@@ -74,11 +77,11 @@ Concurrency = Annotated[
     typer.Option(
         min=1,
         max=10_000,
-        help="Calls in flight in each; left out, the lane's.",
+        help="Calls in flight in each worker; by default the lane's.",
         rich_help_panel=PLAN,
     ),
 ]
-Seed = Annotated[int, typer.Option(help="Of the simulation.", rich_help_panel=PLAN)]
+Seed = Annotated[int, typer.Option(help="Seed of the simulation.", rich_help_panel=PLAN)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,14 +170,14 @@ def show(picture: Picture, plans: Sequence[LanePlan], asked: Asked) -> None:
     for plan in plans:
         if plan.planned is not None:
             _needs(console, plan, plan.planned)
-    console.print("taken for granted:", style="dim")
+    console.print("assumed:", style="dim")
     for line in _assumptions(picture, plans):
         console.print(f"  {safe(line)}", style="dim", soft_wrap=True)
     console.print("nothing was started, and no call was made", style="dim")
 
 
 def show_json(picture: Picture, plans: Sequence[LanePlan], asked: Asked) -> None:
-    """For programs; null is unknown."""
+    """Print for programs; null is unknown."""
     shown = {
         "documents": picture.documents,
         "within_s": asked.within_s,
@@ -239,7 +242,7 @@ def _size(size: int | None) -> str:
 
 
 def _assumptions(picture: Picture, plans: Sequence[LanePlan]) -> list[str]:
-    """Those of the job first; what several lanes take for granted is said once."""
+    """Return the assumptions, those of the job first; what several lanes assume is said once."""
     lines = [_line(one, "") for one in picture.assumptions]
     known = [set(plan.assumptions) for plan in plans if plan.planned is not None]
     shared: set[Figure] = set.intersection(*known) if known else set()

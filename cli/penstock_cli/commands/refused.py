@@ -11,7 +11,9 @@ from penstock_cli.job import options
 
 
 def refused(
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many, the newest first.")] = 20,
+    limit: Annotated[
+        int, typer.Option(min=1, max=1000, help="At most this many, newest first.")
+    ] = 20,
     as_json: options.JsonOption = False,
 ) -> None:
     """List tasks of Celery clients that were refused or parked, with the reason.

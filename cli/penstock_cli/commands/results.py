@@ -33,7 +33,9 @@ def report(
     form: Annotated[
         str,
         typer.Option(
-            "--format", metavar="F", help="text, json, markdown or html; by default as FILE ends."
+            "--format",
+            metavar="F",
+            help="text, json, markdown or html; by default what FILE ends in.",
         ),
     ] = "",
     output: Output = None,
@@ -77,8 +79,8 @@ def results(
         typer.Option(
             metavar="CURSOR",
             help=(
-                "What was stored after that, in that order: start, or the cursor that is printed "
-                "then."
+                "Only what was stored after this cursor: start, or the one that the last call "
+                "printed."
             ),
         ),
     ] = None,
@@ -118,11 +120,12 @@ class By(StrEnum):
 
 
 def costs(
-    by: Annotated[By, typer.Option("--by", help="Whose costs are added up.")] = By.TENANT,
+    by: Annotated[By, typer.Option("--by", help="What the costs are added up by.")] = By.TENANT,
     since: Annotated[
         str | None,
         typer.Option(
-            metavar="DURATION", help="Only jobs that were submitted within it, such as 24h or 30d."
+            metavar="DURATION",
+            help="Only jobs that were submitted in this time, such as 24h or 30d.",
         ),
     ] = None,
     as_json: options.JsonOption = False,

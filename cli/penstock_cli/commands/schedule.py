@@ -50,7 +50,7 @@ ScheduleName = Annotated[
 Zone = Annotated[
     str,
     typer.Option(
-        metavar="ZONE", help="Whose clock the times are on: Europe/Berlin, …", rich_help_panel=WHEN
+        metavar="ZONE", help="The time zone of these times: Europe/Berlin, …", rich_help_panel=WHEN
     ),
 ]
 CatchUp = Annotated[
@@ -161,7 +161,7 @@ def add(
 def _over(
     given: GivenJob, job: str | None, schedule: str | None, where: list[str] | None
 ) -> OutcomesOf | None:
-    """Whose outcomes are read; None where a source is."""
+    """Return whose outcomes are read; None where a source is."""
     from penstock_producer import OutcomesOf
 
     names = "--from-job JOB or --from-schedule NAME"
@@ -196,7 +196,9 @@ def _trouble(source: str, spec: JobSpec) -> str | None:
 def list_schedules(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="Only this one, with what came of its times."),
+        typer.Argument(
+            metavar="[NAME]", help="Show only this schedule, with what came of its times."
+        ),
     ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -322,7 +324,7 @@ def _print_one(schedule: Schedule, firings: list[Firing]) -> None:
 
 
 def _next(schedule: Schedule) -> str:
-    """When, or why not."""
+    """Say when the schedule starts next, or why not."""
     from penstock_producer.reporting.text import one_line
 
     shown = _shown(schedule, schedule.next_at)

@@ -50,7 +50,7 @@ def worker(
         str | None,
         typer.Option(
             help=(
-                "gpu: a worker for each card: all, how many (2), or which (0,1). They are kept "
+                "gpu: a worker for each GPU: all, how many (2), or which (0,1). They are kept "
                 "running."
             )
         ),
@@ -58,7 +58,7 @@ def worker(
     tensor_parallel: Annotated[
         int | None,
         typer.Option(
-            min=1, help="gpu: cards that share one model. With --gpus: a worker for each T cards."
+            min=1, help="gpu: GPUs that share one model. With --gpus: a worker for each T GPUs."
         ),
     ] = None,
 ) -> None:
@@ -171,7 +171,7 @@ def _cards_per_engine(settings: WorkerSettings) -> int:
     if each is None:
         raise UsageProblem(
             f"--gpus: a worker of lane {settings.lane} with these settings hosts no engine on "
-            "cards that can be divided (a server beside it has its own): leave --gpus out"
+            "GPUs that can be divided (a server beside it has its own): leave --gpus out"
         )
     return each
 

@@ -41,7 +41,7 @@ def examine(
     accept: Collection[str] = (),
     lane: AskedLane | None = None,
 ) -> Iterator[Finding]:
-    """All checks, in the order in which to repair what they find.
+    """Yield the findings of all checks, in the order in which to repair them.
 
     ``migrate`` brings the tables up to date on the way.
 
@@ -242,7 +242,7 @@ def _results(url: str, s3_endpoint_url: str | None, *, parts: bool = False) -> F
     except SinkError as error:
         # as in a container that only reads it, or lacks it
         if getattr(error.__cause__, "errno", None) == errno.EROFS:
-            fix = "control processes write there: let the doctor look from one of them, too"
+            fix = "control processes write there: run `penstock doctor` beside one of them, too"
             return Finding(Verdict.WARNING, "results", f"{shown} is read-only here", fix)
         fix = "correct results_url (PENSTOCK_RESULTS_URL); control processes write there"
         return Finding(Verdict.BAD, "results", safe(str(error)), fix)
@@ -250,7 +250,7 @@ def _results(url: str, s3_endpoint_url: str | None, *, parts: bool = False) -> F
 
 
 def _connections(database: Database) -> Iterator[Finding]:
-    """Whether another worker with these settings would find room."""
+    """Yield whether another worker with these settings would find room."""
     from penstock_workers.settings import WorkerSettings
     from penstock_workers.stores import pool_sizes
 

@@ -59,7 +59,7 @@ def asked_lane(name: str | None, model: str | None, *, attempt: bool) -> AskedLa
 
 
 def inspect(asked: AskedLane) -> Iterator[Finding]:
-    """By the settings of a worker of that lane."""
+    """Look at this machine with the settings of a worker of that lane."""
     from penstock_workers.lanes.one_run import one_run
     from penstock_workers.lanes.registry import lane_row
     from penstock_workers.settings import WorkerSettings
@@ -92,7 +92,7 @@ FIXES = (
 
 
 def rabbitmq(url: str) -> Iterator[Finding]:
-    """Whether it answers, is new enough, and lets us have a quorum queue."""
+    """Yield whether RabbitMQ answers, is new enough, and lets us have a quorum queue."""
     address = AmqpAddress.parse(url)
     try:
         broker = connect(address)
@@ -131,7 +131,7 @@ def _version(version: str) -> Finding:
 
 
 def _queue(connection: Any) -> Finding:
-    """Declare a queue of its own, publish to it, and delete it again."""
+    """Declare a queue of our own, publish to it, and delete it again."""
     name = f"penstock.doctor.{os.getpid()}"
     channel = connection.channel()
     try:
@@ -166,9 +166,10 @@ TIMEOUT_S = 5.0
 
 
 def models(redis_url: str, database_url: str) -> Iterator[Finding]:
-    """Nothing where no worker hosts a model and no job waits for one.
+    """Yield what waits for a model; nothing where no worker hosts one and no job waits for one.
 
-    Stores that do not answer have findings of their own."""
+    Stores that do not answer have findings of their own.
+    """
     try:
         database = open_database(database_url)
     except Exception:

@@ -118,7 +118,10 @@ def fix_for(said: str, fixes: tuple[tuple[str, str], ...], otherwise: str) -> st
 
 
 def database_fix(said: str) -> str:
-    """PostgreSQL names both roles and databases that `do not exist`."""
+    """Return the fix for what the database said.
+
+    PostgreSQL says `does not exist` both of roles and of databases.
+    """
     if "does not exist" not in said:
         fixes = tuple(entry for entry in DATABASE_FIXES if entry[0] not in ('role "', 'database "'))
         return fix_for(said, fixes, "check that it runs and is reachable")
@@ -126,7 +129,7 @@ def database_fix(said: str) -> str:
 
 
 def redis_safety(address: RedisAddress, info: dict[str, Any]) -> Iterator[Finding]:
-    """Holes of its version; a password; TLS."""
+    """Yield what is unsafe about Redis: holes of its version, no password, no TLS."""
     hosts = [host for host, _ in address.sentinels] or [str(address.parameters.get("host", ""))]
     reach = max(map(reach_of, hosts))
     yield patched("version", of_redis(info), reach)
@@ -153,7 +156,7 @@ def redis_safety(address: RedisAddress, info: dict[str, Any]) -> Iterator[Findin
 
 
 def _lets_anybody_in(address: RedisAddress) -> bool:
-    """Whether the server answers one who gives no password at all, though we have one."""
+    """Return whether the server answers one who gives no password at all, though we have one."""
     import redis
 
     if address.sentinels:
@@ -179,9 +182,10 @@ def _lets_anybody_in(address: RedisAddress) -> bool:
 
 
 def postgres_safety(database: Database) -> Iterator[Finding]:
-    """Holes of its version; TLS, and whether the server's certificate is looked at.
+    """Yield what is unsafe about PostgreSQL; nothing for SQLite.
 
-    Nothing for SQLite."""
+    That is holes of its version, no TLS, and a server's certificate that is not looked at.
+    """
     if database.is_sqlite:
         return
     url = database.engine.url
@@ -206,7 +210,7 @@ def postgres_safety(database: Database) -> Iterator[Finding]:
 
 
 def amqp_safety(url: str) -> Iterator[Finding]:
-    """TLS, and RabbitMQ's own example of a user."""
+    """Yield what is unsafe about RabbitMQ: no TLS, and its own example of a user."""
     from urllib.parse import urlsplit
 
     nodes = [urlsplit(node) for node in url.split(";")]
@@ -226,7 +230,7 @@ def amqp_safety(url: str) -> Iterator[Finding]:
 
 
 def patched(subject: str, software: Software, reach: Reach) -> Finding:
-    """Whether no hole is known of this version; on this machine an old one is a warning."""
+    """Return whether no hole is known of this version; on this machine an old one is a warning."""
     if software.is_patched(private=reach is Reach.HERE):
         return Finding(Verdict.GOOD, subject, f"{software} has the known security fixes")
     verdict = Verdict.WARNING if reach is Reach.HERE else Verdict.BAD

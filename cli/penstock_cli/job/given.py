@@ -27,9 +27,10 @@ is None, or not there."""
 
 
 def parse_pairs(flag: str, pairs: Sequence[str]) -> dict[str, Any]:
-    """``name=value`` pairs; a value that is JSON is taken as JSON, anything else as text.
+    """Read ``name=value`` pairs; a value that is JSON is taken as JSON, anything else as text.
 
-    Raises UsageProblem."""
+    Raises UsageProblem.
+    """
     values: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
@@ -141,7 +142,7 @@ class GivenJob:
         )
 
     def for_api(self, api: str | None) -> GivenJob:
-        """With the endpoint that this API has, where none is named. Raises UsageProblem."""
+        """Return the job with this API's endpoint, where none is named. Raises UsageProblem."""
         if api is None:
             return self
         if api not in _ENDPOINTS:

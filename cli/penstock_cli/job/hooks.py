@@ -72,7 +72,7 @@ def _fault(path: str) -> Fault | None:
 
 
 def _main() -> None:
-    """In the child: the working folder counts last, as in workers."""
+    """Check in the child process: the working folder counts last, as in workers."""
     if "" in sys.path:
         sys.path.remove("")
     sys.path.append("")

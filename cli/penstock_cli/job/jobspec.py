@@ -32,7 +32,7 @@ MAX_KEY_CHARS = 64  # of a job key that is derived from a file name
 
 
 def parse_duration(flag: str, text: str) -> float:
-    """``90``, ``90s``, ``1h30m``, ``2d`` in seconds. Raises UsageProblem."""
+    """Return ``90``, ``90s``, ``1h30m`` or ``2d`` in seconds. Raises UsageProblem."""
     try:
         return seconds_of(text)
     except ValueError as error:
@@ -194,7 +194,10 @@ _FIELDS = {"api": "kind"}  # of a provider's settings, where a flag has another 
 
 
 def _of_its_kind(fields: dict[str, Any]) -> dict[str, Any]:
-    """Without the address that its kind has anyway, so that another kind brings its own."""
+    """Return the fields without the address that their kind has anyway.
+
+    Another kind brings its own address then.
+    """
     is_usual = fields.get("base_url") == BASE_URLS.get(fields.get("kind", "openai"))
     return {name: value for name, value in fields.items() if name != "base_url" or not is_usual}
 
@@ -213,7 +216,10 @@ def _validated(fields: dict[str, Any]) -> ProviderSettings:
 
 
 def _refusal(detail: ErrorDetails) -> str:
-    """One fault in the words of the flags; a fault of several flags together names none of them."""
+    """Write one fault in the words of the flags.
+
+    A fault of several flags together names none of them.
+    """
     if not detail["loc"]:
         return detail["msg"].removeprefix("Value error, ")
     from penstock_ledger.redaction import redact

@@ -75,7 +75,7 @@ StateOption = Annotated[
         ),
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable, on one line.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, on one line.")]
 
 Job = Annotated[
     str | None,

@@ -45,7 +45,7 @@ def sample_says(
     workers: int,
     concurrency: int | None,
 ) -> list[str]:
-    """Lines for people; none where no sample with these options was run to an answer."""
+    """Return lines for people; none where no sample with these options has an answer."""
     from penstock_cli.connect import books
     from penstock_cli.errors import UsageProblem
     from penstock_ledger import JobNotFound
@@ -125,7 +125,7 @@ def _counts(found: Interval) -> str:
 
 
 def _cost_of_all(its: Sequence[Spent], record: SampleRecord) -> Interval | None:
-    """As if the lane that has answered these documents answered all of them."""
+    """Return the cost as if the lane of these documents answered all of them."""
     sizes = [float(record.sizes[one.doc_id]) for one in its]
     return extrapolated(
         sizes, {"cost": [one.cost_microusd / 1e6 for one in its]}, record.documents, record.size
@@ -168,7 +168,7 @@ def _planned(
     sums: dict[str, Interval],
     place: int,
 ) -> LanePlan:
-    """Played with the tokens of one end of the intervals, or of their middle."""
+    """Plan with the tokens of one end of the intervals, or of their middle."""
     share_in, share_out = (sums[name][place] / record.documents for name in ("in", "out"))
     pace = _slower(
         lane,

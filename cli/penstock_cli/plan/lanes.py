@@ -47,7 +47,7 @@ class LanePlan:
     assumptions: Sequence[Figure] = field(default_factory=tuple)
 
     def to_json(self) -> dict[str, Any]:
-        """For programs; null is unknown."""
+        """Return the plan for programs; null is unknown."""
         planned = None if self.planned is None else self.planned._asdict()
         return {
             "lane": self.lane,
@@ -64,7 +64,7 @@ class LanePlan:
 def lane_plans(
     picture: Picture, settings: WorkerSettings, asked: Asked, only: Sequence[str] = ()
 ) -> list[LanePlan]:
-    """One for each lane that can answer the job's endpoint, or for those that were asked for."""
+    """Return a plan for each lane that can answer the job's endpoint, or that was asked for."""
     lanes = only or [lane for lane in LANES if can_answer(lane, picture.spec.endpoint)]
     return [_plan(lane, picture, settings, asked) for lane in lanes]
 
@@ -80,7 +80,7 @@ def _plan(lane: str, picture: Picture, settings: WorkerSettings, asked: Asked) -
         return LanePlan(
             lane,
             why=(
-                "how fast your cards are is not known; run it with --sample 100, then plan with "
+                "how fast your GPUs are is not known; run it with --sample 100, then plan with "
                 "--from-job"
             ),
         )
@@ -262,7 +262,7 @@ def _concurrency(lane: str, settings: WorkerSettings) -> int:
 
 
 def _cost(lane: str, picture: Picture, settings: WorkerSettings, planned: Planned) -> float | None:
-    """None where the price is unknown."""
+    """Return the cost in US dollars; None where the price is unknown."""
     from penstock_producer.prices.token_prices import TokensUsed
 
     job = picture.job

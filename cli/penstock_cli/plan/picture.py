@@ -94,9 +94,11 @@ def measured_job(name: str, state: Path | None, workers: int) -> MeasuredJob:
 def _by_lane(
     some: Sequence[Spent], usual: str, share: float, workers: int
 ) -> Mapping[str, MeasuredLane]:
-    """``usual``: where documents were answered of which the ledger does not say it.
+    """Measure the documents by lane.
 
-    ``share``: of the job's documents by those that were looked at."""
+    ``usual`` is where documents were answered of which the ledger does not say it. ``share`` is the
+    ratio of the job's documents to those that were looked at.
+    """
     found: dict[str, list[Spent]] = {}
     for one in some:
         found.setdefault(one.lane or usual, []).append(one)
@@ -124,14 +126,14 @@ def _answered(some: Sequence[Spent]) -> list[Spent]:
 
 
 def _latencies(answered: Sequence[Spent]) -> Sequence[float]:
-    """Milliseconds are whole ones: a call takes half of one at least."""
+    """Return the seconds of calls; whole milliseconds: a call takes half of one at least."""
     ordered = sorted(max(0.5, one.latency_ms) / 1_000 for one in answered)
     step = max(1, len(ordered) // LATENCIES)
     return ordered[step // 2 :: step]
 
 
 def _pace(some: Sequence[Spent], finished: int, workers: int) -> float | None:
-    """None where all was stored at once, or too few documents say nothing."""
+    """Return documents a second; None where all was stored at once, or few say nothing."""
     times = sorted(one.created_at for one in some)
     first, last = (round(part * (len(times) - 1)) for part in STEADY)
     if last <= first or times[last] <= times[first]:
@@ -195,7 +197,7 @@ class Picture:
 
 
 def documents_of(text: str) -> int:
-    """``100M``, ``1.5k``, ``20000``. Raises UsageProblem."""
+    """Read ``100M``, ``1.5k`` or ``20000``. Raises UsageProblem."""
     digits, factor = (
         (text[:-1], _SUFFIXES[text[-1]]) if text and text[-1] in _SUFFIXES else (text, 1.0)
     )
@@ -220,7 +222,7 @@ def tokens_of(flag: str, typed: float | None) -> float | None:
 
 
 def most_of(spec: JobSpec) -> int | None:
-    """Tokens of an answer that the job's requests allow; None where they do not say."""
+    """Return the tokens of an answer that the job's requests allow; None where they do not say."""
     from penstock_producer.accepting.estimates import output_asked
 
     return output_asked(dict(spec.params))

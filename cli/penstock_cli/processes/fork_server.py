@@ -98,7 +98,7 @@ class ForkServer:
                     return name
 
     def _follow(self, order: Mapping[str, Any]) -> str | None:
-        """Carry out one order; returns a name in a worker that was just forked."""
+        """Carry out one order; return a name in a worker that was just forked."""
         number: int = order["order"]
         if "signal" in order:
             if number in self._pids:  # not reaped yet, so the process is still that worker

@@ -56,36 +56,36 @@ class Visible(NamedTuple):
 
 
 def groups(asked: str, seen: CardsSeen, visible: Visible | None, each: int) -> list[Group]:
-    """``each`` is how many cards one engine uses."""
+    """Return the groups of GPUs, one for each worker; ``each`` is how many one engine uses."""
     usable = usable_devices(seen, visible)
     places = _places(asked, usable)
     if len(places) % each:
         raise UsageProblem(
-            f"--gpus {asked}: {counted(len(places), 'card')} cannot be divided into groups of "
-            f"{each}, the cards of one engine (tensor, pipeline and data parallel sizes "
+            f"--gpus {asked}: {counted(len(places), 'GPU')} cannot be divided into groups of "
+            f"{each}, the GPUs of one engine (tensor, pipeline and data parallel sizes "
             f"multiplied): give a multiple of {each}, or another --tensor-parallel"
         )
     divided = [usable[place] for place in places if usable[place].is_slice]
     if divided and each > 1:
         raise UsageProblem(
             f"--gpus {asked}: {divided[0].name} is a MIG slice, and slices cannot work together in "
-            "one engine: leave --tensor-parallel out, or give whole cards"
+            "one engine: leave --tensor-parallel out, or give whole GPUs"
         )
     parts = [tuple(places[start : start + each]) for start in range(0, len(places), each)]
     return [Group(part, tuple(usable[place] for place in part)) for part in parts]
 
 
 def usable_devices(seen: CardsSeen, visible: Visible | None) -> tuple[Device, ...]:
-    """Those that the machine has, or the part of them that the variable leaves."""
+    """Return the GPUs of the machine, or the part of them that the variable leaves."""
     if not seen.devices:
-        raise UsageProblem(f"no card was found: {seen.looked}; {LEAVE_OUT}")
+        raise UsageProblem(f"no GPU was found: {seen.looked}; {LEAVE_OUT}")
     if visible is None:
         return seen.devices
     given = f"{visible.variable}={visible.text!r}"
     names = [name.strip() for name in visible.text.split(",")] if visible.text.strip() else []
     if not names or names == ["-1"]:
         raise UsageProblem(
-            f"no card was found: {seen.looked}, and {given} leaves none of them: unset it, or "
+            f"no GPU was found: {seen.looked}, and {given} leaves none of them: unset it, or "
             f"{LEAVE_OUT}"
         )
     found = tuple(_named(name, given, seen) for name in names)
@@ -94,16 +94,17 @@ def usable_devices(seen: CardsSeen, visible: Visible | None) -> tuple[Device, ..
 
 
 def _named(name: str, given: str, seen: CardsSeen) -> Device:
-    """By its number, or by the beginning of its UUID, as CUDA takes them.
+    """Find a GPU by its number, or by the beginning of its UUID, as CUDA takes them.
 
-    It keeps the name that was given."""
+    It keeps the name that was given.
+    """
     if name.isdecimal():
         found = [device for device in seen.devices if device.name == name]
     else:
         found = [device for device in seen.devices if name and device.uuid.startswith(name)]
     if len(found) == 1:
         return found[0]._replace(name=name)
-    why = "names several cards" if found else "is not a card of this machine"
+    why = "names several GPUs" if found else "is not a GPU of this machine"
     raise UsageProblem(f"{given}: {name!r} {why}: {seen.looked} ({_shown(seen.devices)})")
 
 
@@ -122,12 +123,12 @@ def _places(asked: str, usable: Sequence[Device]) -> list[int]:
 def _first(count: int, usable: Sequence[Device]) -> list[int]:
     if count == 0:
         raise UsageProblem(
-            "--gpus 0 is not a number of cards: a number alone is how many; for card 0 alone give "
+            "--gpus 0 is not a number of GPUs: a number alone is how many; for GPU 0 alone give "
             "`--gpus 0,`"
         )
     if count > len(usable):
         raise UsageProblem(
-            f"--gpus {count}: {counted(len(usable), 'card')} may be used here ({_shown(usable)}): "
+            f"--gpus {count}: {counted(len(usable), 'GPU')} may be used here ({_shown(usable)}): "
             "give that many or fewer, or `all`"
         )
     return list(range(count))
@@ -144,7 +145,7 @@ def _place(name: str, asked: str, usable: Sequence[Device]) -> int:
     if found:
         return found[0]
     raise UsageProblem(
-        f"--gpus {asked}: there is no card {name!r}: {counted(len(usable), 'card')} may be used "
+        f"--gpus {asked}: there is no GPU {name!r}: {counted(len(usable), 'GPU')} may be used "
         f"here ({_shown(usable)}). Give `all`, how many, or a list of numbers from 0 to "
         f"{len(usable) - 1} such as `0,1`"
     )
@@ -155,7 +156,7 @@ def _refuse_twice(given: str, devices: Sequence[Device]) -> None:
     for device in devices:
         key = ("", device.uuid) if device.uuid else (device.name, "")
         if key in seen:
-            raise UsageProblem(f"{given} names {device.name!r} twice: give each card once")
+            raise UsageProblem(f"{given} names {device.name!r} twice: give each GPU once")
         seen.add(key)
 
 
@@ -179,11 +180,11 @@ class GpuProbes:
         self._has_started = self._is_ready = False
 
     def is_up(self, number: int) -> bool:
-        """Whether a worker's start is over: its model is loaded."""
+        """Return whether a worker's start is over: its model is loaded."""
         return check(self._folders[number], STARTED) is None
 
     def stuck(self, number: int) -> str | None:
-        """Why a worker that was up does no work; None while it works, or still starts."""
+        """Return why a worker that was up does no work; None while it works, or still starts."""
         return check(self._folders[number], ALIVE) if self.is_up(number) else None
 
     def look(self, workers: list[Worker]) -> None:
@@ -238,7 +239,7 @@ class GpuWorkers:
     pause_base_s: float = PAUSE_BASE_S
 
     def named(self, number: int) -> str:
-        """Celery's name of a worker: ``gpu-machine-17-card-0@machine``."""
+        """Return Celery's name of a worker: ``gpu-machine-17-card-0@machine``."""
         head, at, tail = self.name.partition("@")
         return f"{head}-{self._group(number).label}{at}{tail}"
 
@@ -331,9 +332,10 @@ def _keep(supervisor: Supervisor, probes: GpuProbes, *, asked_to_stop: Callable[
 
 
 def _common(make: Make, *, visible_given: bool) -> Mapping[str, str]:
-    """Numbers that we counted are nvidia-smi's.
+    """Return the variables of all workers. Numbers that we counted are nvidia-smi's.
 
-    Numbers that were given keep the meaning that they had."""
+    Numbers that were given keep the meaning that they had.
+    """
     environment = own_environment()
     if make == "nvidia" and not visible_given:
         environment[GPU_ORDER] = BY_ADDRESS

@@ -26,7 +26,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(parent_pid: int) -> None:
-    """From now on this process ends soon after ``parent_pid``, its parent, has ended."""
+    """Make this process end soon after ``parent_pid``, its parent, has ended."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     threading.Thread(

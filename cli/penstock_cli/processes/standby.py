@@ -120,7 +120,10 @@ class Standby:
         return worker
 
     def signal(self, order: int, number: signal.Signals) -> None:
-        """Through the server, which knows whether the process is still that worker."""
+        """Send a signal through the server.
+
+        The server knows whether the process is still that worker.
+        """
         self.read_reports()
         if not self._ready:
             self.kill()  # it still imports: nothing was forked yet

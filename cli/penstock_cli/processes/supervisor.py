@@ -81,12 +81,12 @@ ONE_MACHINE = Policy()
 
 
 def exit_status(status: int) -> int:
-    """Of a process, as a shell has it."""
+    """Return the exit status of a process as a shell has it."""
     return status if status >= 0 else SIGNALLED - status
 
 
 def describe(status: int) -> str:
-    """``signal SIGKILL`` or ``status 3``."""
+    """Return ``signal SIGKILL`` or ``status 3``."""
     if status >= 0:
         return f"status {status}"
     try:
@@ -284,9 +284,10 @@ class Supervisor:
 
 
 def _opened(log: Path | None) -> IO[bytes]:
-    """For appending, so that the file may be emptied while a worker writes to it.
+    """Open a log to append to, so that it may be emptied while a worker writes to it.
 
-    On a full disk there is no log."""
+    On a full disk there is no log.
+    """
     if log is None:
         return os.fdopen(os.dup(sys.stderr.fileno()), "ab")
     try:

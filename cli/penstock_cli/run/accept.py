@@ -115,7 +115,7 @@ def _take_over_samples(plan: Plan, ledger: Books, job: Job) -> None:
 
 
 def _change_limits(plan: Plan, ledger: Books, producer: Producer) -> str:
-    """Budget and deadline of an unfinished job may be given anew; returns what to say about it.
+    """Change budget and deadline of an unfinished job; return what to say about it.
 
     Everything else in a spec decides what results are, so that a difference there is another job.
     """
@@ -149,7 +149,7 @@ def _change_limits(plan: Plan, ledger: Books, producer: Producer) -> str:
 
 
 def _warn_of_deadline(plan: Plan, ledger: Books, job: Job) -> None:
-    """Of a job that was just made, where its deadline is not expected to be met."""
+    """Warn where the deadline of a job that was just made is not expected to be met."""
     if (
         plan.spec.deadline_s is None
         or not plan.spec.asks_a_provider

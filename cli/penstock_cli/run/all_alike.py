@@ -18,9 +18,10 @@ __all__ = ["fix_of"]
 
 
 def fix_of(letter: DeadLetter, spec: JobSpec, url: str | None) -> str | None:
-    """``url`` is the provider's where it is known.
+    """Return what to do about a failure; None where its own words say all.
 
-    None where there is nothing to say beyond the failure's own words."""
+    ``url`` is the provider's where it is known.
+    """
     from penstock_workers.item.failures import ASTRAY, refuses_format
     from penstock_workers.item.run.runs import other_format, to_check
 
@@ -59,7 +60,9 @@ FIRST: Final = 10
 def advice(
     ledger: Books, job: Job, report: Report, *, url: str | None = None, again: str | None = None
 ) -> list[str]:
-    """Lines for people; none where the documents failed in several ways, or one has succeeded.
+    """Return lines for people where all documents failed in one way.
+
+    There are none where they failed in several ways, or one has succeeded.
 
     A job of few documents ends before a wrong address can be distinguished from wrong documents, so
     its end has to say it. ``url`` is the provider's where it is known, ``again`` the command that
@@ -90,9 +93,10 @@ def with_advice(ledger: Books, job: Job, report: Report) -> Report:
 
 
 def so_far(ledger: Books, job: Job, counts: Counts) -> str | None:
-    """One sentence while a job runs whose first documents have all failed for one reason.
+    """Return one sentence while all first documents of a running job have failed for one reason.
 
-    It is None in every other case."""
+    It is None in every other case.
+    """
     from penstock_producer.job.spec import JobSpec
 
     if counts.succeeded or counts.dead < FIRST or len(counts.dead_by_reason) != 1:

@@ -73,9 +73,10 @@ LOCAL_LEASE_S = 15.0  # renewed every 5 s by a thread that does nothing else
 
 
 def checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
-    """Everything that can be found wrong without the queue.
+    """Find everything that is wrong and can be found without the queue.
 
-    Raises UsageProblem and SettingsError."""
+    Raises UsageProblem and SettingsError.
+    """
 
     spec, (settings, *beside) = understood(request)
     settings, beside = with_short_lease(settings), [*map(with_short_lease, beside)]

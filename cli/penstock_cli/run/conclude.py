@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def still_at_provider(ledger: Books, job: Job) -> int:
-    """Batches whose answers are not all read and counted."""
+    """Return how many batches have answers that are not all read and counted."""
     from penstock_ledger import BatchState
 
     return sum(
@@ -43,7 +43,7 @@ def still_at_provider(ledger: Books, job: Job) -> int:
 
 
 def has_batch_workers(plan: Plan) -> bool:
-    """Whether this command starts workers that read them."""
+    """Return whether this command starts workers that read them."""
     return any(packs(one.lane) for one in (plan.settings, *plan.beside))
 
 
@@ -88,7 +88,10 @@ def concluded(plan: Plan, ledger: Books, job: Job, screen: ExitStack) -> int:
 
 
 def _why_stopped(plan: Plan, job: Job, report: Report) -> str:
-    """With the command that goes on: a budget that is spent would only pause the job again."""
+    """Say why the job stopped, with the command that goes on.
+
+    With a budget that is spent it would only be paused again.
+    """
     done = f"{count(report.finished)} of {count(report.total)} documents are finished and kept."
     if job.pause is not None and (found := advice_for(job.pause)):
         lines = [
@@ -142,10 +145,11 @@ def is_out_of_budget(job: Job) -> bool:
 
 
 def _for_all(report: Report, proposed_usd: float) -> str:
-    """Propose a budget in USD for all documents, at the mean cost so far and a tenth on top.
+    """Return a budget in USD for all documents, at the mean cost so far and a tenth on top.
 
     It is rounded up to two significant digits, and at least what the reason of the pause proposes,
-    which has room for the next call."""
+    which has room for the next call.
+    """
     spent = report.cost_usd or 0.0
     mean = spent / max(1, report.succeeded)
     return next_budget(

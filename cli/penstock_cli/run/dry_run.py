@@ -55,7 +55,7 @@ def token_limits(spec: JobSpec) -> Iterator[str]:
 
 
 def digest_of(examples: Sequence[Mapping[str, Any]]) -> str:
-    """Tells one file of examples from another, however it is written."""
+    """Return what tells one file of examples from another, however it is written."""
     return hashlib.sha256(json.dumps(examples, sort_keys=True).encode()).hexdigest()
 
 
@@ -66,7 +66,7 @@ SHOWN_CHARS = 2_000  # of one request
 def estimate(
     documents: Sequence[Document], total: int, meter: TokenMeter | None = None
 ) -> Estimate:
-    """``documents`` are the first ones of ``total``."""
+    """Estimate the tokens of ``total`` documents, of which ``documents`` are the first."""
     return Measure.taken((document.body for document in documents), meter).of(total)
 
 
@@ -124,7 +124,7 @@ def show(
 
 
 def _feeders(found: Survey, spec: JobSpec) -> list[str]:
-    """How many read the source at once, where that may be asked."""
+    """Return how many read the source at once, where that may be asked."""
     from penstock_producer.feed.feeder_plan import is_worth_telling, plan_feeders
 
     plan = plan_feeders(spec, found.total, found.size, found.pin, one_machine=True)

@@ -52,9 +52,11 @@ class Fleet:
         progress: Progress,
         standby: Standby,
     ) -> None:
-        """``of_lanes``: settings of each lane that the job may go to.
+        """Prepare the fleet of one machine.
 
-        ``places`` are the folders that it writes to."""
+        ``of_lanes`` are the settings of each lane that the job may go to. ``places`` are the
+        folders that it writes to.
+        """
         lanes = [
             one.lane
             for one in of_lanes
@@ -181,7 +183,7 @@ class Fleet:
         return left > 0
 
     def _may_leave(self, job: Job) -> bool:
-        """Whether control may still move a job that its lane has paused to another one.
+        """Return whether control may still move a job that its lane has paused to another one.
 
         It does so within seconds."""
         if not self._has_others or not is_lane_at_fault(job.reason):
@@ -274,14 +276,14 @@ class Fleet:
         return job
 
     def _tell_of_pause(self, job: Job) -> None:
-        """Once per pause that ends by itself."""
+        """Say once that a job is paused, where the pause ends by itself."""
         if job.state == "paused" and job.resume_at != self._pause_said:
             self._pause_said = job.resume_at
             for line in (f"paused: {job.reason}", *pause_lines(job, self._services.books.option())):
                 self._tell(line)
 
     def _tell_of_stall(self, notice: str | None) -> None:
-        """With the reason where the provider cannot be reached."""
+        """Say that nothing finishes, with the reason where the provider cannot be reached."""
         if notice is None:
             return
         asked = (

@@ -41,7 +41,7 @@ class LaneGuess(NamedTuple):
 def beside(
     guess: Estimate, documents: int, spec: JobSpec, provider: ProviderSettings
 ) -> list[LaneGuess]:
-    """One row per lane that can answer the job's endpoint."""
+    """Return one row per lane that can answer the job's endpoint."""
     return [
         _guess(lane, guess, documents, spec, provider)
         for lane in LANES
@@ -50,7 +50,7 @@ def beside(
 
 
 def table(rows: Sequence[LaneGuess]) -> Table:
-    """For people. A batch takes at most its window, and the others about their time."""
+    """Return the table for people: a batch takes at most its window, others about their time."""
 
     from penstock_cli.show.terminal import plain_table
 
@@ -74,7 +74,7 @@ def _guess(
             lane,
             None,
             None,
-            f"how fast your cards are; a run with --lane {lane} --sample 100 measures it",
+            f"how fast your GPUs are; a run with --lane {lane} --sample 100 measures it",
         )
     cost = guess.usd(provider.prices_of(spec.model), in_batch=packs(lane))
     if packs(lane):
@@ -99,9 +99,10 @@ def _in_batches(guess: Estimate, at_once: int | None) -> tuple[float, str]:
 def _in_real_time(
     guess: Estimate, documents: int, provider: ProviderSettings
 ) -> tuple[float | None, str]:
-    """By the declared limits.
+    """Return the seconds by the declared limits, and which of them binds.
 
-    What a provider allows beyond them, or by its headers alone, is not known before calls."""
+    What a provider allows beyond them, or by its headers alone, is not known before calls.
+    """
     minutes = {
         f"{limit:,.0f} {words} a minute": units / limit
         for words, units, limit in (
@@ -125,9 +126,10 @@ def choice_lines(
     provider: ProviderSettings,
     rules: LaneChangeSettings,
 ) -> list[str]:
-    """For a dry run, which asks no store: what a batch takes is not known to it.
+    """Return what a dry run says about the choice of lane.
 
-    ``rules``: `[lanes]` of the settings."""
+    It asks no store: what a batch takes is not known to it. ``rules`` is `[lanes]` of the settings.
+    """
     from penstock_workers.control.lanes.forecast import Known, forecast, late
 
     known = Known(provider, provider.limits, provider.batch_enqueued_tokens)

@@ -99,7 +99,7 @@ def _looked_into(
 
 
 def show(found: Looked, spec: JobSpec, shown: int) -> None:
-    """For people: each request with its line, its id and its tokens, then the problems."""
+    """Print for people: each request with its line, id and tokens, then the problems."""
     for document in found.documents[:shown]:
         line = f"line {document.line} · " if document.line else ""
         tokens, url = (
@@ -129,7 +129,7 @@ def _shortened(found: re.Match[str]) -> str:
 
 
 def show_json(found: Looked, spec: JobSpec, shown: int) -> None:
-    """For programs: one object."""
+    """Print for programs: one object."""
     requests: list[dict[str, Any]] = []
     for document in found.documents[:shown]:
         tokens = estimate([document], 1, found.meter)

@@ -91,12 +91,12 @@ def request_of(
 
 
 def runs_alone(lane: str) -> bool:
-    """Whether one worker of this lane is enough for a machine, or takes all of it."""
+    """Return whether one worker of this lane is enough for a machine, or takes all of it."""
     return has_own_model(lane) or packs(lane)
 
 
 def standby_lane(lanes: Sequence[str]) -> str:
-    """Of several the one with the most workers, which are forked."""
+    """Return the lane with the most workers, which are forked."""
     return next((lane for lane in lanes if not runs_alone(lane)), lanes[0])
 
 
@@ -114,7 +114,10 @@ def _default_key(given: GivenJob, outcomes: FromJob | None) -> str:
 
 
 def default_state(out: str) -> Path:
-    """`.penstock` beside the results. Raises UsageProblem where those are not on this machine."""
+    """Return `.penstock` beside the results.
+
+    Raises UsageProblem where those are not on this machine.
+    """
     if files.is_remote(out):
         raise UsageProblem(
             f"--out {out} is not on this machine: say with --state where queue and ledger may be "

@@ -143,7 +143,7 @@ def latest_record(state: Path, job_key: str, spec: JobSpec) -> SampleRecord | No
 def _results(
     ledger: Books, path: Path, source: str, spec: JobSpec, positions: Mapping[str, str]
 ) -> Iterator[tuple[str, Result]]:
-    """Each with the lane of the sample."""
+    """Yield each result with the lane of the sample."""
     from penstock_ledger import JobNotFound
     from penstock_producer.settings import ProducerSettings
     from penstock_producer.sources import open_source

@@ -53,7 +53,7 @@ class RedisKeeper:
         self._restarts: deque[float] = deque()
 
     def look(self) -> Wait | None:
-        """None while the server works, else what is waited for.
+        """Return what is waited for; None while the server works.
 
         Raises EmbeddedRedisFailed when it ended too often, and the errors of
         ``EmbeddedRedis.start``.
@@ -132,9 +132,11 @@ class Services:
         progress: Progress,
         standby: Standby,
     ) -> None:
-        """``of_lanes``: settings of each lane; ``lanes``: that of each worker.
+        """Prepare the services.
 
-        ``places`` are the folders that are written to."""
+        ``of_lanes`` are the settings of each lane, ``lanes`` that of each worker. ``places`` are
+        the folders that are written to.
+        """
         if of_lanes[0].broker_url is not None:
             progress.say(
                 "broker_url is for fleets: work on one machine goes through a Redis of its own"
@@ -219,9 +221,10 @@ class Services:
         }
 
         def forked(number: int, log: Path) -> Process | None:
-            """Of the lane whose modules are imported already.
+            """Fork a worker of the lane whose modules are imported already.
 
-            The others are started as they are."""
+            The others are started as they are.
+            """
             lane = self._lanes[number - 1]
             return (
                 self._standby.take(number, variables[lane], log)
@@ -280,7 +283,7 @@ class Services:
         )
 
     def _calls_held(self) -> int | None:
-        """None when Redis does not say."""
+        """Return how many calls are held; None when Redis does not say."""
         import redis
 
         with contextlib.suppress(redis.RedisError, RedisNotRunning):

@@ -60,7 +60,10 @@ class Watch:
         return self.job
 
     def look(self, workers: int | None = None) -> JobFigures:
-        """``workers`` alive where the caller knows, else those that Redis has heard of."""
+        """Return the job's figures.
+
+        ``workers`` is how many live where the caller knows, else those that Redis has heard of.
+        """
         counts, moved = self._counter.look()
         stats = self._counter.stats
         redis = self._books.redis_if_running()
@@ -105,7 +108,7 @@ class Watch:
         )
 
     def _reasons(self, seen: Sequence[WorkerSeen], counts: Counts, *, served: bool) -> _Reasons:
-        """Why it is slow or stands still, looked up now and then.
+        """Return why it is slow or stands still, looked up now and then.
 
         ``served``: the caller has workers of its own."""
         now = time.monotonic()

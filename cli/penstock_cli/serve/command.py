@@ -22,7 +22,9 @@ class ServeFlags:
 
     port: Annotated[
         int,
-        typer.Option("-p", "--port", min=0, max=65_535, help="0 takes a free one, which is shown."),
+        typer.Option(
+            "-p", "--port", min=0, max=65_535, help="0 takes a free port, which is shown."
+        ),
     ] = 8080
     state: Annotated[
         Path,
@@ -37,18 +39,15 @@ class ServeFlags:
     host: Annotated[
         str,
         typer.Option(
-            help=(
-                "Another than this machine's own needs an API key: penstock keys create --state "
-                "DIR."
-            )
+            help="Any other address needs an API key: penstock keys create NAME --state DIR."
         ),
     ] = "127.0.0.1"
     lane: Annotated[
         str,
         typer.Option(
             help=(
-                f"Who answers: api, gpu, embed; batch: the provider, by batches alone; {AUTO}: "
-                "where there is time."
+                f"What answers: api, gpu or embed; batch: provider batches alone; {AUTO}: batches "
+                "where there is time, else api."
             )
         ),
     ] = DEFAULT_LANE

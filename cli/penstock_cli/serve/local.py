@@ -121,9 +121,7 @@ def _make_ledger(state: StateFolder) -> None:
 
 
 def _refuse_open_door(settings: GatewaySettings, request: ServeRequest, state: StateFolder) -> None:
-    """Said at once, where the process of the doors would end again and again.
-
-    Raises UsageProblem."""
+    """Raise UsageProblem at once where the HTTP process would end again and again."""
     from penstock_ledger import ApiKeyStore, open_database
 
     if settings.only_this_machine:

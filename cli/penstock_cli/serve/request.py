@@ -54,7 +54,7 @@ def worker_lanes(lanes: Sequence[str], workers: int | None) -> list[str]:
 
 
 def settings_of(request: ServeRequest) -> list[WorkerSettings]:
-    """Of each lane, checked without a look at anything else.
+    """Return the settings of each lane, checked without a look at anything else.
 
     Raises UsageProblem, SettingsError, MissingApiKey, PlainHttp and ModelMissing.
     """
@@ -86,9 +86,10 @@ def settings_of(request: ServeRequest) -> list[WorkerSettings]:
 
 
 def door_settings(request: ServeRequest, files: Path) -> GatewaySettings:
-    """Of the HTTP doors: what penstock.toml says, and this command's place.
+    """Return the settings of the HTTP API: what penstock.toml says, and this command's place.
 
-    Raises SettingsError and UsageProblem."""
+    Raises SettingsError and UsageProblem.
+    """
     from penstock_gateway import GatewaySettings
 
     settings = GatewaySettings.load()

@@ -70,7 +70,7 @@ class Doors:
             logs=self._state.logs,
             tell=self._progress.say,
             policy=Policy(
-                name=lambda _: "the process of the HTTP doors",
+                name=lambda _: "the process of the HTTP API",
                 log=lambda _: "doors",
                 umask=FOR_OTHERS,
             ),
@@ -88,7 +88,7 @@ class Doors:
         self.supervisor.stop(self._settings.gateway.drain_s + DRAIN_MARGIN_S, self._hurry)
 
     def serve(self) -> bool:
-        """Whether they accept work now."""
+        """Return whether they accept work now."""
         try:
             with urllib.request.urlopen(f"{self.url}/health", timeout=ASK_S) as answer:  # noqa: S310 -- our own address
                 return bool(answer.status == 200)
@@ -96,7 +96,7 @@ class Doors:
             return False
 
     def wait(self, asked_to_stop: Callable[[], bool], pause_s: float) -> None:
-        """Until they serve. Raises WorkersKeepCrashing."""
+        """Wait until they serve. Raises WorkersKeepCrashing."""
         while not (asked_to_stop() or self.serve()):
             self.supervisor.tick()
             time.sleep(pause_s)

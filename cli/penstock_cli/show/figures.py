@@ -140,7 +140,7 @@ class KeptFigures:
             return cls(path)
 
     def merged(self, stats: Mapping[str, int]) -> dict[str, int]:
-        """Counters only grow: whichever memory is longer is right."""
+        """Return the larger of both for each counter: counters only grow."""
         names = dict.fromkeys([*_kept(self.stats), *_kept(stats)])
         return {name: max(self.stats.get(name, 0), stats.get(name, 0)) for name in names}
 

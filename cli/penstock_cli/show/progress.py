@@ -60,7 +60,7 @@ class Progress(Protocol):
 
 
 def for_console(console: Console, title: str, *, panel: bool, hint: str = RESUMES) -> Progress:
-    """``hint`` says below the panel what Ctrl-C does."""
+    """Return what shows progress; ``hint`` says below the panel what Ctrl-C does."""
     return Panel(console, title, hint) if panel and console.is_terminal else Lines(console)
 
 
@@ -188,7 +188,7 @@ def line(figures: JobFigures) -> str:
 
 
 def final_line(figures: JobFigures) -> str:
-    """``line`` for a job that is over: nothing moves any more."""
+    """Return ``line`` for a job that is over: nothing moves any more."""
     return " · ".join([_share(figures), *_trouble(figures), *_spent(figures)])
 
 
@@ -200,7 +200,10 @@ def panel(
     hint: str = RESUMES,
     seconds: float = 0.0,
 ) -> RenderableType:
-    """``figures`` are None until there are any; ``seconds`` since the panel appeared."""
+    """Draw the panel; ``figures`` are None until there are any.
+
+    ``seconds`` count since the panel appeared.
+    """
     from rich.panel import Panel as Box
     from rich.progress_bar import ProgressBar
     from rich.table import Table
@@ -302,7 +305,7 @@ def _spent(figures: JobFigures) -> list[str]:
 
 
 def _cost(figures: JobFigures) -> str:
-    """Before the first answer it is not known whether that has a price."""
+    """Return the cost; before the first answer it is not known whether that has a price."""
     is_any = (
         figures.cost_microusd
         or figures.prompt_tokens

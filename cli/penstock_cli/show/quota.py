@@ -175,7 +175,7 @@ def bound(view: QuotaView, option: str = "") -> str | None:
 
 
 def people(view: QuotaView) -> list[str]:
-    """Who is at it."""
+    """Say how many calls are in flight."""
     under_way = f"{count(view.in_flight)} in flight"
     if view.concurrency is not None:
         under_way += f" of {count(view.concurrency)}"
@@ -210,14 +210,17 @@ def used(look: QuotaSeen, one: DimensionView) -> tuple[float | None, str, str]:
 
 
 def _per_unit(name: str, per_second: float) -> tuple[str, str]:
-    """As people speak of limits: per minute, or per day where the limit is a day's."""
+    """Return an amount and its unit as people speak of limits.
+
+    It is per minute, or per day where the limit is a day's.
+    """
     seconds, unit = (86_400.0, "/day") if name.endswith("_per_day") else (60.0, "/min")
     amount = per_second * seconds
     return (f"{amount:,.0f}" if amount >= 10 or amount == round(amount) else f"{amount:,.1f}"), unit
 
 
 def learned(look: QuotaSeen) -> Iterator[tuple[str, str]]:
-    """Kinds of requests, and what they turned out to cost."""
+    """Yield kinds of requests, and what they turned out to cost."""
     shown = look.view.learned[: look.learned_shown]
     for one in shown:
         yield one_line(one.key, KEY_CHARS), _costs(one)
@@ -238,7 +241,7 @@ def _costs(one: LearnedView) -> str:
 
 
 def lines(look: QuotaSeen, now: float | None = None) -> list[str]:
-    """Plain text, for pipes and logs."""
+    """Return plain text, for pipes and logs."""
     shown = [f"{look.view.quota_id}: {state(look)[0]}"]
     for one in look.view.dimensions:
         _, share, amounts = used(look, one)
@@ -313,7 +316,7 @@ def _bars(look: QuotaSeen) -> RenderableType:
 
 
 def as_json(look: QuotaSeen) -> dict[str, Any]:
-    """Everything there is, with units in the names; see ``penstock_ratelimit.watch``."""
+    """Return everything there is, with units in the names; see ``penstock_ratelimit.watch``."""
     traffic = look.traffic
     return asdict(look.view) | {
         "breaker": look.view.breaker.name.lower(),

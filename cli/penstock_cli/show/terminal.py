@@ -20,7 +20,10 @@ PIPE_WIDTH = 200  # into a file or a pipe nothing wraps at 80 columns
 
 
 def console() -> Console:
-    """No guessing at numbers and paths, no markup from foreign text; wide in files and pipes."""
+    """Return a console that is wide in files and pipes.
+
+    It does not guess at numbers and paths, and takes no markup from foreign text.
+    """
     from rich.console import Console
 
     return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)

@@ -115,9 +115,10 @@ def result_lines(backend: Backend, batch: DoorBatch) -> Iterator[bytes]:
 
 
 def _not_reached(backend: Backend, batch: DoorBatch, job: Job) -> Iterator[bytes]:
-    """Of a job that failed as a whole.
+    """Yield the lines of requests that were not reached, of a job that failed as a whole.
 
-    A job that was made to run again since has no more of them."""
+    A job that was made to run again since has no more of them.
+    """
     if job.state is not JobState.FAILED:
         return
     result = _errored(why_failed(job))
@@ -169,7 +170,7 @@ def _error(job: Job, letter: DeadLetter) -> Any:
 
 
 def _of_what_was_sent(backend: Backend, batch: DoorBatch, path: str) -> Iterator[bytes]:
-    """Of a batch that was cancelled, or has failed, before it was a job."""
+    """Yield the lines of a batch that was cancelled, or has failed, before it was a job."""
     spec = spec_of_batch(backend.settings, batch, batch.window_s)
     result = _errored(batch.errors[0]["message"]) if batch.errors else {"type": "canceled"}
     for row in open_source(path, spec, backend.settings).documents({}):
@@ -279,7 +280,7 @@ async def results(request: Request, batch_id: str, caller: Reader) -> StreamingR
 
 
 def _check_provider(backend: Backend, caller: Caller, window_s: float) -> None:
-    """Before a body of some hundred megabytes is read."""
+    """Check the provider before a body of some hundred megabytes is read."""
     try:
         spec_of(
             backend.settings,

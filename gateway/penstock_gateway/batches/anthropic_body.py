@@ -64,7 +64,7 @@ class RequestReader:
         return lines
 
     def finish(self) -> int:
-        """How many requests there were."""
+        """Return how many requests there were."""
         if not self._ended or self._held.strip(_BLANKS) != b"}":
             raise _invalid(
                 'expected one object, {"requests": [...]}, and the body ends differently'
@@ -113,9 +113,10 @@ class RequestReader:
         self._scanned -= start
 
     def _end_of_request(self) -> int | None:
-        """Where it is; None where it has not arrived.
+        """Return where the request ends; None where its end has not arrived.
 
-        No byte is looked at again when more of them come."""
+        No byte is looked at again when more of them come.
+        """
         if self._in_text and not self._behind_text():
             return None
         for token in _TOKEN.finditer(self._held, self._scanned):

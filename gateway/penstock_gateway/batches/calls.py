@@ -82,7 +82,7 @@ def batch_shown(
 
 
 def window_in_words(seconds: float) -> str:
-    """As it was given, or in a larger unit: 24h stays 24h."""
+    """Return the window as it was given, or in a larger unit: 24h stays 24h."""
     whole = round(seconds)
     for unit, size in _UNITS:
         if whole % size == 0 and (unit != "d" or whole > size):

@@ -25,7 +25,7 @@ _ENDS: Final[tuple[str, ...]] = ("succeeded", "errored", "canceled", "expired")
 
 
 def ended_by_deadline(job: Job) -> bool:
-    """Whether what was not done by then is why it was ended."""
+    """Return whether what was not done by then is why it was ended."""
     return (job.reason or "").startswith(DEADLINE)
 
 
@@ -62,7 +62,7 @@ def _note(store: DoorBatchStore, batch: DoorBatch, counts: Mapping[str, int]) ->
 
 
 def final_counts(batch: DoorBatch, job: Job, counts: Counts) -> dict[str, int]:
-    """Of a job that has ended: they add up to all of its requests."""
+    """Return the counts of a job that has ended: they add up to all of its requests."""
     by_reason = Counter(
         {("dead", reason): number for reason, number in counts.dead_by_reason.items()}
     )
@@ -98,7 +98,10 @@ def _sorted_out(tallied: Mapping[tuple[str, str], int], *, late: bool) -> dict[s
 
 
 def _at_least(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
-    """``now``, where it is not less than ``before``; together no more than there are requests."""
+    """Return ``now``, where it is not less than ``before``.
+
+    Together the counts are no more than there are requests.
+    """
     total = before.get("total", 0)
     merged, room = {"total": total}, total
     for name in _ENDS:

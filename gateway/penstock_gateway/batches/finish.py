@@ -78,7 +78,7 @@ class Finish:
     def of_job(
         self, leased: LeasedBatch, job: Job, counts: Counts, shown: Mapping[str, int]
     ) -> None:
-        """Of a batch whose job has ended."""
+        """Finish a batch whose job has ended."""
         batch = leased.batch
         end = _end_of(batch, job)
         if batch.of_anthropic:  # whose results are read from the ledger
@@ -133,9 +133,10 @@ class Finish:
     def _file(
         self, batch: DoorBatch, job_id: str, which: str, lines: Iterable[bytes]
     ) -> str | None:
-        """No file where there is no line.
+        """Write a file of the batch and return its id; None where there is no line.
 
-        One that this batch has written before, and then did not come to its end, is taken."""
+        A file that this batch has written before, without coming to its end, is taken.
+        """
         name = f"{batch.batch_id}_{which}.jsonl"
         before = self._files.rows.written(job_id, name)
         if before is not None:
@@ -219,9 +220,11 @@ def _failed(job: Job) -> dict[str, Any]:
 
 
 def batch_note(database: Database, job: Job) -> str | None:
-    """None for a job that belongs to no batch, and for one whose batch will write its files later.
+    """Return what to say about the batch of a job.
 
-    Blocks."""
+    None for a job that belongs to no batch, and for one whose batch will write its files later.
+    Blocks.
+    """
     batch = DoorBatchStore(database).get(job.job_key)
     if batch is None or batch.job_id != job.job_id or not batch.state.final:
         return None

@@ -64,7 +64,10 @@ class Details:
         self._cached = self._reasoning = 0
 
     def add(self, body: bytes) -> None:
-        """One that is no such answer adds nothing, and takes nothing from the others."""
+        """Add the usage of an answer.
+
+        A body that is no such answer adds nothing, and takes nothing from the others.
+        """
         try:
             usage = _READ(body).usage
         except msgspec.DecodeError:
@@ -111,9 +114,10 @@ class NotReached:
         self.unread: str | None = None
 
     def ids(self) -> Iterator[str]:
-        """Of documents.
+        """Yield the ids of the documents.
 
-        Raises SourceUnavailable while the batch's window is open: the file may come back."""
+        Raises SourceUnavailable while the batch's window is open: the file may come back.
+        """
         ended = self._with_outcome() if self._ended is None else self._ended
         path = input_path(self._backend, self._batch)
         if path is None:
@@ -130,7 +134,7 @@ class NotReached:
             self.unread = error.public_message.replace(path, "the input file")
 
     def lines(self) -> Iterator[bytes]:
-        """As the error file has them."""
+        """Yield the requests as the error file has them."""
         for doc_id in self.ids():
             key = ItemKey(self._job.job_id, self._job.generation, doc_id)
             yield error_line(
@@ -182,7 +186,7 @@ def errors_of(outcomes: OutcomeStore, batch: DoorBatch, job: Job) -> Iterator[by
 
 
 def not_begun(batch: DoorBatch, source: FileSource) -> Iterator[bytes]:
-    """Of a batch that was cancelled before it was a job: every line that was a request."""
+    """Yield every line that was a request, of a batch that was cancelled before it was a job."""
     for row in source.documents({}):
         if isinstance(row, Document):
             key = ItemKey(batch.batch_id, 1, row.doc_id)

@@ -52,7 +52,7 @@ TENANT: Final = f"{OURS}tenant"
 
 
 def metadata_of(given: Any) -> dict[str, str] | None:
-    """As it was given, once it was checked. Raises Refused."""
+    """Return metadata as it was given, once it was checked. Raises Refused."""
     checked = checked_metadata(given)
     for key in checked or ():
         if key.startswith(OURS) and key.removeprefix(OURS) not in _FIELDS:
@@ -64,9 +64,10 @@ def metadata_of(given: Any) -> dict[str, str] | None:
 
 
 def tenant_of_batch(metadata: Mapping[str, str] | None, caller: Caller) -> str | None:
-    """Whose a new batch is: its caller's, or that of a tenant that an operator names.
+    """Return the tenant of a new batch: its caller's, or one that an operator names.
 
-    Raises Refused (403)."""
+    Raises Refused (403).
+    """
     named = (metadata or {}).get(TENANT)
     if named is None:
         return caller.tenant
@@ -95,7 +96,10 @@ def asked_in(metadata: Mapping[str, str] | None) -> dict[str, Any]:
 
 
 def place_of(pointer: str) -> str:
-    """Where a caller has written what a job's spec refuses, by the pointer into the spec."""
+    """Return where a caller has written what a job's spec refuses.
+
+    ``pointer`` leads into the spec.
+    """
     name = pointer.strip("/").partition("/")[0]
     return f"metadata.{OURS}{name}" if name in _FIELDS else name
 
@@ -197,9 +201,10 @@ OPENAI: Final = "openai"
 
 
 def input_path(backend: Backend, batch: DoorBatch) -> str | None:
-    """Where the file of a batch lies; None where it is gone, or is another tenant's.
+    """Return where the file of a batch lies; None where it is gone, or is another tenant's.
 
-    A batch that the operator has made for a tenant may read a file of the operator's."""
+    A batch that the operator has made for a tenant may read a file of the operator's.
+    """
     files = FileStore(backend.settings, backend.database)
     file = files.get(batch.input_file_id, Whose(batch.tenant))
     if file is None and TENANT in (batch.metadata or {}):
@@ -217,11 +222,12 @@ def spec_of(
     deadline_s: float,
     model: str | None = None,
 ) -> JobSpec:
-    """``model``: the one that all lines name.
+    """Return the spec of a batch's job. ``model`` is the one that all lines name.
 
     None: there are several, or it is not known yet, and then a budget is not held against prices
     here: the job's submit does that. Raises SpecError for what this installation cannot answer, or
-    this tenant may not ask for; Refused for metadata."""
+    this tenant may not ask for; Refused for metadata.
+    """
     door = settings.gateway.batches
     options: dict[str, Any] = {
         "lane": door.lane,

@@ -124,9 +124,11 @@ class Steps:
             return None  # which the submit says
 
     def _submitted(self, leased: LeasedBatch, path: str, model: str | None) -> Job | None:
-        """``model``: the one that all lines name; budget and prices are those of it.
+        """Submit the batch's file as a job; None for a file that is refused.
 
-        None for a file that is refused, which the batch says then."""
+        The batch says then what was refused. ``model`` is the one that all lines name; budget and
+        prices are those of it.
+        """
         batch, checks = leased.batch, LineChecks(self._settings, leased.batch.endpoint)
         left_s = max(LEAST_S, batch.expires_at - time.time())
         check = None if batch.of_anthropic else checks.check

@@ -50,7 +50,7 @@ class LineChecks:
         self._lines = self._texts = 0
 
     def check(self, document: Document) -> BadRow | None:
-        """Why a line is refused. Raises SourceError where there are too many of them."""
+        """Return why a line is refused. Raises SourceError where there are too many of them."""
         if (bad := self.other_url(document)) is not None:
             return bad
         asked = self._read(document.body)
@@ -78,7 +78,7 @@ class LineChecks:
 
 
 def faults_in(path: str, spec: JobSpec, settings: GatewaySettings) -> list[dict[str, Any]]:
-    """Every line that is refused, up to ``ERRORS_MAX``, in their order."""
+    """Return every line that is refused, up to ``ERRORS_MAX``, in their order."""
     checks = LineChecks(settings, spec.endpoint)
     source = _Sorting(open_source(path, spec, settings), checks)
     try:
@@ -92,7 +92,7 @@ def faults_in(path: str, spec: JobSpec, settings: GatewaySettings) -> list[dict[
 
 
 def first_model(path: str, spec: JobSpec, settings: GatewaySettings) -> str | None:
-    """Of the first line; None where it is no request. Raises SourceError."""
+    """Return the model of the first line; None where it is no request. Raises SourceError."""
     first = next(iter(open_source(path, spec, settings).documents({})), None)
     return _READ_MODEL(first.body).model if isinstance(first, Document) else None
 

@@ -59,7 +59,7 @@ class Admissions:
     async def admitted(
         self, found: Found, method: str, path: str, request_id: str
     ) -> AsyncIterator[None]:
-        """For the time of a request. Raises Refused (429, 503)."""
+        """Admit a request for as long as it lasts. Raises Refused (429, 503)."""
         limits, who = found.limits, _who(found.caller)
         if found.caller.tenant is not None and method in SPENDS and not path.endswith("/cancel"):
             await self._check_budget(found.caller.tenant, limits.budget_usd)

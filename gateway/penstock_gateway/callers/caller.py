@@ -122,7 +122,7 @@ class Caller:
         return self.tenant is None or "admin" in self.scopes
 
     def may_see(self, tenant: str | None) -> bool:
-        """Whether what belongs to ``tenant`` is there for this caller."""
+        """Return whether what belongs to ``tenant`` is there for this caller."""
         return "admin" in self.scopes or self.tenant == tenant
 
 
@@ -146,5 +146,5 @@ def caller_with(scope: Scope) -> Callable[[Request], Awaitable[Caller]]:
 
 
 def whose(caller: Caller) -> Whose:
-    """Those of its tenant; all of them with the scope `admin`."""
+    """Return whose objects the caller sees: its tenant's, or all with the scope `admin`."""
     return Whose(caller.tenant, "admin" in caller.scopes)

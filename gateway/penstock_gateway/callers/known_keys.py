@@ -60,7 +60,7 @@ class FailedTries:
         self._seen: dict[str, tuple[float, int]] = {}
 
     def wait_s(self, address: str, now: float) -> float:
-        """How long it has to wait; 0 for not at all."""
+        """Return how long it has to wait; 0 for not at all."""
         began, tries = self._seen.get(address, (now, 0))
         left_s = began + SPAN_S - now
         return left_s if tries >= TRIES_MAX and left_s > 0 else 0.0
@@ -78,7 +78,7 @@ _BEARER: Final = "bearer "
 
 
 def secret_in(connection: HTTPConnection) -> str | None:
-    """As OpenAI's clients send it, or as Anthropic's do."""
+    """Return the API key of a request, as OpenAI's clients send it, or as Anthropic's do."""
     bearer = connection.headers.get("authorization", "")
     if bearer[: len(_BEARER)].lower() == _BEARER:
         return bearer[len(_BEARER) :].strip()
@@ -212,7 +212,7 @@ class KnownKeys:
         return Found(Caller(key.tenant, key.key_id, key.scopes, key.counted_as), key.limits)
 
     async def any_made(self) -> bool:
-        """Whether keys are asked for. Once that is so it stays so: revoked keys are kept."""
+        """Return whether keys are asked for. Once that is so it stays so: revoked keys are kept."""
         if not self._any_made and time.monotonic() >= self._none_until:
             self._any_made = await self._backend.run(self._store.any_made)
             self._none_until = time.monotonic() + REMEMBERED_S / 2
@@ -317,7 +317,7 @@ class KnownKeys:
         if not is_loopback(name) and name not in self._backend.settings.gateway.hosts:
             raise Refused(
                 403,
-                "This door has no API keys, so it answers requests to this machine only, not to "
+                "This server has no API keys, so it answers requests to this machine only, not to "
                 f"{name[:80]!r}: make a key (penstock keys create), or name the host in "
                 "gateway.hosts.",
                 code="host_not_allowed",
@@ -325,7 +325,7 @@ class KnownKeys:
         origin = connection.headers.get("origin")
         if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
             raise Refused(
-                403, f"Pages of {origin[:80]!r} may not use this door.", code="origin_not_allowed"
+                403, f"Pages of {origin[:80]!r} may not use this API.", code="origin_not_allowed"
             )
 
 

@@ -42,10 +42,11 @@ class Shares:
 
     @contextlib.contextmanager
     def upload(self, tenant: str | None, room: int | None) -> Iterator[Incoming]:
-        """For the time of one.
+        """Count one upload of a tenant for as long as it lasts.
 
-        ``room``: bytes that files of the tenant may still take, without those under way; None for
-        no bound. Raises Refused (429)."""
+        ``room`` is how many bytes files of the tenant may still take, without the uploads under
+        way; None for no bound. Raises Refused (429).
+        """
         with self.held("uploads", tenant):
             incoming = Incoming(self._coming, tenant, room)
             self._under_way.add(incoming)
@@ -66,7 +67,7 @@ class Shares:
                 other.lose_room(done.size)
 
     def take(self, share: Share, tenant: str | None) -> None:
-        """One more, until ``leave``. Raises Refused (429)."""
+        """Count one more, until ``leave``. Raises Refused (429)."""
         if tenant is None:
             return
         most = self._most[share]
@@ -87,7 +88,7 @@ class Shares:
 
     @contextlib.contextmanager
     def held(self, share: Share, tenant: str | None) -> Iterator[None]:
-        """One more, for the time of the block. Raises Refused (429)."""
+        """Count one more for the time of the block. Raises Refused (429)."""
         self.take(share, tenant)
         try:
             yield

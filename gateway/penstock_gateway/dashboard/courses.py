@@ -44,7 +44,7 @@ class Courses:
         self._lock = threading.Lock()
 
     def of(self, job: Job, finished: int) -> Course | None:
-        """None where it is counted now for the first time."""
+        """Return the job's course; None where it is counted now for the first time."""
         with self._lock:
             known = self._counted.get(job.job_id)
             if known is not None:

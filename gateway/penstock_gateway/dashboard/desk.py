@@ -175,7 +175,7 @@ class Desk:
         )
 
     def fleet(self) -> tuple[list[WorkerSeen], dict[str, Depth], bool]:
-        """Workers that live, and the queues of their lanes and of those that jobs wait in."""
+        """Return the live workers, and the queues of their lanes and of those that jobs wait in."""
 
         def hot(ledger: RedisLedger, _: redis.Redis) -> tuple[list[WorkerSeen], dict[str, Depth]]:
             workers = ledger.workers()
@@ -190,7 +190,7 @@ class Desk:
         return (*found, True) if found is not None else ([], {}, False)
 
     def quotas(self) -> tuple[list[QuotaSeen], dict[str, list[Cause]], bool]:
-        """Each quota, and why calls of it fail lately."""
+        """Return each quota, and why calls of it have failed lately."""
 
         def hot(
             ledger: RedisLedger, client: redis.Redis

@@ -59,9 +59,10 @@ def check_form(request: Request, viewer: Viewer, form: Mapping[str, str]) -> Non
 
 
 def check_origin(request: Request, hosts: tuple[str, ...]) -> None:
-    """Browsers say which page a form is on.
+    """Raise Refused for a form of another site's page, and where the browser names no page.
 
-    Raises Refused where they do not, and for another site's."""
+    Browsers say which page a form is on.
+    """
     refused = Refused(403, "This form is not of this site's pages.", code="foreign_form")
     try:
         origin = urlsplit(request.headers.get("origin", ""))

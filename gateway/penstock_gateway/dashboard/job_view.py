@@ -471,7 +471,7 @@ def _options(seen: JobSeenNow) -> list[tuple[str, str]]:
 
 
 def _option(value: object) -> str:
-    """As a job spec file has it."""
+    """Return a value as a job spec file has it."""
     if isinstance(value, float):
         return f"{value:.6g}"
     return (

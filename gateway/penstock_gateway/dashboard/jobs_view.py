@@ -80,7 +80,7 @@ def _row(job: Job, figures: Counts, now: float) -> JobRow:
 
 
 def tabs(states: Mapping[JobState, int], current: str, search: str) -> list[Tab]:
-    """All, and each state."""
+    """Return a tab for all jobs, and one for each state."""
     names = ["", *(str(state) for state in JobState)]
     numbers = {"": sum(states.values()), **{str(state): number for state, number in states.items()}}
     return [
@@ -96,7 +96,7 @@ def tabs(states: Mapping[JobState, int], current: str, search: str) -> list[Tab]
 
 
 def page_links(found: JobPage, state: str, search: str) -> tuple[str, str]:
-    """To newer jobs and to older ones; empty where there are none."""
+    """Return the links to newer jobs and to older ones; empty where there are none."""
     if not found.jobs:
         return "", ""
     first, last = JobPlace.of(found.jobs[0][0]), JobPlace.of(found.jobs[-1][0])
@@ -114,7 +114,7 @@ def place_text(place: JobPlace) -> str:
 
 
 def place_in(text: str) -> JobPlace | None:
-    """None for a text that is no place: the list begins at its start then."""
+    """Return the place that a text names; None for no place: the list begins at its start then."""
     at, _, job_id = text[:PLACE_CHARS].partition("~")
     try:
         return JobPlace(float(at), job_id) if job_id else None
@@ -123,7 +123,7 @@ def place_in(text: str) -> JobPlace | None:
 
 
 def ago(at: float, now: float) -> str:
-    """``3 min 05 s ago`` of today, a date of what is older."""
+    """Return ``3 min 05 s ago`` for today, a date for what is older."""
     seconds = now - at
     if 0 <= seconds < 86_400:
         return f"{duration(seconds)} ago"

@@ -66,7 +66,10 @@ def quota_rows(
     now: float,
     in_state: str = "",
 ) -> list[QuotaRow]:
-    """``in_state`` is what commands that are shown need to find the ledger."""
+    """Return a row for each quota.
+
+    ``in_state`` is what commands that are shown need to find the ledger.
+    """
     return [_row(seen, causes.get(seen.quota_id, ()), now, in_state) for seen in quotas]
 
 
@@ -88,7 +91,7 @@ def _row(seen: QuotaSeen, causes: Sequence[Cause], now: float, in_state: str) ->
 
 
 def _limit(name: str, per_second: float) -> str:
-    """As people speak of limits: per minute, or per day where the limit is a day's."""
+    """Return a limit as people speak of it: per minute, or per day where it is a day's."""
     if name.endswith("_per_day"):
         return f"{per_second * 86_400:,.0f} {name.removesuffix('_per_day')} a day"
     return f"{per_second * 60:,.0f} {name.removesuffix('_per_minute')} a minute"

@@ -267,7 +267,7 @@ def _by_http(viewer: Viewer) -> bool:
 
 
 def _for_operators(viewer: Viewer) -> None:
-    """Workers and quotas are of the whole installation. Raises Refused."""
+    """Raise Refused for tenants: workers and quotas are of the whole installation."""
     if not viewer.sees_all:
         raise Refused(404, "There is no such page.", code="not_found")
 

@@ -30,7 +30,7 @@ class Speeds:
         self._lock = threading.Lock()
 
     def note(self, job_id: str, finished: int, tokens: int) -> tuple[float, float] | None:
-        """Documents and tokens per second; None where this is the first look for a while."""
+        """Return documents and tokens per second; None where this is the first look for a while."""
         look = _Look(self._clock(), finished, tokens)
         with self._lock:
             looks = self._seen.setdefault(job_id, deque(maxlen=LOOKS_MAX))

@@ -58,7 +58,7 @@ def spend_rows(spent: Sequence[Spending], without: str) -> list[SpendRow]:
 
 
 def total_of(spent: Sequence[Spending]) -> tuple[str, str, str]:
-    """Cost, documents and jobs together."""
+    """Return the cost, documents and jobs of all together."""
     return (
         together(money_of(one) for one in spent).words,
         count(sum(one.succeeded + one.dead for one in spent)),

@@ -62,7 +62,7 @@ _VISIT_SHAPE: Final = re.compile(r"[A-Za-z0-9_-]{32}")
 def page(
     template: str, viewer: Viewer, request: Request, *, status: int = 200, **values: Any
 ) -> Response:
-    """``values`` are what the template shows."""
+    """Return a page; ``values`` are what the template shows."""
     text = rendered(
         template,
         theme=viewer.theme,
@@ -91,7 +91,7 @@ class JobHead(NamedTuple):
 
 
 async def job_of(viewer: Viewer, name: str) -> Job:
-    """By its id, or by its key where that has no ``/``, as a batch's id is.
+    """Return a job by its id, or by its key where that has no ``/``, as a batch's id is.
 
     Raises Refused, with one text for a job that never was and for one of another tenant.
     """

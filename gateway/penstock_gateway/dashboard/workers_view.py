@@ -46,9 +46,10 @@ class LaneView(NamedTuple):
 def lane_views(
     workers: Sequence[WorkerSeen], depths: Mapping[str, Depth], *, one_machine: bool = False
 ) -> list[LaneView]:
-    """By name; a lane that has a queue and no worker is among them.
+    """Return the lanes by name, those with a queue and no worker among them.
 
-    ``one_machine``: `penstock serve` starts the workers."""
+    ``one_machine``: `penstock serve` starts the workers.
+    """
     names = sorted({seen.info.get("lane", "") for seen in workers} | set(depths))
     return [
         _lane(
@@ -98,7 +99,7 @@ def _lane(
 
 
 def _bound(alive: Sequence[WorkerSeen], depth: Depth | None) -> str:
-    """Of a lane whose workers host nothing: its slots against its queue."""
+    """Return what bounds a lane whose workers host nothing: its slots against its queue."""
     slots = sum(_whole(seen.info.get("concurrency")) for seen in alive)
     busy = sum(_whole(seen.info.get("in_flight")) for seen in alive)
     if not alive:

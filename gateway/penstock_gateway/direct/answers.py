@@ -171,7 +171,10 @@ class Answers:
 
 
 def outcomes_of(futures: Sequence[asyncio.Future[Outcome]]) -> list[Outcome | None]:
-    """In their order; None for those that are not there. Raises what one of them has failed by."""
+    """Return the outcomes in their order; None for those that are not there.
+
+    Raises what one of them has failed by.
+    """
     return [
         future.result() if future.done() and not future.cancelled() else None for future in futures
     ]

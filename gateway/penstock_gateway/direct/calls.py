@@ -68,9 +68,10 @@ class Pushing:
         self._is_told = False  # one line for an outage of Redis
 
     async def push(self, job: CallJob, call: PushedCall) -> bool:
-        """Whether it is durable, and queued; False where its Idempotency-Key is taken by now.
+        """Store a call; return whether it is durable, and queued.
 
-        Raises errors of the ledger."""
+        False where its Idempotency-Key is taken by now. Raises errors of the ledger.
+        """
         stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         group = self._waiting.get(job.job_id)
         if group is not None:
@@ -140,7 +141,7 @@ class Asked:
         return str(self.bodies[0]["model"])
 
     def digest(self) -> str:
-        """Of all that the key stands for."""
+        """Return a digest of all that the key stands for."""
         return hashlib.sha256(
             orjson.dumps([self.endpoint, list(self.bodies)], option=orjson.OPT_SORT_KEYS)
         ).hexdigest()
@@ -190,7 +191,10 @@ class Calls:
         self._pushing = Pushing(backend, self.store)
 
     async def answered(self, asked: Asked, gone: Gone) -> Told:
-        """``gone`` waits until the caller hangs up. Raises Refused, and errors of the ledger."""
+        """Ask, and wait for the answer; ``gone`` waits until the caller hangs up.
+
+        Raises Refused, and errors of the ledger.
+        """
         metrics = self._backend.metrics
         with metrics.calls_waiting.track_inprogress(), metrics.call_seconds.time():
             try:
@@ -320,7 +324,7 @@ class Calls:
         return found, begun, causes
 
     def _hot(self) -> RedisLedger:
-        """In a thread: the first time it reads the epoch."""
+        """Return the Redis ledger. Call it in a thread: the first time it reads the epoch."""
         if self._hot_ledger is None:
             self._hot_ledger = RedisLedger(self._client, Meta(self._backend.database).epoch())
         return self._hot_ledger
@@ -338,7 +342,10 @@ def _documents(
 
 
 def _in_time(outcome: Outcome | None) -> Outcome | None:
-    """One that came at the last moment; what was written because it did not is none."""
+    """Return an outcome that came in time, if only at the last moment.
+
+    What was written because none came is no outcome.
+    """
     return None if getattr(outcome, "reason", None) in (TIMED_OUT, CALLER_GONE) else outcome
 
 

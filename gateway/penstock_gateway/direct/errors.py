@@ -142,7 +142,7 @@ def refused_for_letter(letter: DeadLetter) -> Refused:
 
 
 def may_be_tried_again(outcomes: Iterable[Outcome]) -> bool:
-    """Whether all of them failed by something that may be over by now."""
+    """Return whether all of them failed by something that may be over by now."""
     return all(
         isinstance(one, DeadLetter)
         and ((status := _status_of(one)[0]) >= 500 or status in MAY_BE_TRIED_AGAIN)
@@ -187,7 +187,7 @@ def _status_of(letter: DeadLetter) -> tuple[int, str]:
 
 
 def _said_by_provider(letter: DeadLetter) -> dict[str, Any]:
-    """Its error envelope, of OpenAI's shape; what of it is no text is left out."""
+    """Return the provider's error envelope, of OpenAI's shape, without what is no text."""
     try:
         said = orjson.loads(letter.response or b"")
     except orjson.JSONDecodeError:

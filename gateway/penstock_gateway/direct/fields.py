@@ -271,7 +271,7 @@ def _check_message(message: object, at: str) -> None:
 
 
 def _check_inputs(given: object, name: str) -> None:
-    """Text, texts, tokens, or lists of tokens."""
+    """Check inputs: text, texts, tokens, or lists of tokens."""
     if given is None:
         raise Refused(
             400,

@@ -100,7 +100,10 @@ class Fleet:
         )
 
     def _no_worker(self, endpoint: str, unfit: str) -> Refused:
-        """Where all workers that live ask by batches, trying again does not help."""
+        """Return why there is no worker for a call.
+
+        Where all workers that live ask by batches, trying again does not help.
+        """
         alive = {one.info.get("lane", "") for one in self._workers if one.seconds_ago < ALIVE_S}
         packing = sorted(filter(packs, alive))
         if not packing or alive - set(packing):

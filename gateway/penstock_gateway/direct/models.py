@@ -45,8 +45,10 @@ class ModelShown(BaseModel):
     id: str
     object: str = "model"
     type: str = "model"
-    created: int = Field(default=0, description="0: not known.")
-    created_at: str = Field(default=UNKNOWN, description="As `created`, for Anthropic's client.")
+    created: int = Field(default=0, description="0 where it is not known.")
+    created_at: str = Field(
+        default=UNKNOWN, description="The time in `created`, as Anthropic's client reads it."
+    )
     display_name: str
     owned_by: str = Field(
         description="`penstock` where workers host it, else the name of the provider."
@@ -109,7 +111,10 @@ async def retrieve_model(request: Request, model: str, _caller: May) -> ModelSho
 
 
 async def _known(backend: Backend) -> dict[str, ModelShown]:
-    """By name, hosted ones first: they are who answers where a provider has the same name."""
+    """Return the models by name, hosted ones first.
+
+    Workers answer where a provider has a model of the same name.
+    """
     direct = backend.settings.gateway.direct
     found: dict[str, ModelShown] = {}
     for served in await backend.part(Calls).fleet.hosted():

@@ -47,7 +47,7 @@ class Waiting:
 
     @contextlib.contextmanager
     def room_for(self, tenant: str | None, calls: int) -> Iterator[None]:
-        """They wait while the block lasts. Raises Refused (429)."""
+        """Count waiting calls for as long as the block lasts. Raises Refused (429)."""
         if self.now + calls > self._limits.waiting:
             raise too_many(f"{self.now} calls wait at this server already", self.retry_after_s)
         if self.of_tenant[tenant] + calls > self._limits.tenant_waiting:

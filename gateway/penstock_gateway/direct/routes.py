@@ -55,7 +55,7 @@ async def object_in(request: Request, most_bytes: int) -> Read:
 
 
 def timeout_of(request: Request, limits: DirectFields) -> float:
-    """For which the caller waits. Raises Refused."""
+    """Return the seconds for which the caller waits. Raises Refused."""
     text = request.headers.get(TIMEOUT_HEADER)
     if text is None:
         return min(limits.timeout_s, limits.max_timeout_s)
@@ -147,7 +147,10 @@ def _body(
     first: list[dict[str, Any]],
     limits: DirectFields,
 ) -> dict[str, Any]:
-    """``shared`` is what was checked with the first prompt, or what is to be."""
+    """Return the body for one prompt.
+
+    ``shared`` is what was checked with the first prompt, or what is to be.
+    """
     if isinstance(prompt, str) and prompt:
         messages = [*first, {"role": "user", "content": prompt}]
     elif isinstance(prompt, list):
@@ -170,7 +173,10 @@ def _body(
 
 
 def batch_answer(told: Told, model: str) -> dict[str, Any]:
-    """Its JSON. ``tokens_per_second`` are completion tokens by the time that the caller waited."""
+    """Return the JSON of the answer to several prompts.
+
+    ``tokens_per_second`` are completion tokens by the time that the caller waited.
+    """
     outputs = [_output(at, told) for at in range(len(told.outcomes))]
     usage = {name: sum((one["usage"] or {}).get(name, 0) for one in outputs) for name in _USAGE}
     succeeded = sum(one["error"] is None for one in outputs)
@@ -261,7 +267,7 @@ async def chat_completions(request: Request, caller: May) -> Response:
 
 @router.post(COMPLETIONS, responses=_ERRORS, operation_id="create_completion")
 async def completions(request: Request, caller: May) -> Response:
-    """One completion of a prompt, as OpenAI's API has it."""
+    """Answer one completion of a prompt, as OpenAI's API has it."""
     return await _one(request, caller, COMPLETIONS)
 
 

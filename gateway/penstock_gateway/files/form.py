@@ -76,7 +76,7 @@ class UploadForm:
         return False
 
     def add(self, name: str, data: bytes) -> None:
-        """More bytes of a field."""
+        """Add bytes to a field."""
         value = self.values[name]
         value += data
         if len(value) > VALUE_MAX:
@@ -128,7 +128,7 @@ class UploadForm:
         return float(seconds)
 
     def check(self) -> None:
-        """Once all parts are there. Raises Refused."""
+        """Check the form once all parts are there. Raises Refused."""
         if self.filename is None:
             raise Refused(
                 400,

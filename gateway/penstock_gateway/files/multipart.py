@@ -101,7 +101,7 @@ class MultipartParser:
         return ()
 
     def _after_delimiter(self) -> tuple[Event, ...] | None:
-        """Behind a boundary: two dashes end the form, a line end begins a part."""
+        """Read what is behind a boundary: two dashes end the form, a line end begins a part."""
         if len(self._held) < 2:
             return None
         if self._held.startswith(b"--"):
@@ -174,7 +174,7 @@ class MultipartParser:
         return before
 
     def _safe(self) -> int:
-        """How many of the held bytes cannot begin a boundary whose end has not come."""
+        """Return how many of the held bytes cannot begin a boundary whose end has not come."""
         return max(0, len(self._held) - len(self._delimiter) + 1)
 
 

@@ -98,11 +98,11 @@ class FileStore:
             raise
 
     def get(self, file_id: str, whose: Whose) -> DoorFile | None:
-        """None for what is not there for them, and for what is no id at all."""
+        """Return a file; None for what is not there for them, and for what is no id at all."""
         return self.rows.get(file_id, whose) if is_id("file", file_id) else None
 
     def place(self, file: DoorFile) -> str:
-        """Its path or its URI, as a source of ``Producer.submit``."""
+        """Return the file's path or its URI, as a source of ``Producer.submit``."""
         folder = self._settings.files_folder
         if folder is not None:
             return str(folder / file.place)
@@ -124,7 +124,7 @@ class FileStore:
         return True  # the row stays a while, so that lists can go on behind it
 
     def remove_bytes(self, place: str) -> None:
-        """There or not, finished or not. Raises SinkError."""
+        """Remove bytes, there or not, finished or not. Raises SinkError."""
         folder = self._settings.files_folder
         if folder is not None:
             for name in (place, f"{place}.part"):
@@ -137,7 +137,7 @@ class FileStore:
         bucket.delete(place)
 
     def check_room(self, more: int) -> None:
-        """Whether ``more`` bytes fit on the disk. Raises Refused (507)."""
+        """Return whether ``more`` bytes fit on the disk. Raises Refused (507)."""
         folder = self._settings.files_folder
         if folder is None:
             return
@@ -150,15 +150,16 @@ class FileStore:
             raise _no_room()
 
     def room_of(self, tenant: str | None) -> int | None:
-        """Bytes that files of this tenant may still take.
+        """Return how many bytes files of this tenant may still take.
 
-        It is None for the operator's, which are bounded by the disk alone."""
+        It is None for the operator's, which are bounded by the disk alone.
+        """
         if tenant is None:
             return None
         return self._settings.gateway.tenant_file_bytes - self.rows.bytes_of(tenant)
 
     def writer(self, place: str) -> Writer:
-        """For the bytes alone. Raises SinkError."""
+        """Return a writer for the bytes alone. Raises SinkError."""
         return open_sink(
             self._settings.gateway.files, s3_endpoint_url=self._settings.s3_endpoint_url
         ).create(place)
@@ -201,7 +202,7 @@ class FileWriting:
         job_id: str | None = None,
         lines: int | None = None,
     ) -> DoorFile:
-        """Durable first, then there for readers."""
+        """Make the file durable first, then show it to readers."""
         sha256 = self._sha256.hexdigest()
         details = FileDetails(
             filename, purpose, self.bytes, sha256, lives_s=lives_s, job_id=job_id, lines=lines
@@ -273,7 +274,7 @@ class FileReader:
 
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
-    """Faults of the disk or the bucket are the server's, and mostly pass."""
+    """Turn faults of the disk or the bucket into the server's errors, which mostly pass."""
     try:
         yield
     except (SinkError, OSError) as error:
@@ -284,7 +285,7 @@ def _unwritable(error: BaseException) -> Refused:
     cause = error if isinstance(error, OSError) else error.__cause__
     if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
         return _no_room()
-    log.warning("files of the doors cannot be written or read: %s", error)
+    log.warning("uploaded files cannot be written or read: %s", error)
     return Refused(
         503,
         "where the server keeps files does not answer; try again",

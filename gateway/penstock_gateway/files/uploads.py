@@ -132,7 +132,7 @@ class _Upload:
         return stored
 
     async def close(self) -> None:
-        """Nothing of it stays, unless it was finished."""
+        """End the upload: nothing of it stays, unless it was finished."""
         if self._writing is not None:
             writing, self._writing = self._writing, None
             await asyncio.shield(self._backend.run(writing.discard))
@@ -171,7 +171,7 @@ def _stated_length(request: Request) -> int | None:
 
 
 def _check_length(request: Request, most: int) -> None:
-    """Before a byte of it is read."""
+    """Check the stated length before a byte of the body is read."""
     length = _stated_length(request)
     if length is not None and length > most + FORM_BYTES_MAX:
         raise too_large(most)

@@ -49,7 +49,7 @@ _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
         "description": "Events `progress`, each with the whole state, and `end` as the last one.",
         "content": {"text/event-stream": {"schema": _EVENT, "example": _EXAMPLE}},
     },
-    204: {"description": "The job has ended, and its last event is the one that you have."},
+    204: {"description": "The job has ended, and you have its last event."},
 }
 
 

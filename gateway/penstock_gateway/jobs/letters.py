@@ -83,7 +83,7 @@ class Replayed(BaseModel):
     generation: int
     note: str | None = Field(
         None,
-        description="Of a batch: what becomes of its files, and where the new outcomes are read.",
+        description="What becomes of a batch's files, and where the new outcomes are read.",
     )
 
 
@@ -99,10 +99,12 @@ class LetterShown(BaseModel):
     calls: int
     status_code: int | None
     last_error: str
-    line: int | None = Field(description="Of the source, for a row that was refused at submit.")
+    line: int | None = Field(
+        description="The line in the source of a row that was refused at submit."
+    )
     created_at: float | None
     endpoint: str | None = Field(
-        default=None, description="Of its request, where that is not the job's."
+        default=None, description="The path of its request, where that is not the job's."
     )
 
 
@@ -139,12 +141,15 @@ async def list_letters(
     job: str,
     caller: Reader,
     reason: Annotated[
-        str | None, Query(min_length=1, max_length=200, description="Only those with this reason.")
+        str | None,
+        Query(min_length=1, max_length=200, description="Only dead letters with this reason."),
     ] = None,
     generation: Annotated[
         int | None,
         Query(
-            ge=1, le=2**31 - 1, description="Only those of this generation, replayed ones included."
+            ge=1,
+            le=2**31 - 1,
+            description="Only dead letters of this generation, replayed ones included.",
         ),
     ] = None,
     cursor: Annotated[
@@ -191,11 +196,12 @@ async def export_letters(
         ),
     ] = "errors",
     reason: Annotated[
-        str | None, Query(min_length=1, max_length=200, description="Only those with this reason.")
+        str | None,
+        Query(min_length=1, max_length=200, description="Only dead letters with this reason."),
     ] = None,
     after: Annotated[
         str | None,
-        Query(max_length=2_000, description="The cursor of the last line that you have."),
+        Query(max_length=2_000, description="The cursor of the last line that you have read."),
     ] = None,
     limit: Annotated[
         int | None, Query(ge=1, le=10**9, description="At most this many lines.")
@@ -270,9 +276,10 @@ def _fields(job: Job, letter: DeadLetter) -> dict[str, Any]:
 
 
 def _readable(body: bytes | None) -> Any:
-    """JSON as JSON, anything else as text, nothing as null.
+    """Return JSON as JSON, anything else as text, nothing as null.
 
-    JSON too deep to be written again is text as well."""
+    JSON too deep to be written again is text as well.
+    """
     if not body:
         return None
     try:

@@ -42,7 +42,7 @@ def stored_key(tenant: str | None, key: str) -> str:
 
 
 def shown_key(job: Job) -> str | None:
-    """As its submitter gave it; None for a job without one."""
+    """Return the key as the job's submitter gave it; None for a job without one."""
     return (
         None
         if job.job_key == job.job_id
@@ -51,7 +51,10 @@ def shown_key(job: Job) -> str | None:
 
 
 def find_job(backend: Backend, caller: Caller, name: str) -> Job:
-    """Blocks. Raises JobNotFound, in the same words for a job of another tenant."""
+    """Return a job. Blocks.
+
+    Raises JobNotFound, in the same words for a job of another tenant.
+    """
     if not name.isprintable() or len(name) > _NAME_MAX:
         raise JobNotFound(name)
     wanted = name if name.startswith(_ID) else stored_key(caller.tenant, name)

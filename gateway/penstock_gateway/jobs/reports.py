@@ -80,10 +80,13 @@ async def report(
     job: str,
     caller: Reader,
     form: Annotated[
-        Form | None, Query(alias="format", description="Counts before the header Accept.")
+        Form | None,
+        Query(
+            alias="format", description="The form of the report; it goes before the header Accept."
+        ),
     ] = None,
     accept: Annotated[
-        str, Header(description="A type of the answers; JSON where it names none.")
+        str, Header(description="One of the types of the report; JSON where it names none.")
     ] = "",
 ) -> Response:
     """Return the account of a job: its outcomes, what it cost, each lane, and what was saved."""

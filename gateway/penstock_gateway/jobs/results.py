@@ -64,9 +64,7 @@ _EXAMPLE: Final = (
                 },
             },
         },
-        501: {
-            "description": "Parquet is asked for, and pyarrow is not installed where the door runs."
-        },
+        501: {"description": "Parquet is asked for, and pyarrow is not installed on the server."},
     },
     operation_id="read_job_results",
 )
@@ -76,18 +74,18 @@ async def results(
     caller: Reader,
     after: Annotated[
         str | None,
-        Query(max_length=2_000, description="The cursor of the last line that you have."),
+        Query(max_length=2_000, description="The cursor of the last line that you have read."),
     ] = None,
-    dead_letters: Annotated[bool, Query(description="Whether dead letters come, too.")] = True,
+    dead_letters: Annotated[bool, Query(description="Whether dead letters are included.")] = True,
     limit: Annotated[
         int | None, Query(ge=1, le=10**9, description="At most this many lines.")
     ] = None,
     form: Annotated[
         Literal["jsonl", "csv", "parquet"],
-        Query(description="Tables have a row for each outcome, dead letters as well."),
+        Query(description="Tables have a row for each outcome, dead letters included."),
     ] = "jsonl",
     escape_formulas: Annotated[
-        bool, Query(description="CSV: an apostrophe before texts that a spreadsheet would run.")
+        bool, Query(description="CSV: put an apostrophe before texts that a spreadsheet would run.")
     ] = False,
 ) -> StreamingResponse:
     """Stream what a job has stored, also while it runs.
@@ -131,9 +129,10 @@ async def results(
 async def _table(
     backend: Backend, caller: Caller, job: str, form: TableFormat, *, escape_formulas: bool
 ) -> StreamingResponse:
-    """As `penstock results` writes it.
+    """Stream a table as `penstock results` writes it.
 
-    A batch of rows is in memory, so that each takes one of the readings of its tenant."""
+    A batch of rows is in memory, so that each takes one of the readings of its tenant.
+    """
 
     def begin() -> tuple[Job, Iterator[bytes]]:
         found = find_job(backend, caller, job)

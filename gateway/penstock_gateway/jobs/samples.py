@@ -45,7 +45,7 @@ def submit_sample(
     number: int,
     job_key: str | None,
 ) -> Job:
-    """Blocks. Raises as a submit."""
+    """Draw a sample and submit it as a job. Blocks. Raises as a submit."""
     source = source_of(backend, caller, named)
     timeout_s = backend.settings.doors.submit_timeout_s
     sample = backend.remote.sample(
@@ -119,7 +119,10 @@ def _said(backend: Backend, job: Job) -> Extrapolation:
 
 
 def _sizes(backend: Backend, job: Job) -> dict[str, float]:
-    """Of the request of each drawn document. Raises SourceError where their file is gone."""
+    """Return the size of the request of each drawn document.
+
+    Raises SourceError where their file is gone.
+    """
     opened = open_source(job.source, JobSpec.accepted(job.spec), backend.settings)
     return {
         row.doc_id: float(len(row.body))

@@ -61,7 +61,7 @@ class NewSchedule(BaseModel):
     )
 
     name: Annotated[StrictStr, Field(min_length=1, max_length=64)] = Field(
-        description="Of the schedule. Its jobs have the keys NAME@TIME."
+        description="The name of the schedule. Its jobs have the keys NAME@TIME."
     )
     cron: Annotated[StrictStr, Field(min_length=1, max_length=200)] = Field(
         description="Minute, hour, day of month, month, day of week."
@@ -81,19 +81,18 @@ class NewSchedule(BaseModel):
         ),
     )
     from_job: StrictStr | None = Field(
-        None, description="In the place of a source: the outcomes of this job."
+        None, description="Read the outcomes of this job instead of a source."
     )
     from_schedule: StrictStr | None = Field(
         None,
         description=(
-            "In the place of a source: the outcomes of the newest job of this schedule that has "
-            "ended."
+            "Read the outcomes of this schedule's newest job that has ended, instead of a source."
         ),
     )
     where: list[StrictStr] = Field(
         default_factory=list,
         max_length=CONDITIONS_MAX,
-        description="Beside the last two: conditions, such as status=dead.",
+        description="Conditions on those outcomes, such as status=dead.",
     )
 
     @property
@@ -108,7 +107,7 @@ class FiringShown(BaseModel):
     outcome: Literal["started", "skipped", "failed", "nothing_new"]
     job_id: str | None
     job_state: str | None = Field(
-        description="Of its job now; null where there is none, or it was purged."
+        description="The state of its job; null where there is none, or it was purged."
     )
     reason: str | None = Field(description="Why there is no job.")
 

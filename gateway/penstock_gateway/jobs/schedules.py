@@ -190,9 +190,10 @@ def _changed(
 
 
 def _outcomes_of(backend: Backend, caller: Caller, given: NewSchedule) -> OutcomesOf | None:
-    """Whose outcomes are read, which has to be there for this caller; None for a source.
+    """Return whose outcomes are read; None for a source.
 
-    Raises SpecError and Refused."""
+    The job or schedule has to be there for this caller. Raises SpecError and Refused.
+    """
     named = [name for name in ("source", "from_job", "from_schedule") if getattr(given, name)]
     if len(named) > 1:
         raise SpecError(
@@ -257,9 +258,10 @@ def _chars(options: Mapping[str, Any]) -> int:
 
 
 def _find(backend: Backend, caller: Caller, name: str) -> Schedule:
-    """By its id, its name, or the name with its tenant before it.
+    """Return a schedule by its id, its name, or the name with its tenant before it.
 
-    Raises ScheduleNotFound, alike for those of another tenant."""
+    Raises ScheduleNotFound, alike for those of another tenant.
+    """
     if len(name) > NAME_MAX or not name.isprintable():
         raise ScheduleNotFound(name[:NAME_MAX])
     store = ScheduleStore(backend.database)

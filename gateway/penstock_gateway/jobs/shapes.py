@@ -104,22 +104,22 @@ class NewJob(BaseModel):
         ),
     )
     from_job: StrictStr | None = Field(
-        None, description="In the place of a source: the outcomes of this job."
+        None, description="Read the outcomes of this job instead of a source."
     )
     where: list[StrictStr] = Field(
         default_factory=list,
         max_length=WHERE_MAX,
-        description="Beside from_job: conditions, such as status=dead.",
+        description="Conditions on the outcomes of from_job, such as status=dead.",
     )
     open: StrictBool = Field(
-        False, description="No source: documents are pushed until the job is sealed."
+        False, description="Without a source: documents are pushed until the job is sealed."
     )
 
     sample: Annotated[StrictInt, Field(ge=1, le=SAMPLE_MAX)] | None = Field(
         None,
         description=(
-            "With a source: so many documents, drawn at random, as a job of their own; see its "
-            "extrapolation."
+            "Draw this many documents of the source at random and make them a job of their own; "
+            "see its extrapolation."
         ),
     )
 
@@ -161,13 +161,16 @@ class PauseShown(BaseModel):
     """Why a job is paused."""
 
     code: str = Field(
-        description="Such as stop_dead, stop_missed and stop_usd_per_doc, which a stop-loss has."
+        description="The kind of pause; those of a stop-loss are stop_dead, stop_missed and "
+        "stop_usd_per_doc."
     )
-    by: str = Field(description="person, control, budget, provider, lane or stop_loss.")
+    by: str = Field(
+        description="Who paused it: person, control, budget, provider, lane or stop_loss."
+    )
     params: dict[str, Any] = Field(
-        description="What belongs to the code: shares, examples, the commonest cause."
+        description="Values for the code: shares, examples, the most frequent cause."
     )
-    message: str = Field(description="The same as a sentence.")
+    message: str = Field(description="The pause as a sentence.")
     advice: list[AdviceShown]
 
 
@@ -202,16 +205,16 @@ class BatchTroubleShown(BaseModel):
     """Why provider batches do not get on. Times are Unix seconds."""
 
     provider: str
-    batches: int = Field(description="That wait for the same.")
-    call: str = Field(description="upload, create, look, answers or delete.")
+    batches: int = Field(description="How many batches wait for this.")
+    call: str = Field(description="The call that fails: upload, create, look, answers or delete.")
     name: str = Field(
-        description="Of the failure, as `server_error`, `forbidden` or `answers_missing`."
+        description="The name of the failure, as `server_error`, `forbidden` or `answers_missing`."
     )
-    said: str = Field(description="The provider's words about one of them.")
-    status: int | None = Field(description="Of its HTTP answer.")
+    said: str = Field(description="What the provider said about one of them.")
+    status: int | None = Field(description="The status of the provider's HTTP answer.")
     since: float
-    times: int = Field(description="In a row.")
-    again_at: float = Field(description="When it is tried again.")
+    times: int = Field(description="How often it has failed in a row.")
+    again_at: float = Field(description="When the call is tried again.")
 
 
 class UnreadShown(BaseModel):
@@ -219,7 +222,7 @@ class UnreadShown(BaseModel):
 
     answers: int
     cost_usd: float | None = Field(
-        description="At most, as estimated; null where no price is known."
+        description="The most that they cost, estimated; null where no price is known."
     )
 
 
@@ -252,7 +255,9 @@ class JobDetails(JobShown):
     )
     unread: UnreadShown | None
     items_per_second: float
-    eta_s: float | None = Field(description="At the rate so far; null where it is not known.")
+    eta_s: float | None = Field(
+        description="Seconds to the end at the rate so far; null where that is not known."
+    )
     retries: int
     rate_limited: int
     retried_by_reason: dict[str, int]
@@ -296,7 +301,7 @@ class Estimate(BaseModel):
     unusable: int = Field(description="Rows that would be dead letters.")
     tokens_in: int
     tokens_out: int
-    tokens_out_capped: bool = Field(description="Whether tokens_out is the most that can be.")
+    tokens_out_capped: bool = Field(description="Whether tokens_out is an upper limit.")
     tokens_by: str
     cost_usd: float | None = Field(description="null where no price is known.")
 
@@ -321,7 +326,7 @@ class RequestShown(BaseModel):
     body: dict[str, Any]
     tokens_in: int
     tokens_out: int
-    tokens_out_capped: bool = Field(description="Whether tokens_out is the most that can be.")
+    tokens_out_capped: bool = Field(description="Whether tokens_out is an upper limit.")
 
 
 class Preview(BaseModel):
@@ -362,10 +367,10 @@ class Preview(BaseModel):
     )
 
     object: Literal["preview"] = "preview"
-    rows: int = Field(description="That were looked at.")
-    more: bool = Field(description="Whether the source goes on after them.")
+    rows: int = Field(description="How many rows were looked at.")
+    more: bool = Field(description="Whether the source has more rows.")
     tokens_by: str
-    requests: list[RequestShown] = Field(description="The first of them.")
+    requests: list[RequestShown] = Field(description="The requests of the first rows.")
     problems: list[RowShown]
 
 
@@ -398,13 +403,13 @@ class Extrapolation(BaseModel):
     object: Literal["extrapolation"] = "extrapolation"
     job: str
     tenant: str | None
-    documents: int = Field(description="Of the whole source that can be used.")
+    documents: int = Field(description="Usable documents of the whole source.")
     sampled: int = Field(
         description="Documents of the sample that have ended; fewer than 30 say little."
     )
-    dead: int = Field(description="Those of them that are dead letters.")
-    confidence: float = Field(description="How many of such intervals hold the true sum.")
-    tokens_in: Between | None = Field(description="null before the first has ended.")
+    dead: int = Field(description="How many of these are dead letters.")
+    confidence: float = Field(description="The share of such intervals that hold the true sum.")
+    tokens_in: Between | None = Field(description="null before the first document has ended.")
     tokens_out: Between | None
     cost_usd: Between | None = Field(
         description="null where a price is missing, and for lanes that host a model."

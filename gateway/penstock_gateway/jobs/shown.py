@@ -25,7 +25,7 @@ _SOURCE: Final = ("kind", "uri", "size", "sha256", "etag", "job_id", "generation
 
 
 def counted(backend: Backend, job: Job) -> shapes.JobShown:
-    """Blocks."""
+    """Return a job with its counts. Blocks."""
     return job_shown(job, OutcomeStore(backend.database).counts(job.job_id))
 
 
@@ -34,7 +34,7 @@ def job_shown(job: Job, counts: Counts) -> shapes.JobShown:
 
 
 def detailed(backend: Backend, job: Job) -> shapes.JobDetails:
-    """Blocks."""
+    """Return a job with its counts and its details. Blocks."""
     # before the transaction, which Redis must not hold up
     stats, waits_for = (_stats(backend, job), _waits_for(backend, job))
     with backend.database.one_read():
@@ -88,7 +88,7 @@ def report_of(backend: Backend, job: Job, *, sizes: bool = False) -> Report:
 
 
 def remaining(job: Job, counts: Counts) -> int | None:
-    """Documents without an outcome; None while an open job is not sealed."""
+    """Return how many documents have no outcome; None while an open job is not sealed."""
     return None if job.total is None else max(0, job.total - counts.succeeded - counts.dead)
 
 

@@ -59,7 +59,10 @@ class Source(NamedTuple):
 
 
 def source_of(backend: Backend, caller: Caller, named: str) -> Source:
-    """Blocks. Raises Refused (404) for a file that is not there for this caller."""
+    """Return the source that a caller names. Blocks.
+
+    Raises Refused (404) for a file that is not there for this caller.
+    """
     if not named.startswith(_FILE):
         return Source(named, uploaded=False)
     store = FileStore(backend.settings, backend.database)

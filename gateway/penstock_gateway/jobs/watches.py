@@ -67,9 +67,10 @@ class Watches:
         self.listeners = 0
 
     def listen(self, job_id: str, tenant: str | None) -> Listener:
-        """For ``tenant``, until ``leave``.
+        """Return a listener of ``tenant``, until ``leave``.
 
-        Raises Refused: 429 where its share is used up, 503 where too many listen."""
+        Raises Refused: 429 where its share is used up, 503 where too many listen.
+        """
         self._shares.take("streams", tenant)
         try:
             return self._listen(job_id)

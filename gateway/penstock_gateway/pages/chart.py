@@ -59,7 +59,7 @@ def parts(numbers: Sequence[tuple[str, int]], whole: int) -> list[Part]:
 
 
 def rate_chart(stretches: Sequence[Stretch]) -> Chart | None:
-    """None where nothing has ended."""
+    """Return the chart of documents per second; None where nothing has ended."""
     if len(stretches) < 2 or not stretches[-1].finished:
         return None
     speeds = [_speed(before, after) for before, after in pairwise(stretches)]

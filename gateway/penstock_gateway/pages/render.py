@@ -38,7 +38,10 @@ class Asset(NamedTuple):
 
 @router.get(_PLACE + "/{name}")
 async def asset(name: str) -> Response:
-    """Nothing in them is secret: the page that asks for a key needs them, too."""
+    """Return a static file.
+
+    Nothing in them is secret: the page that asks for a key needs them, too.
+    """
     found = _by_name().get(name)
     if found is None:
         raise not_found("file", name)
@@ -50,7 +53,10 @@ async def asset(name: str) -> Response:
 
 
 def asset_path(file: str) -> str:
-    """Where browsers find it: ``dashboard.css`` as ``/ui/static/dashboard-1f2e3d4c.css``."""
+    """Return where browsers find a file.
+
+    ``dashboard.css`` is at ``/ui/static/dashboard-1f2e3d4c.css``.
+    """
     return f"{_PLACE}/{_names()[file]}"
 
 
@@ -93,7 +99,7 @@ HEADERS: Final = {
 def plain_page(
     template: str, *, status: int = 200, headers: Mapping[str, str] | None = None, **values: Any
 ) -> Response:
-    """For those who are not signed in."""
+    """Return a page for those who are not signed in."""
     text = rendered(
         template,
         theme="auto",

@@ -204,7 +204,7 @@ class ApiKeyStore:
         return {row.key_id: row.tenant for row in rows}
 
     def list(self, tenants: Collection[str] | None = None) -> list[ApiKey]:
-        """Newest first, of these tenants or of all."""
+        """Return keys of these tenants or of all, newest first."""
         query = (
             select(api_keys)
             .order_by(api_keys.c.created_at.desc(), api_keys.c.key_id)
@@ -239,11 +239,11 @@ class ApiKeyStore:
         return self._db.read(lambda connection: connection.execute(query).scalar_one()) > 0
 
     def revoke(self, key_id: str) -> bool:
-        """From now on; False when it was already, or never was."""
+        """Revoke a key from now on; False when it was already, or never was there."""
         return self._db.write(lambda connection: _revoke(connection, key_id))
 
     def note_used(self, key_id: str) -> None:
-        """Written where the last note is older than a minute."""
+        """Note that a key was used, where the last note is older than a minute."""
 
         def note(connection: Connection) -> None:
             now = self._db.now(connection)
@@ -265,7 +265,7 @@ class LockedKeys:
         self._its = Whose(tenant).holds(api_keys.c.tenant)
 
     def get(self, key_id: str) -> ApiKey | None:
-        """Any key, as it is now: no one revokes it until the transaction ends."""
+        """Return any key as it is now: no one revokes it until the transaction ends."""
         query = select(api_keys).where(api_keys.c.key_id == key_id).with_for_update()
         row = self._connection.execute(query).one_or_none()
         return None if row is None else _key_of(row)
@@ -282,9 +282,10 @@ class LockedKeys:
         )
 
     def create(self, key: NewApiKey) -> tuple[str, str] | None:
-        """Its id and its secret.
+        """Create a key; return its id and its secret.
 
-        None where the tenant has KEYS_MAX keys, and all of them are valid."""
+        None where the tenant has KEYS_MAX keys, and all of them are valid.
+        """
         return _create(self._connection, key) if self._make_room() else None
 
     def revoke(self, key_id: str) -> bool:
@@ -351,7 +352,7 @@ def is_tenant_of_key(text: str) -> bool:
 
 
 def looks_like_key(text: str) -> bool:
-    """Whether it has the shape of a secret at all: nothing else is looked up."""
+    """Return whether it has the shape of a secret at all: nothing else is looked up."""
     return _SECRET_SHAPE.fullmatch(text) is not None
 
 

@@ -183,7 +183,7 @@ class DoorBatchStore:
         return None if row is None else _batch_of(row)
 
     def page(self, asked: BatchesAsked) -> BatchPage | None:
-        """None where the batch that it begins or ends with is not there."""
+        """Return a page; None where the batch that it begins or ends with is not there."""
         edge = asked.after or asked.before
         place = tuple_(door_batches.c.created_at, door_batches.c.batch_id)
         theirs = asked.whose.holds(door_batches.c.tenant)
@@ -313,7 +313,7 @@ class DoorBatchStore:
         return self._db.read(look)
 
     def lease(self, batch_id: str, owner: str, ttl_s: float) -> LeasedBatch | None:
-        """None where another process has it, or it has ended."""
+        """Lease a batch; None where another process has it, or it has ended."""
 
         def take(connection: Connection) -> LeasedBatch | None:
             row = connection.execute(_of(batch_id).with_for_update()).one_or_none()

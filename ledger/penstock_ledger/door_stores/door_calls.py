@@ -165,7 +165,7 @@ class DoorCallStore:
         ]
 
     def _claimed(self, connection: Connection, job_id: str, name: str, claim: CallClaim) -> bool:
-        """Whether the key is this call's now."""
+        """Return whether the key is this call's now."""
         now = time.time()
         tenant = claim.tenant or NO_TENANT
         values: dict[str, Any] = {

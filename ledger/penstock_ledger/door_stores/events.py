@@ -65,7 +65,7 @@ def note_event(connection: Connection, tenant: str | None, type_: str, object_id
 
 
 def new_event(connection: Connection, endpoint_ids: list[str], type_: str, object_id: str) -> str:
-    """One event on its way to these endpoints; its id."""
+    """Put one event on its way to these endpoints; return its id."""
     now = time.time()
     event_id = "evt_" + "".join(secrets.choice(_LETTERS) for _ in range(27))
     told = {

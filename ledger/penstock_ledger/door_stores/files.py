@@ -175,7 +175,7 @@ class DoorFiles:
         return self._db.read(look)
 
     def bytes_of(self, tenant: str) -> int:
-        """Of all its files that were not deleted."""
+        """Return the bytes of a tenant's files that were not deleted."""
         query = select(func.coalesce(func.sum(door_files.c.bytes), 0))
         query = query.where(door_files.c.tenant == tenant, door_files.c.deleted_at.is_(None))
         return self._db.read(lambda connection: int(connection.execute(query).scalar_one()))

@@ -111,7 +111,7 @@ class JobPages:
         return self._db.read(read)
 
     def states(self, tenants: Collection[str | None] | None = None) -> dict[JobState, int]:
-        """How many jobs are in each state; those that none is in are left out."""
+        """Return how many jobs are in each state; those that none is in are left out."""
         query = (
             select(jobs.c.state, func.count()).where(*_of_tenants(tenants)).group_by(jobs.c.state)
         )
@@ -119,7 +119,7 @@ class JobPages:
         return {JobState(state): int(number) for state, number in rows}
 
     def counts(self, job_ids: Sequence[str]) -> dict[str, Counts]:
-        """Of at most JOBS_MAX jobs, each as ``OutcomeStore.counts`` has it."""
+        """Return counts of at most JOBS_MAX jobs, each as ``OutcomeStore.counts`` has it."""
         return self._db.read(lambda connection: _counts(connection, list(job_ids)[:JOBS_MAX]))
 
 
@@ -218,7 +218,7 @@ def letter_lines(
     after: tuple[int, str] | None = None,
     limit: int,
 ) -> list[LetterLine]:
-    """Visible dead letters by generation and document id, those behind ``after``."""
+    """Return visible dead letters by generation and document id, those behind ``after``."""
     place = tuple_(outcomes.c.generation, outcomes.c.doc_id)
     query: Any = (
         select(

@@ -88,9 +88,12 @@ class SpendingStore:
         return list(found.values())
 
     def by_lane(self, since: float, tenants: Tenants = None) -> list[Spending]:
-        """Of a document: the lane that answered it at last; of money, the lane that was paid.
+        """Return what each lane answered and cost.
 
-        The rest, of which no lane is known, is last."""
+        A document belongs to the lane that answered it at last; money to the lane that was paid.
+
+        The rest, of which no lane is known, is last.
+        """
         query = (
             select(
                 lane_tallies.c.lane,
@@ -145,7 +148,10 @@ def _of_tenants(tenants: Tenants, tenant: Any) -> Conditions:
 
 
 def _outcomes(chosen: Conditions) -> Any:
-    """Results that were reused show the tokens of another's call: they count without them."""
+    """Return the query of outcomes.
+
+    Results that were reused show the tokens of another's call: they count without them.
+    """
     dead = tallies.c.kind == DEAD
     asked = or_(dead, tallies.c.reason == "")
     tokens = {"prompt_tokens", "completion_tokens"}
@@ -192,7 +198,10 @@ def _purged_before(since: float, tenants: Tenants) -> Any:
 
 
 def _figures(row: Row[Any]) -> tuple[int, ...]:
-    """PostgreSQL sums are decimals, and a sum of nothing is NULL.
+    """Return the figures of a row as integers.
 
-    What was paid besides outcomes has no documents."""
+    PostgreSQL sums are decimals, and a sum of nothing is NULL.
+
+    What was paid besides outcomes has no documents.
+    """
     return tuple(int(row._mapping.get(name) or 0) for name in Spending._fields[2:])

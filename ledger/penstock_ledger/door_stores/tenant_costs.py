@@ -49,11 +49,11 @@ class TenantBudgets:
         self._db = db
 
     def of(self, tenant: str | None) -> float | None:
-        """None for a tenant without a budget."""
+        """Return the budget of a tenant; None for one without a budget."""
         return None if tenant is None else self._read(api_keys.c.tenant == tenant).get(tenant)
 
     def all(self) -> dict[str, float]:
-        """Of every tenant that has one."""
+        """Return the budget of every tenant that has one."""
         return self._read(api_keys.c.tenant.is_not(None))
 
     def _read(self, which: ColumnElement[bool]) -> dict[str, float]:
@@ -65,7 +65,7 @@ class TenantCosts:
         self._db = db
 
     def usd_of(self, tenant: str, month: Month) -> float:
-        """Of jobs that were accepted in this month, those that were purged since among them."""
+        """Return what jobs that were accepted in this month have cost, purged ones included."""
         return self._db.read(lambda connection: _all(connection, tenant, month)) / MICRO
 
     def besides(
@@ -97,7 +97,7 @@ def _all(connection: Connection, tenant: str, month: Month) -> int:
 
 
 def _live(connection: Connection, names: Collection[str]) -> frozenset[str]:
-    """Those of these jobs that have not ended."""
+    """Return those of these jobs that have not ended."""
     ended = [state for state in JobState if state.final]
     query = select(jobs.c.job_id).where(jobs.c.job_id.in_(names), jobs.c.state.not_in(ended))
     return frozenset(connection.execute(query).scalars())
@@ -124,7 +124,7 @@ class TenantAccounts:
         self._read_at: dict[str, float] = {}
 
     def budget_of(self, job: Job) -> float | None:
-        """US dollars that the tenant of this job may spend in a month; None for no bound."""
+        """Return US dollars that the job's tenant may spend in a month; None for no bound."""
         tenant = tenant_of_job(job)
         if tenant is None:
             return None

@@ -99,7 +99,7 @@ class WebhookStore:
         self._db = db
 
     def add(self, new: NewEndpoint) -> Endpoint | None:
-        """None where the tenant has as many as one may have."""
+        """Add an endpoint; None where the tenant has as many as one may have."""
         values = {
             "endpoint_id": new.endpoint_id,
             "tenant": new.tenant,
@@ -131,7 +131,10 @@ class WebhookStore:
     def page(
         self, whose: Whose, *, limit: int, after: str | None = None
     ) -> tuple[list[Endpoint], bool] | None:
-        """Newest first, and whether there are more; None where ``after`` is unknown."""
+        """Return endpoints, newest first, and whether there are more.
+
+        None for an unknown ``after``.
+        """
         query = select(webhook_endpoints).where(whose.holds(_END.tenant))
         query = query.order_by(_END.created_at.desc(), _END.endpoint_id.desc()).limit(limit + 1)
 
@@ -151,7 +154,7 @@ class WebhookStore:
         return self._db.read(look)
 
     def remove(self, endpoint_id: str, whose: Whose) -> bool:
-        """With all that is on its way there."""
+        """Remove an endpoint with all that is on its way there."""
 
         def forget(connection: Connection) -> bool:
             if (
@@ -190,9 +193,10 @@ class WebhookStore:
         self._db.write(lambda connection: _disable(connection, endpoint_id, why))
 
     def test(self, endpoint_id: str) -> str | None:
-        """An event for this endpoint alone; its id.
+        """Send an event to this endpoint alone; return its id.
 
-        None where TESTS_MAX of them wait to be sent."""
+        None where TESTS_MAX of them wait to be sent.
+        """
         waiting = select(_DEL.event_id).where(
             _DEL.endpoint_id == endpoint_id, _DEL.type == TEST_EVENT, _DEL.next_at.is_not(None)
         )
@@ -205,7 +209,7 @@ class WebhookStore:
         return self._db.write(add)
 
     def deliveries(self, endpoint_id: str, limit: int) -> list[Delivery]:
-        """Newest first."""
+        """Return the deliveries, newest first."""
         query = (
             select(webhook_deliveries)
             .where(_DEL.endpoint_id == endpoint_id)
@@ -228,7 +232,7 @@ class WebhookStore:
         return self._db.write(lambda connection: connection.execute(query).rowcount) == 1
 
     def any_due(self) -> bool:
-        """Whether ``claim`` may find some. Takes no lock."""
+        """Return whether ``claim`` may find some. Takes no lock."""
 
         def look(connection: Connection) -> bool:
             query = select(_DEL.event_id).where(_due(self._db.now(connection))).limit(1)
@@ -351,7 +355,7 @@ class _Lease(NamedTuple):
 
 
 def _under_way(connection: Connection, owner: str, now: float) -> ColumnElement[int]:
-    """How many deliveries ``owner`` holds of the tenant of an endpoint."""
+    """Return how many deliveries ``owner`` holds of the tenant of an endpoint."""
     held = (
         select(_END.tenant, func.count())
         .join(webhook_deliveries, _OF_ENDPOINT)
@@ -368,7 +372,7 @@ def _under_way(connection: Connection, owner: str, now: float) -> ColumnElement[
 def _settled(
     connection: Connection, event_id: str, endpoint_id: str, owner: str, values: dict[str, Any]
 ) -> bool:
-    """Whether this process still held it."""
+    """Return whether this process still held it."""
     named = and_(_DEL.event_id == event_id, _DEL.endpoint_id == endpoint_id, _DEL.owner == owner)
     query = update(webhook_deliveries).where(named)
     return (

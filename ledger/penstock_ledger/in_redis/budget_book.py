@@ -147,7 +147,7 @@ class BudgetBook:
         return (found[3] == b"1", _account(found)) if isinstance(found, list) else None
 
     def end_batch(self, job_id: str, tag: str, *, spent: int) -> None:
-        """Nothing of it is under way any more; what it cost is in ``spent``."""
+        """Note that nothing of a batch is under way any more; what it cost is in ``spent``."""
         self._scripts.budget(job_id, "give_back", spent, f"{_BATCH}{tag}", "")
 
     def seen(self, job_id: str) -> Account | None:
@@ -164,9 +164,12 @@ class BudgetBook:
         self._client.delete(*(_name(job_id, part) for part in ("budget", "account", "reserved")))
 
     def relearn(self, job_id: str) -> None:
-        """Redis may have lost a part: the next ``look`` brings what SQL knows.
+        """Forget what Redis knows, which may have lost a part.
 
-        Calls under way keep what is reserved for them."""
+        The next ``look`` brings what SQL knows.
+
+        Calls under way keep what is reserved for them.
+        """
         self._scripts.budget(job_id, "relearn")
 
     def renew(self, owner: str) -> None:
@@ -209,7 +212,7 @@ class BudgetBook:
         return found
 
     def give_back(self, job_id: str, reservations: Mapping[str, str]) -> int:
-        """Those that still stand as they were found; returns their sum."""
+        """Give back reservations that still stand as they were found; return their sum."""
         before = self.seen(job_id)
         for chunk in chunks(reservations.items()):
             self._scripts.budget(

@@ -53,7 +53,7 @@ def until_short(limit: int, step: Callable[[int], int]) -> int:
 
 
 def settle_chunks(batch: SettleBatch, size: int) -> Iterator[SettleBatch]:
-    """``batch`` in parts of at most ``size`` items."""
+    """Yield ``batch`` in parts of at most ``size`` items."""
     parts = (batch.done, batch.dead, batch.retries, batch.released)
     total = sum(map(len, parts))
     if total <= size:

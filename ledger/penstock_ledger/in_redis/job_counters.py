@@ -14,13 +14,13 @@ FOREIGN_TO_SQL: Final = ("skipped", "rate_limited", "repairs", "fallbacks")
 
 
 def stats(client: Any, job_id: str) -> dict[str, int]:
-    """All of a job, since it started, as far as Redis remembers."""
+    """Return all counters of a job, since it started, as far as Redis remembers."""
     found = client.hgetall(_name(job_id))
     return {name.decode(): max(0, int(value)) for name, value in found.items()}
 
 
 def finished_of(client: Any, job_ids: Collection[str]) -> list[int]:
-    """Documents of each job that have an outcome."""
+    """Return how many documents of each job have an outcome."""
     with client.pipeline(transaction=False) as pipe:
         for job_id in job_ids:
             pipe.hmget(_name(job_id), "succeeded", "dead")
@@ -52,12 +52,12 @@ def reset(client: Any, job_id: str, known: Mapping[str, int]) -> None:
 
 
 def count_crashed(client: Any, crashed: Sequence[SettledCrash]) -> None:
-    """Their starts stay counted, so nothing else is written of them."""
+    """Count crashed attempts. Their starts stay counted, so nothing else is written of them."""
     _add(client, Counter((key.job_id, f"{keys.RETRIED}{reason}") for key, reason, _ in crashed))
 
 
 def count_asked_again(client: Any, asked: Sequence[AskedAgain]) -> None:
-    """Their cost is in the sums of what was settled."""
+    """Count what was asked again. Its cost is in the sums of what was settled."""
     counts: Counter[tuple[str, str]] = Counter()
     for job_id, repairs, fallbacks in asked:
         counts[job_id, "repairs"] += repairs

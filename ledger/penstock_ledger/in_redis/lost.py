@@ -37,10 +37,11 @@ def find_missing(
 
 
 def held_by(client: Any, queues: Sequence[str], wanted: dict[str, ItemKey]) -> set[ItemKey]:
-    """Those of ``wanted`` (by tag) whose messages are with workers of these queues.
+    """Return those of ``wanted`` (by tag) whose messages are with workers of these queues.
 
     There may be one for each of many models: where workers hold fewer messages than are asked for,
-    their tags are read instead of asking for each."""
+    their tags are read instead of asking for each.
+    """
     names = [*map(keys.unacked, queues)]
     with client.pipeline(transaction=False) as pipe:
         for name in names:

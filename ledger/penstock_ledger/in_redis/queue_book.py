@@ -54,13 +54,13 @@ class QueueBook:
         )
 
     def of(self, lane: str) -> list[str]:
-        """All queues of a lane, its own first."""
+        """Return all queues of a lane, its own first."""
         found = self._client.zrange(keys.queues(lane), 0, WORKER_QUEUES_MAX - 1)
         names = (name.decode("utf-8", "replace") for name in found)
         return [lane, *sorted(name for name in names if keys.is_queue_of(lane, name))]
 
     def is_of(self, lane: str, name: str) -> bool:
-        """Whether a name that was read somewhere can be that of a queue of this lane."""
+        """Return whether a name that was read somewhere can be that of a queue of this lane."""
         return name == lane or keys.is_queue_of(lane, name)
 
     def forget_idle(self, lane: str) -> int:

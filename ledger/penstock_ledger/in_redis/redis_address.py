@@ -150,7 +150,7 @@ class RedisAddress:
     def pool(
         self, connection_class: type[Any], parameters: Mapping[str, Any]
     ) -> redis.ConnectionPool:
-        """For a client that builds its own connections, as kombu does."""
+        """Return a pool for a client that builds its own connections, as kombu does."""
         if not self.sentinels:
             return redis.ConnectionPool(connection_class=connection_class, **parameters)
         make: Any = SentinelPool
@@ -167,7 +167,7 @@ class RedisAddress:
         return {**waits, **tls, **self.sentinel_login, "ssl": self.over_tls}
 
     def _manager(self, module: Any) -> Any:
-        """Of redis-py's sync or async flavour, neither of which is typed."""
+        """Return the manager of redis-py's sync or async flavour, neither of which is typed."""
         return module.Sentinel(list(self.sentinels), sentinel_kwargs=self.sentinel_parameters)
 
     def _fitting(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -241,7 +241,10 @@ def memory(client: redis.Redis) -> Memory:
 
 
 def run_id(client: redis.Redis) -> str:
-    """Names one life of a server process: another one after every restart and every failover."""
+    """Return the name of one life of a server process.
+
+    It is another one after every restart and every failover.
+    """
     return str(_info(client, "server")["run_id"])
 
 
@@ -279,7 +282,7 @@ def check(client: redis.Redis) -> None:
 
 
 def is_cluster(server: Mapping[str, Any]) -> bool:
-    """Whether the INFO of a server says that it is one of a cluster.
+    """Return whether the INFO of a server says that it is one of a cluster.
 
     Valkey calls the field by another name."""
     return "cluster" in (server.get("server_mode"), server.get("redis_mode"))

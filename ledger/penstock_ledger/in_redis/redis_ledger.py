@@ -192,11 +192,11 @@ class RedisLedger:
     # -- the window --------------------------------------------------------------------------------
 
     def outstanding(self, job_id: str, generation: int) -> int:
-        """Documents that were fed and are not finished."""
+        """Return how many documents were fed and are not finished."""
         return self.outstanding_of([(job_id, generation)])[0]
 
     def outstanding_of(self, feeds: Sequence[tuple[str, int]]) -> list[int]:
-        """``outstanding`` of many feeds (job and generation) in one round trip."""
+        """Return ``outstanding`` of many feeds (job and generation) in one round trip."""
         with self._client.pipeline(transaction=False) as pipe:
             for feed in feeds:
                 pipe.hlen(_window(*feed))
@@ -212,7 +212,7 @@ class RedisLedger:
     def held(
         self, queue: str, items: Iterable[ItemKey], tag_of: Callable[[ItemKey], str]
     ) -> set[ItemKey]:
-        """Those of ``items`` that workers of the lane with this queue hold."""
+        """Return those of ``items`` that workers of the lane with this queue hold."""
         tags = {tag_of(key): key for key in items}
         return held_by(self._client, self.queues.of(queue), tags)
 
@@ -291,13 +291,14 @@ class RedisLedger:
     # -- figures -----------------------------------------------------------------------------------
 
     def depth(self, queue: str) -> Depth:
-        """Of all queues of a lane together."""
+        """Return the depth of all queues of a lane together."""
         return Depth(*map(sum, zip(*self.depths(queue).values(), strict=True)))
 
     def depths(self, queue: str) -> dict[str, Depth]:
-        """Of each queue of a lane, its own first.
+        """Return the depth of each queue of a lane, its own first.
 
-        What a worker holds counts for the queue of the model that it hosts."""
+        What a worker holds counts for the queue of the model that it hosts.
+        """
         names = self.queues.of(queue)
         with self._client.pipeline(transaction=False) as pipe:
             for name in names:
@@ -311,13 +312,17 @@ class RedisLedger:
         }
 
     def stats(self, job_id: str) -> dict[str, int]:
-        """Counters since the job started, as far as Redis remembers.
+        """Return counters since the job started, as far as Redis remembers.
 
-        They are for people; what decides is counted in SQL."""
+        They are for people; what decides is counted in SQL.
+        """
         return job_counters.stats(self._client, job_id)
 
     def finished_of(self, job_ids: Collection[str]) -> list[int]:
-        """Documents of each job that have an outcome, as its counters say, in one round trip."""
+        """Return how many documents of each job have an outcome, as its counters say.
+
+        It takes one round trip.
+        """
         return job_counters.finished_of(self._client, job_ids)
 
     def reset_stats(self, job_id: str, stats: Mapping[str, int]) -> None:
@@ -335,14 +340,14 @@ class RedisLedger:
         return raw
 
     def parked(self, job_ids: Sequence[str]) -> list[int]:
-        """Messages of each paused job outside the queue."""
+        """Return the messages of each paused job outside the queue."""
         with self._client.pipeline(transaction=False) as pipe:
             for job_id in job_ids:
                 pipe.llen(f"{keys.job_scope(job_id)}:parked")
             return [int(length) for length in pipe.execute()]
 
     def parked_unknown(self) -> int:
-        """Messages that no worker could read or place."""
+        """Return how many messages no worker could read or place."""
         return int(self._client.llen(keys.PARKED_UNKNOWN))
 
     def note_drain(self, drained: Drained) -> None:
@@ -360,7 +365,7 @@ class RedisLedger:
         self._scripts.heartbeat(worker, seen.WORKER_FORGOTTEN_S, info or {"name": worker})
 
     def workers(self) -> list[WorkerSeen]:
-        """Workers heard of in the last minute, by name."""
+        """Return the workers heard of in the last minute, by name."""
         return seen.workers(self._client, self._now())
 
     def controls(self, name: str, forget_s: float) -> int:

@@ -85,7 +85,10 @@ class Scripts:
         urgent: bool,
         again: bool,
     ) -> PublishReport | bytes:
-        """One feed's documents. Returns the epoch found instead when it is not ``epoch``."""
+        """Publish one feed's documents.
+
+        Returns the epoch found instead when it is not ``epoch``.
+        """
         scope = keys.feed_scope(*feed)
         fields = _Fields(before=5 + len(docs))
         entries = [
@@ -177,7 +180,10 @@ class Scripts:
     def promote(
         self, queue: str, queues: Sequence[str], limit: int, held_s: float, longest_s: float
     ) -> int:
-        """``queues`` are those whose workers may hold the messages, here and below."""
+        """Bring due messages into the queue.
+
+        ``queues`` are those whose workers may hold the messages, here and below.
+        """
         names = [keys.delayed(queue), keys.delayed_raw(queue), queue, keys.delayed_clock(queue)]
         return int(self._promote([*names, *map(keys.unacked, queues)], [limit, held_s, longest_s]))
 
@@ -186,7 +192,7 @@ class Scripts:
         return int(self._unpark(names, [limit]))
 
     def tags(self, name: str, first: int, last: int) -> tuple[int, list[bytes]]:
-        """How many messages there are between the two indices, and their tags."""
+        """Return how many messages there are between the two indices, and their tags."""
         seen, *tags = self._tags([name], [first, last])
         return int(seen), tags
 
@@ -231,7 +237,10 @@ class Scripts:
         gap_s: float,
         most: int,
     ) -> int:
-        """Entries: field, count, since, last, text. Returns how many are kept."""
+        """Note causes and return how many are kept.
+
+        Entries are field, count, since, last and text.
+        """
         arguments: list[Argument] = [
             keep_s,
             gap_s,
@@ -330,7 +339,7 @@ class _Fields:
 
 
 def _scopes(feed: tuple[str, int]) -> tuple[str, str]:
-    """Job prefix and feed prefix."""
+    """Return the prefix of the job and that of the feed."""
     return keys.job_scope(feed[0]), keys.feed_scope(*feed)
 
 
@@ -338,7 +347,7 @@ _packed = msgspec.msgpack.Encoder().encode
 
 
 def _place(key: ItemKey, buckets: int) -> tuple[Argument, ...]:
-    """Job prefix, feed prefix, bucket, field, document id."""
+    """Return the job prefix, feed prefix, bucket, field and document id."""
     field = keys.done_field(key.doc_id)
     return (
         *_scopes((key.job_id, key.generation)),
@@ -378,7 +387,7 @@ def _lately(
 
 
 def _call(may_cost: MayCost | None) -> tuple[int, int, int, str] | bool:
-    """As begin.lua takes it."""
+    """Return what a call may cost, as begin.lua takes it."""
     if may_cost is None:
         return False
     return may_cost.paid, may_cost.estimate, int(may_cost.is_most), may_cost.owner

@@ -23,7 +23,7 @@ WORKER_FORGOTTEN_S: Final = 60  # a worker without a heartbeat for so long is no
 
 
 def workers(client: Any, now: float) -> list[WorkerSeen]:
-    """Workers heard of in the last minute, by name."""
+    """Return the workers heard of in the last minute, by name."""
     oldest, newest = now - WORKER_FORGOTTEN_S, now + WORKER_FORGOTTEN_S
     seen = client.zrangebyscore(
         keys.WORKERS, oldest, newest, start=0, num=WORKERS_READ, withscores=True
@@ -199,7 +199,10 @@ def counted(granted: int, throttled: int, failures: int) -> list[tuple[int, str]
 
 
 def quotas_seen(client: redis.Redis, clock_us: Callable[[], int] | None = None) -> list[QuotaSeen]:
-    """By id. ``clock_us`` replaces Redis's own clock in tests. Raises redis.RedisError."""
+    """Return the quotas by id. Raises redis.RedisError.
+
+    ``clock_us`` replaces Redis's own clock in tests.
+    """
     pool: Any = client
     ids = sorted(_text(name) for name in pool.srandmember(_IDS, QUOTAS_READ))
     with pool.pipeline(transaction=False) as pipe:

@@ -82,7 +82,10 @@ def worth_repeating(error: DBAPIError) -> bool:
 
 
 def is_away(error: DBAPIError) -> bool:
-    """Whether the database was not reached, or lost, as opposed to a statement that it refused."""
+    """Return whether the database was not reached, or lost.
+
+    False for a statement that it refused.
+    """
     code = getattr(error.orig, "sqlite_errorcode", None)
     if code is not None:
         return bool(code & 0xFF == sqlite3.SQLITE_CANTOPEN)
@@ -99,7 +102,7 @@ def is_missing_table(error: DBAPIError) -> bool:
 
 
 def sqlstate(error: DBAPIError) -> str | None:
-    """PostgreSQL's five characters; None where the server was not asked, and of SQLite."""
+    """Return PostgreSQL's five characters; None where it was not asked, and for SQLite."""
     return getattr(error.orig, "sqlstate", None)
 
 
@@ -229,7 +232,7 @@ class Database:
         return getattr(self._of_thread, "connection", None)
 
     def write_unchecked(self, work: Callable[[Connection], T]) -> T:
-        """``write`` without the look at the schema: for the migration itself."""
+        """Do as ``write`` without the look at the schema: for the migration itself."""
         for attempt in range(1, WRITE_ATTEMPTS + 1):
             try:
                 with self._explained(), self._writer.begin() as connection:
@@ -304,7 +307,7 @@ class Database:
         return float(connection.execute(select(self.clock())).scalar_one())
 
     def connections(self) -> Connections | None:
-        """How full the server is; None for SQLite, which has no limit."""
+        """Return how full the server is; None for SQLite, which has no limit."""
         if self.is_sqlite:
             return None
         with self._explained(), self.engine.connect() as connection:

@@ -130,12 +130,12 @@ def _leave_out_the_row(context: ExceptionContext) -> None:
 
 
 def application_name(role: str) -> str:
-    """``penstock-worker@host-pid``: who it is that holds a lock."""
+    """Return ``penstock-worker@host-pid``, which says who holds a lock."""
     return f"{APPLICATION}-{role}@{socket.gethostname()}-{os.getpid()}"[:_NAME_BYTES]
 
 
 def wait_longer(connection: Connection, statement_s: float, lock_s: float) -> None:
-    """Other limits for the rest of this transaction."""
+    """Set other limits for the rest of this transaction."""
     connection.exec_driver_sql(_limits(statement_s, lock_s))
 
 
@@ -169,9 +169,10 @@ def _bounded_by(waits: Waits) -> Any:
 
 
 def _limits(statement_s: float, lock_s: float) -> str:
-    """One round trip.
+    """Return the statement that sets limits, in one round trip.
 
-    SET LOCAL ends with the transaction: a pooler gives the connection to another client then."""
+    SET LOCAL ends with the transaction: a pooler gives the connection to another client then.
+    """
     limits = {
         "statement_timeout": statement_s,
         "lock_timeout": lock_s,

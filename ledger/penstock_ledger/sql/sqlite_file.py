@@ -95,7 +95,7 @@ class WriteLock:
 
 
 def is_busy(error: BaseException | None) -> bool:
-    """Whether SQLite said that another connection has the file."""
+    """Return whether SQLite said that another connection has the file."""
     code = getattr(error, "sqlite_errorcode", None)
     return code is not None and code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
@@ -113,7 +113,7 @@ WAL_PAUSE_S: Final = 0.02
 
 
 def checked_sqlite(url: URL) -> URL:
-    """``url``, where a file can be there. Raises DatabaseUnusable."""
+    """Return ``url``, where a file can be there. Raises DatabaseUnusable."""
     if not url.database or url.database == ":memory:":
         raise DatabaseUnusable(
             "sqlite without a file loses everything at the end of the process and cannot be "

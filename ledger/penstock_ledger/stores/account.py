@@ -259,9 +259,10 @@ def _gone(table: Table, job_id: str, *names: str) -> Any:
 
 
 def _asked_of(row: Row[Any]) -> list[int]:
-    """Documents, then as ``Paid``.
+    """Return the documents of a row, then figures as ``Paid`` has them.
 
-    Results that were reused show the tokens of another's call: they count without them."""
+    Results that were reused show the tokens of another's call: they count without them.
+    """
     figures = [int(getattr(row, name)) for name in ("number", *_PAID)]
     if row.kind != DEAD and row.reason:
         figures[2] = figures[3] = 0
@@ -273,9 +274,10 @@ def _asked_of(row: Row[Any]) -> list[int]:
 
 @cache
 def rest_of_job() -> Any:
-    """All of one ``job``'s account but its visible outcomes, by why.
+    """Return the query of one ``job``'s account but its visible outcomes, by why.
 
-    Built once: building it costs more than running it."""
+    Built once: building it costs more than running it.
+    """
     return _rest(lambda table: [table.c.job_id == bindparam("job")])
 
 
@@ -296,7 +298,10 @@ def rest_of_generation(job_id: str, generation: int) -> Any:
 
 
 def _rest(of: Callable[[Table], Conditions], *, by_job: bool = False) -> Any:
-    """Each row: why, whether it is known of which lane, documents, then as ``Paid``."""
+    """Return the query of an account.
+
+    Each row says why, whether the lane is known, documents, then figures as ``Paid`` has them.
+    """
 
     def part(table: Table, why: Any, documents: Any, is_of_lane: Any) -> Query:
         job = [table.c.job_id] if by_job else []

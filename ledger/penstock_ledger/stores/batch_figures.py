@@ -72,13 +72,13 @@ class BatchFigures:
         )
 
     def tokens_beside(self, batch: ProviderBatch) -> int:
-        """Those of all other batches that are at its provider."""
+        """Return the tokens of all other batches that are at its provider."""
         return int(
             self._db.read(lambda connection: connection.execute(held_beside(batch)).scalar_one())
         )
 
     def spent(self, job_id: str) -> int:
-        """Millionths of a dollar that are in the job's account."""
+        """Return millionths of a dollar that are in the job's account."""
         return self._db.read(lambda connection: cost_of_jobs(connection, [job_id]))
 
     def may_cost(self, job_id: str) -> dict[str, int]:
@@ -92,7 +92,7 @@ class BatchFigures:
         )
 
     def tags_of(self, job_id: str) -> set[str]:
-        """Of the batches of a job that are not settled."""
+        """Return the tags of a job's batches that are not settled."""
         query = select(table.c.tag).where(table.c.job_id == job_id, IS_OPEN)
         return self._db.read(lambda connection: set(connection.execute(query).scalars()))
 
@@ -148,12 +148,12 @@ class BatchFigures:
         )
 
     def open_of(self, job_id: str) -> int:
-        """Batches of a job that are not settled."""
+        """Return how many batches of a job are not settled."""
         query = select(func.count()).where(table.c.job_id == job_id, IS_OPEN)
         return self._db.read(lambda connection: connection.execute(query).scalar_one())
 
     def is_busy(self, job_id: str) -> bool:
-        """Whether documents of a job are in a batch, or wait for one, or for another lane."""
+        """Return whether documents of a job are in a batch, or wait for one or another lane."""
         in_batch = exists().where(table.c.job_id == job_id, IS_OPEN, table.c.handed_at.is_(None))
         waits = exists().where(batch_remainders.c.job_id == job_id)
         return bool(
@@ -163,7 +163,7 @@ class BatchFigures:
         )
 
     def open_tags(self) -> set[str]:
-        """Of all jobs."""
+        """Return the tags of all batches that are not settled."""
         query = select(table.c.tag).where(IS_OPEN)
         return self._db.read(lambda connection: set(connection.execute(query).scalars()))
 
@@ -234,7 +234,7 @@ class BatchFigures:
         return self._db.read(read)
 
     def created(self, job_id: str) -> tuple[int, int]:
-        """Batches of a job that its providers took, and the requests in them."""
+        """Return how many batches of a job providers took, and the requests in them."""
         batches, requests = self._db.read(
             lambda connection: connection.execute(_TAKEN, {"job": job_id}).one()
         )
@@ -257,7 +257,7 @@ class BatchFigures:
         return int(answers), int(cost) if of == priced else None
 
     def open_times(self, job_id: str) -> BatchesOpen:
-        """Since when the batches of a job run, or wait to be created."""
+        """Return since when the batches of a job run, or wait to be created."""
         columns, waiting = table.c, (str(BatchState.PACKED), str(BatchState.UPLOADED))
         waits = columns.state.in_(waiting)
         query = select(

@@ -80,7 +80,7 @@ class RemainderStore:
         )
 
     def elsewhere(self, keys: Collection[ItemKey], tag: str) -> set[ItemKey]:
-        """Those of ``keys`` that wait, or that another batch than ``tag`` has by now."""
+        """Return those of ``keys`` that wait, or that another batch than ``tag`` has by now."""
         found = set[ItemKey]()
         for (job_id, generation), docs in by_feed(keys).items():
             query = select(table.c.doc_id).where(
@@ -93,7 +93,7 @@ class RemainderStore:
         return found
 
     def known(self, keys: Collection[ItemKey]) -> set[ItemKey]:
-        """Those of ``keys`` that wait, or that a batch has."""
+        """Return those of ``keys`` that wait, or that a batch has."""
         return self.elsewhere(keys, "")
 
     def add(self, waiting: Sequence[Remainder]) -> None:
@@ -103,7 +103,7 @@ class RemainderStore:
         self._db.write(lambda connection: put_back(connection, "", waiting))
 
     def unclaimed(self, job_id: str, generation: int, page: int = PAGE) -> Iterator[Remainder]:
-        """Those of a feed that are in no batch, by document id; read in pages."""
+        """Yield those of a feed that are in no batch, by document id; read in pages."""
         return self._paged(
             page, table.c.job_id == job_id, table.c.generation == generation, table.c.tag.is_(None)
         )
@@ -111,7 +111,7 @@ class RemainderStore:
     def alike(
         self, job_id: str, generation: int, most: int | None, page: int = PAGE
     ) -> Iterator[Remainder]:
-        """Those of them with the same ``most``."""
+        """Yield those of a feed that are in no batch and have the same ``most``."""
         of_feed = (
             table.c.job_id == job_id,
             table.c.generation == generation,
@@ -122,7 +122,7 @@ class RemainderStore:
         )
 
     def of_batch(self, tag: str, page: int = PAGE) -> Iterator[Remainder]:
-        """Those that a batch has, by document id; read in pages."""
+        """Yield those that a batch has, by document id; read in pages."""
         return self._paged(page, table.c.tag == tag)
 
     def _paged(self, page: int, *conditions: Any) -> Iterator[Remainder]:
@@ -170,7 +170,10 @@ def put_back(connection: Connection, tag: str, left: Sequence[Remainder]) -> Non
 
 
 def take_waiting(connection: Connection, keys: Iterable[ItemKey]) -> list[Remainder]:
-    """Those of ``keys`` that are in no batch, whose rows go, as part of a larger transaction."""
+    """Take those of ``keys`` that are in no batch, as part of a larger transaction.
+
+    Their rows go.
+    """
     taken: list[Remainder] = []
     for (job_id, generation), docs in by_feed(keys).items():
         of_feed = delete(table).where(

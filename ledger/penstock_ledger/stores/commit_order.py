@@ -88,7 +88,7 @@ class CommitOrder:
         whole: bool = False,
         page: int = PAGE,
     ) -> Iterator[tuple[Place, Result | DeadLetter]]:
-        """All that was stored before the call and lies after ``after``.
+        """Yield all that was stored before the call and lies after ``after``.
 
         Raises PlaceLost when that is no place of the job.
 
@@ -136,7 +136,7 @@ class CommitOrder:
         page: int,
         make: Callable[[Row[Any]], Result | DeadLetter],
     ) -> Iterator[tuple[Place, Result | DeadLetter]]:
-        """Rows from before there were numbers, by their keys: no more of them come."""
+        """Yield rows from before there were numbers, by their keys: no more of them come."""
         if self._db.is_sqlite:
             return
         query = query.where(self._number == _OLD).order_by(outcomes.c.generation, outcomes.c.doc_id)
@@ -148,7 +148,7 @@ class CommitOrder:
             after = _place(rows[-1])
 
     def _lowest(self, job_id: str) -> int:
-        """Where the job begins: what lies before it in SQLite's table need not be read."""
+        """Return where the job begins: what lies before it in SQLite's table need not be read."""
         lowest = (
             select(func.min(self._number)).select_from(outcomes).where(outcomes.c.job_id == job_id)
         )

@@ -62,9 +62,10 @@ class Leases:
         owner: str,
         ttl_s: float,
     ) -> Iterator[tuple[Row[Any], int]]:
-        """Become or stay the leader; the rows as they were, and their fences from now on.
+        """Become or stay the leader; yield the rows as they were, and their fences from now on.
 
-        Rows that another process leads, or that do not exist, are left out."""
+        Rows that another process leads, or that do not exist, are left out.
+        """
         for name in sorted(names):  # in one order, so that two processes do not wait for each other
             row = connection.execute(self._locked, self._its(name)).one_or_none()
             if row is None:
@@ -92,7 +93,7 @@ class Leases:
         )
 
     def release(self, connection: Connection, name: Name, owner: str, fence: int) -> None:
-        """Nothing happens when ``owner`` no longer leads it."""
+        """Release a feed. Nothing happens when ``owner`` no longer leads it."""
         connection.execute(self._release, self._its(name) | {"by": owner, "its_fence": fence})
 
     def advance(self, connection: Connection, name: Name, to: Moved) -> bool:
@@ -150,7 +151,7 @@ class FeedStore:
         self._db = db
 
     def feeds(self, job_id: str) -> list[Feed]:
-        """All feeds of a job, oldest generation first."""
+        """Return all feeds of a job, oldest generation first."""
         of_job = {"job": job_id}
         return self._db.read(
             lambda connection: [feed_of(row) for row in connection.execute(_OF_JOB, of_job)]
@@ -170,7 +171,7 @@ class FeedStore:
         return self._db.read(read)
 
     def is_led(self, job_id: str) -> bool:
-        """Whether a control process leads a feed of the job now."""
+        """Return whether a control process leads a feed of the job now."""
 
         def read(connection: Connection) -> bool:
             led = _LED.where(feeds.c.lease_until > self._db.now(connection))
@@ -202,7 +203,7 @@ class FeedStore:
     def lease_shards(
         self, names: Sequence[tuple[str, int, int]], owner: str, ttl_s: float
     ) -> list[Feed]:
-        """``lease_feeds`` of shards, by job, generation and number."""
+        """Do as ``lease_feeds`` for shards, by job, generation and number."""
 
         def lease(connection: Connection) -> list[Feed]:
             leased = _SHARDS.lease(connection, self._db, names, owner, ttl_s)

@@ -113,7 +113,7 @@ class JobStore(FeedStore):
         return job_of(next((row for row in rows if row.job_id == job_id_or_key), rows[0]))
 
     def list(self, limit: int = 100, states: Collection[JobState] | None = None) -> list[Job]:
-        """Newest first."""
+        """Return jobs, newest first."""
         query = select(jobs).order_by(jobs.c.created_at.desc(), jobs.c.job_id.desc()).limit(limit)
         if states is not None:
             query = query.where(jobs.c.state.in_([str(state) for state in states]))

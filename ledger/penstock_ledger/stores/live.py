@@ -71,9 +71,10 @@ class LiveJobs:
         self._shards = _Parsed(lambda row: (row.job_id, row.generation, row.shard), shard_of)
 
     def look(self) -> list[LiveJob]:
-        """Every job that is not over, oldest first.
+        """Return every job that is not over, oldest first.
 
-        One statement where there is none, and at most three."""
+        One statement where there is none, and at most three.
+        """
         return self._db.read(self._look)
 
     def _look(self, connection: Connection) -> list[LiveJob]:
@@ -92,7 +93,7 @@ class LiveJobs:
         return [LiveJob(job, tuple(by_job[job.job_id])) for job in found]
 
     def _split(self, connection: Connection) -> Mapping[tuple[str, int], list[LiveFeed]]:
-        """Shards that are not read to their end, by job and generation."""
+        """Return shards that are not read to their end, by job and generation."""
         rows = list(connection.execute(self._unread_shards))
         split = defaultdict[tuple[str, int], list[LiveFeed]](list)
         for shard, row in zip(self._shards.of(rows), rows, strict=True):

@@ -49,7 +49,7 @@ class NoticedStore:
         return self._db.read(lambda connection: _waiting(connection, schedule_id)) < NOTICED_MAX
 
     def waiting(self, schedule_id: str, most: int) -> list[NoticedFile]:
-        """Those that have waited longest."""
+        """Return the files that have waited longest."""
         query = (
             select(noticed_files.c.name, noticed_files.c.noticed_at)
             .where(noticed_files.c.schedule_id == schedule_id)

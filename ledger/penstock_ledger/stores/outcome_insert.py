@@ -47,13 +47,13 @@ ARRAY_TYPES: Final[dict[str, tuple[str, Callable[[Any], str]]]] = {
 
 
 def array_literal(column_type: str, values: Iterable[Any]) -> str:
-    """``values`` of one column as the text of an array; None is NULL."""
+    """Return ``values`` of one column as the text of an array; None is NULL."""
     element = ARRAY_TYPES[column_type][1]
     return "{" + ",".join(["NULL" if value is None else element(value) for value in values]) + "}"
 
 
 def array_literals(column_types: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> tuple[str, ...]:
-    """All columns of ``rows``, which must not be empty."""
+    """Return all columns of ``rows``, which must not be empty, as texts of arrays."""
     columns = zip(*rows, strict=True)
     return tuple(
         array_literal(kind, column) for kind, column in zip(column_types, columns, strict=True)
@@ -106,7 +106,10 @@ def insert_outcomes(connection: Connection, rows: Sequence[OutcomeRow]) -> set[I
 def terminal_keys(
     connection: Connection, keys: Iterable[ItemKey], *conditions: ColumnElement[bool]
 ) -> set[ItemKey]:
-    """Those of ``keys`` that have an outcome, superseded or not, which fulfils ``conditions``."""
+    """Return those of ``keys`` that have an outcome which fulfils ``conditions``.
+
+    Superseded outcomes count.
+    """
     feeds: dict[tuple[str, int], list[str]] = {}
     for job_id, generation, doc_id in keys:
         feeds.setdefault((job_id, generation), []).append(doc_id)
@@ -157,7 +160,7 @@ def _insert_arrays(connection: Connection, rows: Sequence[OutcomeRow]) -> set[It
 
 
 def _statements(rows: Sequence[OutcomeRow], most: int = ROWS_MAX) -> Iterator[list[OutcomeRow]]:
-    """``rows`` in stretches that fit one statement; one row may be larger than that by itself."""
+    """Yield ``rows`` in stretches that fit one statement; one row may be larger by itself."""
     chunk: list[OutcomeRow] = []
     size = 0
     for row in rows:

@@ -85,7 +85,7 @@ def letter_row(letter: DeadLetter, now: float, lane: str | None = None) -> Outco
 
 
 def outcome_from(row: Row[Any]) -> Result | DeadLetter:
-    """Of a row with all columns."""
+    """Return the outcome of a row with all columns."""
     if row.kind == RESULT:
         return result_from([getattr(row, column.name) for column in RESULT_COLUMNS])
     return letter_from(row)
@@ -100,7 +100,7 @@ def result_from(values: Sequence[Any]) -> Result:
 
 
 def stored_result_from(row: Row[Any]) -> Result:
-    """Of a row with all columns, embeddings as they are stored."""
+    """Return the result of a row with all columns, embeddings as they are stored."""
     fields = [getattr(row, name) for name in Result.__struct_fields__[1:]]
     return Result(ItemKey(row.job_id, row.generation, row.doc_id), *fields)
 

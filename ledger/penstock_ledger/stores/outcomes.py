@@ -175,7 +175,7 @@ class OutcomeStore:
         self._db.write(lambda connection: mend_replays(connection, job_id))
 
     def terminal(self, keys: Iterable[ItemKey]) -> set[ItemKey]:
-        """Those of ``keys`` that have an outcome, visible or superseded."""
+        """Return those of ``keys`` that have an outcome, visible or superseded."""
         wanted = list(keys)
         return (
             self._db.read(lambda connection: terminal_keys(connection, wanted)) if wanted else set()
@@ -241,7 +241,7 @@ class OutcomeStore:
         return None if row is None else outcome_from(row)
 
     def stored_results(self, keys: Iterable[ItemKey]) -> dict[ItemKey, Result]:
-        """Those of ``keys`` that have a result, embeddings as they are stored."""
+        """Return those of ``keys`` that have a result, embeddings as they are stored."""
         feeds: dict[tuple[str, int], list[str]] = {}
         for job_id, generation, doc_id in keys:
             feeds.setdefault((job_id, generation), []).append(doc_id)
@@ -261,7 +261,7 @@ class OutcomeStore:
         return {result.key: result for result in found}
 
     def results(self, job_id: str, page: int = PAGE) -> Iterator[Result]:
-        """Visible results by generation and document id."""
+        """Yield visible results by generation and document id."""
         query = select(*RESULT_COLUMNS).where(outcomes.c.job_id == job_id, _VISIBLE, _IS_RESULT)
         return self._paged(query, page, result_from)
 

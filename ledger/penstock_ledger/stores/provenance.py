@@ -92,7 +92,7 @@ class InUse(NamedTuple):
     last: float | None
 
     def may_have_made(self, at: float) -> bool:
-        """Whether a result of that time may be of it."""
+        """Return whether a result of that time may be of it."""
         ended = self.last is not None and at > self.last + RENOTED_S + SKEW_S
         return self.since - SKEW_S <= at and not ended
 
@@ -104,7 +104,10 @@ class Provenance:
         self._db = db
 
     def note(self, made: Iterable[tuple[str, MadeWith]]) -> None:
-        """(job, combination); what is there stays, but for the time of the last note."""
+        """Note what made results, as (job, combination).
+
+        What is there stays, but for the time of the last note.
+        """
         rows = [row for job_id, one in made for row in _rows(job_id, one)]
         rows.sort(key=itemgetter("name"))  # two workers lock the same rows in the same order
         insert = self._db.insert(meta)
@@ -117,11 +120,11 @@ class Provenance:
             self._db.write(lambda connection: connection.execute(newer, rows))
 
     def of(self, job_id: str) -> list[MadeWith]:
-        """Of all generations, in the order in which they came into use."""
+        """Return the combinations of all generations, in the order in which they came into use."""
         return [one.made for one in self.in_use(job_id)]
 
     def of_all(self) -> Iterator[tuple[str, MadeWith]]:
-        """(job, combination) of every job, a page at a time."""
+        """Yield (job, combination) of every job, a page at a time."""
         some = select(meta.c.name, meta.c.value).where(
             meta.c.name.startswith(MADE, autoescape=True)
         )

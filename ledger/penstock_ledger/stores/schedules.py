@@ -50,7 +50,7 @@ class ScheduleStore:
         self._clock = clock
 
     def now(self) -> float:
-        """Unix seconds, on the clock by which schedules are due."""
+        """Return Unix seconds, on the clock by which schedules are due."""
         return self._db.read(self._now)
 
     def add(self, new: NewSchedule) -> Schedule:
@@ -123,7 +123,7 @@ class ScheduleStore:
         return self._change(name, schedules.c.paused.is_(True), paused=False, **fresh)
 
     def remove(self, name: str) -> None:
-        """Its jobs stay. Raises ScheduleNotFound."""
+        """Remove a schedule; its jobs stay. Raises ScheduleNotFound."""
 
         def forget(connection: Connection) -> int:
             found = connection.execute(
@@ -221,16 +221,17 @@ class ScheduleStore:
         return self._db.write(lambda connection: self._decide(connection, schedule, decision))
 
     def taken(self, schedule: Schedule, files: Sequence[bytes]) -> set[bytes]:
-        """Those of some files (or outcomes of other jobs) that jobs of this schedule have.
+        """Return those of some files (or outcomes of other jobs) that jobs of this schedule have.
 
-        At most some hundred at a time."""
+        At most some hundred at a time.
+        """
         query = select(taken_files.c.file).where(
             taken_files.c.schedule_id == schedule.schedule_id, taken_files.c.file.in_(files)
         )
         return self._db.read(lambda connection: set(connection.execute(query).scalars()))
 
     def has_taken(self, schedule_id: str) -> int:
-        """How many files jobs of this schedule have, counted up to ``TAKEN_MAX``."""
+        """Return how many files jobs of this schedule have, counted up to ``TAKEN_MAX``."""
         some = (
             select(taken_files.c.file)
             .where(taken_files.c.schedule_id == schedule_id)
@@ -253,7 +254,7 @@ class ScheduleStore:
         return self._db.read(lambda connection: connection.execute(query).scalars().all())
 
     def forget_taken(self, schedule_id: str, files: Sequence[bytes]) -> None:
-        """Files that are there no more."""
+        """Forget files that are there no more."""
 
         def forget(connection: Connection) -> None:
             of_it = taken_files.c.schedule_id == schedule_id

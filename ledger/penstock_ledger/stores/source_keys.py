@@ -27,7 +27,7 @@ class SourceKeys:
         self._db = db
 
     def page(self, job_id: str, number: int) -> bytes | None:
-        """None where there is none."""
+        """Return a page of keys; None where there is none."""
         query = select(source_keys.c.packed).where(
             source_keys.c.job_id == job_id, source_keys.c.page == number
         )
@@ -36,7 +36,7 @@ class SourceKeys:
 
 
 def insert_pages(connection: Connection, job_id: str, pages: Iterable[bytes]) -> None:
-    """In the transaction that makes the job."""
+    """Store the pages in the transaction that makes the job."""
     numbered = enumerate(pages)
     while some := list(islice(numbered, PAGES_PER_INSERT)):
         rows = [{"job_id": job_id, "page": number, "packed": packed} for number, packed in some]

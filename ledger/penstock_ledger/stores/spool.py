@@ -53,7 +53,7 @@ class Spool:
         return new
 
     def take(self, job_id: str, limit: int) -> list[SpoolRow]:
-        """Documents that were not fed yet, in the order of their arrival."""
+        """Return documents that were not fed yet, in the order of their arrival."""
         query = _rows(job_id).where(~spool.c.fed).order_by(spool.c.seq).limit(limit)
         return self._db.read(lambda connection: [_row(row) for row in connection.execute(query)])
 
@@ -62,13 +62,13 @@ class Spool:
         self._db.write(lambda connection: mark_fed(connection, job_id, wanted))
 
     def fetch(self, job_id: str, seq: int) -> SpoolRow | None:
-        """One document by its number; None when there is none."""
+        """Return one document by its number; None when there is none."""
         query = _rows(job_id).where(spool.c.seq == seq)
         row = self._db.read(lambda connection: connection.execute(query).first())
         return None if row is None else _row(row)
 
     def known(self, job_id: str, doc_ids: Sequence[str]) -> set[str]:
-        """Those of some documents that are there already."""
+        """Return those of some documents that are there already."""
         found = set[str]()
         for start in range(0, len(doc_ids), STATEMENT_MAX):
             some = spool.c.doc_id.in_(doc_ids[start : start + STATEMENT_MAX])
@@ -85,14 +85,14 @@ class Spool:
         )
 
     def count(self, job_id: str) -> int:
-        """All documents of the job, fed or not."""
+        """Count all documents of the job, fed or not."""
         query = select(func.count()).where(spool.c.job_id == job_id)
         return self._db.read(lambda connection: connection.execute(query).scalar_one())
 
     def _append(
         self, connection: Connection, job_id: str, docs: dict[str, bytes]
     ) -> tuple[int, list[str]]:
-        """How many are new, and the ids that were there with another body."""
+        """Return how many are new, and the ids that were there with another body."""
         check_open(connection, job_id, docs)
         rows = [
             {"job_id": job_id, "doc_id": doc_id, "body": docs[doc_id], "fed": False}
@@ -111,7 +111,7 @@ def _names(query: Select[str], connection: Connection) -> set[str]:
 
 
 def mark_fed(connection: Connection, job_id: str, seqs: Sequence[int]) -> None:
-    """As part of a larger transaction."""
+    """Mark documents as fed, as part of a larger transaction."""
     fed = update(spool).where(spool.c.job_id == job_id).values(fed=True)
     for start in range(0, len(seqs), STATEMENT_MAX):
         connection.execute(fed.where(spool.c.seq.in_(seqs[start : start + STATEMENT_MAX])))

@@ -260,7 +260,7 @@ def tallied_by_lane() -> Any:
 
 
 def lane_counts_from(rows: Sequence[Row[Any]]) -> list[LaneCounts]:
-    """Lanes where nothing is visible and nothing was spent are left out."""
+    """Return the counts of lanes, without those where nothing is visible and nothing was spent."""
     found = [[int(getattr(row, name)) for name in _OF_LANE] for row in rows]
     return [
         LaneCounts(row.lane, number - dead, dead, *paid)
@@ -270,7 +270,10 @@ def lane_counts_from(rows: Sequence[Row[Any]]) -> list[LaneCounts]:
 
 
 def counts_from(rows: Sequence[Row[Any]], rest: Sequence[Row[Any]] = ()) -> Counts:
-    """``rest``: what is in the account besides, as ``account.rest_of_job`` finds it."""
+    """Return the counts of a job.
+
+    ``rest`` is what is in the account besides, as ``account.rest_of_job`` finds it.
+    """
     dead = {row.reason: int(row.number) for row in rows if row.kind == DEAD and row.number}
     results = [row for row in rows if row.kind != DEAD]
     # the others show the tokens of another's call
@@ -322,7 +325,10 @@ def _sums(rows: Sequence[OutcomeRow]) -> list[int]:
 
 
 def _lane_sums(rows: Sequence[OutcomeRow]) -> list[int]:
-    """Results that were reused show the tokens of another's call: they count without them."""
+    """Return the sums of a lane.
+
+    Results that were reused show the tokens of another's call: they count without them.
+    """
     asked = [row for row in rows if row[_KIND] == DEAD or not row[_REASON]]
     dead = len([row for row in asked if row[_KIND] == DEAD])
     columns = list(zip(*asked, strict=True))
@@ -333,7 +339,7 @@ def _lane_sums(rows: Sequence[OutcomeRow]) -> list[int]:
 
 
 def _grouped_by_lane(*conditions: Any) -> Query:
-    """As ``_lane_sums`` adds up rows."""
+    """Return the query that adds up rows as ``_lane_sums`` does."""
     is_dead = outcomes.c.kind == DEAD
     asked = or_(is_dead, outcomes.c.reason.is_(None))
     return (

@@ -74,9 +74,10 @@ def check_other_lane(spec: JobSpec, lane: str, settings: ProducerSettings) -> No
 
 
 def estimated_usd(spec: JobSpec, guess: Estimate, provider: ProviderFacts) -> float | None:
-    """By the price of batches where the job can go nowhere else; by the full one where it may.
+    """Return the estimated cost in US dollars; None where it is unknown.
 
-    None where it is unknown."""
+    It is by the price of batches where the job can go nowhere else, by the full one where it may.
+    """
     return guess.usd(provider.prices_of(spec.model), in_batch=all(map(packs, spec.permitted_lanes)))
 
 

@@ -68,7 +68,7 @@ _OTHER: Final = re.compile(
 
 
 def by_script(text: str) -> float:
-    """Linear in what the text is made of."""
+    """Estimate the tokens of a text, linear in what it is made of."""
     words, marks = _WORDS.findall(text), _MARKS.findall(text)
     tokens = WORD * len(words) + LETTER_BEYOND * sum(
         max(0, len(word) - LETTERS_WHOLE) for word in words
@@ -128,7 +128,7 @@ class TokenMeter:
         self._chars, self._tokens = 0, 0.0  # counted so far
 
     def prompt(self, body: Any) -> float:
-        """Tokens of a request's prompt."""
+        """Return the tokens of a request's prompt."""
         if not isinstance(body, dict):
             return 0.0
         tokens = sum(self.text(text) for text in _texts(body))
@@ -153,9 +153,10 @@ class TokenMeter:
 
 
 def meter_of(model: str | None, tokenizer: str | None = None) -> TokenMeter:
-    """For the requests of one job.
+    """Return the meter for the requests of one job.
 
-    Raises ValueError for a ``tokenizer`` that was named and cannot be used."""
+    Raises ValueError for a ``tokenizer`` that was named and cannot be used.
+    """
     if tokenizer is not None:
         place = pinned(tokenizer)
         return TokenMeter(encoder_of(place), f"the tokenizer {place.partition('#')[0]}")
@@ -167,7 +168,7 @@ def meter_of(model: str | None, tokenizer: str | None = None) -> TokenMeter:
 
 
 def _beside_model(model: str | None) -> TokenMeter | None:
-    """Of a model that is a folder of this machine, with its tokenizer in it."""
+    """Return the meter of a model that is a folder of this machine, with its tokenizer in it."""
     if model is None or not (Path(model) / FILE).is_file():
         return None
     place = Path(model) / FILE
@@ -221,7 +222,7 @@ def _texts(body: dict[str, Any]) -> Iterator[str]:
 
 
 def _inside(value: Any) -> Iterator[str]:
-    """Every text in it but for those that say what the others are."""
+    """Yield every text inside but for those that say what the others are."""
     if isinstance(value, str):
         yield MEDIA.sub("", value)
     elif isinstance(value, list):
@@ -234,7 +235,7 @@ def _inside(value: Any) -> Iterator[str]:
 
 
 def _lists(body: dict[str, Any]) -> Iterator[list[Any]]:
-    """Prompts that are lists of tokens already."""
+    """Yield prompts that are lists of tokens already."""
     for name in ("prompt", "input"):
         value = body.get(name)
         if isinstance(value, list) and value:
@@ -269,9 +270,10 @@ class Estimate(NamedTuple):
     model: str | None = None  # that the first request names, for prices where the job names none
 
     def usd(self, prices: ModelPrices | None, *, in_batch: bool = False) -> float | None:
-        """None where the price is unknown.
+        """Return the cost in US dollars; None where the price is unknown.
 
-        A long request is not known from the sum: all count as short ones."""
+        A long request is not known from the sum: all count as short ones.
+        """
         if prices is None:
             return None
         short = prices.model_copy(update={"long": None})
@@ -327,7 +329,7 @@ class Measure:
 
     @classmethod
     def taken(cls, bodies: Iterable[bytes], meter: TokenMeter | None = None) -> Measure:
-        """Of all of them."""
+        """Measure all of some bodies."""
         measure = cls(meter or TokenMeter())
         for body in bodies:
             measure.add(body)
@@ -367,10 +369,13 @@ def answers_asked(body: Any) -> int:
 
 
 def _prompts(given: Any) -> int:
-    """In one request for completions; a list of numbers is the tokens of one."""
+    """Return how many prompts one request for completions has.
+
+    A list of numbers is the tokens of one.
+    """
     return len(given) if isinstance(given, list) and given and not isinstance(given[0], int) else 1
 
 
 def _is_number(value: Any) -> TypeGuard[int]:
-    """JSON's true is none."""
+    """Return whether this is a whole number above 0; JSON's true is none."""
     return type(value) is int and value > 0

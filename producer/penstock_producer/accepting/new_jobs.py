@@ -100,9 +100,10 @@ _BESIDE_CONTENT: Final = frozenset({"feeders", "over_budget"})
 
 
 def digest_of(spec: JobSpec, pin: Mapping[str, Any]) -> str:
-    """Equal for submits of the same job.
+    """Return a digest that is equal for submits of the same job.
 
-    A source without a digest of its bytes is known by its place, too."""
+    A source without a digest of its bytes is known by its place, too.
+    """
     place = {} if "sha256" in pin or "uri" not in pin else {"uri": pin["uri"]}
     parts = [options_of(spec), content_of(pin) | place]
     return hashlib.sha256(orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)).hexdigest()

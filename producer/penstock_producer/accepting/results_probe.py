@@ -104,7 +104,7 @@ class ResultsProbe:
             ) from None
 
     def _within(self, what: str, work: Callable[[], None]) -> None:
-        """Whatever a driver or a client waits for: not longer than the setting says."""
+        """Do what a driver or a client may wait in, for no longer than the setting says."""
         limit_s = self._settings.results_probe_s
         if not self._room.acquire(timeout=limit_s):
             raise SinkError(
@@ -142,7 +142,10 @@ def _is_sqlite(url: str) -> bool:
 
 
 def _is_whole(url: str) -> bool:
-    """Whether a URL of SQLite means the same file in every process: they work in other folders."""
+    """Return whether a URL of SQLite means the same file in every process.
+
+    They work in other folders.
+    """
     return _file_of(url).is_absolute()
 
 

@@ -43,7 +43,7 @@ class FirstRows(NamedTuple):
 
 
 def first_rows(opened: FileSource, most: int) -> FirstRows:
-    """At most ``most`` of them. Raises what reading raises."""
+    """Return at most ``most`` of the first rows. Raises what reading raises."""
     reading = opened.documents({})
     rows = list(itertools.islice(reading, most))
     tally = Tally().plus(opened.tally)

@@ -68,7 +68,7 @@ class SeenIds:
             self._flush()
 
     def duplicates(self) -> Iterator[Duplicate]:
-        """Every row after the first of its id, in the order of lines."""
+        """Yield every row after the first of its id, in the order of lines."""
         self._sort()
         rows = self._db.execute(
             "SELECT ids.line, met.first, ids.doc FROM ids JOIN (SELECT doc, min(line) AS first "

@@ -54,15 +54,19 @@ class PlaceWriter(Protocol):
     def write(self, data: builtins.bytes) -> None: ...
 
     def append(self, name: str, etag: str, size: int) -> None:
-        """All bytes of another object below the same place.
+        """Append all bytes of another object below the same place.
 
-        Raises NotThere when it is not the one with that ETag any more."""
+        Raises NotThere when it is not the one with that ETag any more.
+        """
         ...
 
     def finish(self) -> None: ...
 
     def publish(self) -> str:
-        """Its place. Raises SinkTaken where the condition does not hold."""
+        """Publish the object and return its place.
+
+        Raises SinkTaken where the condition does not hold.
+        """
         ...
 
     def discard(self) -> None: ...
@@ -87,7 +91,7 @@ class Place(ABC):
 
     @abstractmethod
     def head(self, name: str) -> Head | None:
-        """None where there is no such object."""
+        """Return what is known of an object; None where there is no such object."""
 
     @abstractmethod
     def read(self, name: str) -> tuple[bytes, str] | None:
@@ -95,11 +99,11 @@ class Place(ABC):
 
     @abstractmethod
     def chunks(self, name: str, etag: str, first: int, after: int) -> Iterator[bytes]:
-        """Bytes ``first`` up to ``after`` of the object, while it is the one with this ETag."""
+        """Yield bytes ``first`` up to ``after`` of the object, while it has this ETag."""
 
     @abstractmethod
     def names(self, below: str) -> Iterator[str]:
-        """Of all objects below ``below``, which ends in a slash, page by page."""
+        """Yield the names of all objects below ``below``, which ends in a slash, page by page."""
 
     @abstractmethod
     def put(
@@ -110,13 +114,14 @@ class Place(ABC):
         condition: Condition | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> str:
-        """One small object; returns its ETag.
+        """Write one small object; return its ETag.
 
-        Raises SinkTaken where the condition does not hold."""
+        Raises SinkTaken where the condition does not hold.
+        """
 
     @abstractmethod
     def delete(self, name: str) -> None:
-        """There or not."""
+        """Delete an object, there or not."""
 
     @abstractmethod
     def abort_uploads(self, begin: str) -> int:
@@ -146,11 +151,11 @@ class Place(ABC):
         return False
 
     def _key(self, name: str) -> str:
-        """``name`` may end in a slash, for all that lies below it."""
+        """Return the key; ``name`` may end in a slash, for all that lies below it."""
         return f"{self._prefix}/{name.lstrip('/')}".lstrip("/")
 
     def _name(self, key: str) -> str:
-        """Of an object, below the place."""
+        """Return the name of an object, below the place."""
         return key.removeprefix(self._prefix).lstrip("/")
 
 

@@ -44,9 +44,10 @@ class Bucket(Place):
         return {"Bucket": self._bucket, "Key": self._key(name)}
 
     def ask(self, name: str, request: str, *, verb: str = "write", **more: Any) -> Any:
-        """One request about one object.
+        """Ask one request about one object.
 
-        Raises SinkError, NotThere, and SinkTaken where a condition does not hold."""
+        Raises SinkError, NotThere, and SinkTaken where a condition does not hold.
+        """
         asked = getattr(self._client, request)
         return self._tried(
             name, lambda: asked(Bucket=self._bucket, Key=self._key(name), **more), verb
@@ -86,7 +87,10 @@ class Bucket(Place):
             where["ContinuationToken"] = str(page["NextContinuationToken"])
 
     def abort_uploads(self, begin: str) -> int:
-        """Best effort: no reader sees them, and it needs a right that nothing else does."""
+        """Abort uploads as far as possible.
+
+        No reader sees them, and it needs a right that nothing else does.
+        """
         ended = 0
         with contextlib.suppress(SinkError):
             listed = self._listed(
@@ -224,7 +228,7 @@ class ObjectWriter:
             self._send_part()
 
     def append(self, name: str, etag: str, size: int) -> None:
-        """Large ones are copied by the store, and never come here."""
+        """Append a small object. Large ones are copied by the store, and never come here."""
         there = self._bucket.head(name)  # not every store holds a copy to its condition
         if there is None or there.etag != etag:
             raise NotThere(f"{self._bucket.uri(name)} is not there, or has other content")
@@ -271,7 +275,7 @@ class ObjectWriter:
         return self._bucket.uri(self._name)
 
     def discard(self) -> None:
-        """Best effort: what cannot be aborted is an unfinished upload, which no reader sees."""
+        """Abort the upload as far as possible: no reader sees an unfinished one."""
         if self._upload is not None:
             with contextlib.suppress(SinkError):
                 self._ask("abort_multipart_upload", UploadId=self._upload)

@@ -39,9 +39,10 @@ _NO_BUCKET: Final = ("NoSuchBucket", "ContainerNotFound", "The specified bucket 
 
 
 def open_place(scheme: str, bucket: str, prefix: str) -> StoreBucket:
-    """Nothing is asked yet.
+    """Return the place in a bucket or container. Nothing is asked yet.
 
-    Raises SinkError without obstore, and where the environment has no account."""
+    Raises SinkError without obstore, and where the environment has no account.
+    """
     try:
         from obstore.exceptions import BaseError
 
@@ -164,9 +165,10 @@ class StoreBucket(Place):
             return
 
     def abort_uploads(self, begin: str) -> int:
-        """None: obstore does not show them.
+        """Return 0, and end none: obstore does not show unfinished uploads.
 
-        Azure forgets unfinished blocks after a week, Google by a rule of the bucket."""
+        Azure forgets unfinished blocks after a week, Google by a rule of the bucket.
+        """
         return 0
 
     def tried(self, name: str, request: Callable[[], Any], verb: str) -> Any:
@@ -204,7 +206,10 @@ class StoreBucket(Place):
             ) from error
 
     def _range(self, name: str, etag: str, first: int, after: int) -> bytes:
-        """Held to the ETag by what is answered: not every service knows the condition."""
+        """Read a range, and compare the ETag of the answer.
+
+        Not every service knows the condition.
+        """
         import obstore
 
         options: Any = {"range": (first, after)}
@@ -221,7 +226,7 @@ class StoreBucket(Place):
 
 
 def attributes(metadata: Mapping[str, str] | None) -> dict[str, str]:
-    """Azure takes names of letters, digits and underscores only."""
+    """Return the names that Azure takes: of letters, digits and underscores only."""
     return {name.replace("-", "_"): value for name, value in (metadata or {}).items()}
 
 
@@ -335,7 +340,7 @@ def writer_of(
     metadata: Mapping[str, str] | None = None,
     condition: Condition | None = None,
 ) -> PlaceWriter:
-    """``condition`` has to hold when the object appears."""
+    """Return a writer of an object; ``condition`` has to hold when the object appears."""
     if isinstance(place, StoreBucket):
         return StoreWriter(place, name, metadata=metadata, condition=condition)
     if isinstance(place, Bucket):

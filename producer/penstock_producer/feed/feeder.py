@@ -178,7 +178,7 @@ class Feeder:
         return ItemKey(self.feed.job_id, self.feed.generation, doc_id)
 
     def _read(self, limit: int) -> tuple[list[Document | BadRow], bool]:
-        """Up to ``limit`` rows of bounded size, and whether the source has ended with them."""
+        """Read up to ``limit`` rows of bounded size; say whether the source has ended with them."""
         fresh = self._rows is None
         if self._rows is None:
             self._rows = iter(self.source.documents(self._cursor))

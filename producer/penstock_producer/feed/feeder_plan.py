@@ -30,7 +30,7 @@ Key = Callable[[bytes], bytes]
 
 
 def wants_order(spec: JobSpec) -> bool:
-    """Whether the job's documents are ordered before they are published."""
+    """Return whether the job's documents are ordered before they are published."""
     if spec.prefix_order is not None:
         return spec.prefix_order
     return spec.takes_records and LANES[spec.first_lane].orders_prompts
@@ -94,7 +94,9 @@ class FeederPlan(NamedTuple):
 def plan_feeders(
     spec: JobSpec, rows: int, size: int, pin: Mapping[str, Any], *, one_machine: bool
 ) -> FeederPlan:
-    """Of a source with so many ``rows``, and so many bytes of request bodies (``size``).
+    """Plan the feeders of a source with so many ``rows``.
+
+    ``size`` is how many bytes its request bodies have together.
 
     ``one_machine``: the database of the job is a file of SQLite.
     """
@@ -138,5 +140,5 @@ def _by_size(rows: int, size: int) -> FeederPlan:
 
 
 def is_worth_telling(spec: JobSpec, plan: FeederPlan, rows: int) -> bool:
-    """Whether a person who looks at the job may ask."""
+    """Return whether a person who looks at the job may ask."""
     return spec.feeders is not None or plan.feeders > 1 or rows >= ROWS_PER_FEEDER

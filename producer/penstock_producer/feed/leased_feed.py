@@ -143,9 +143,12 @@ def write_off(feeder: Feeder, limit: int) -> FeedStep:
 def _read_again(
     source: Source, places: Sequence[T], position_of: Callable[[T], str], until: float = math.inf
 ) -> Iterator[tuple[T, Document | RowChanged]]:
-    """Each of ``places`` with its document, in their order, until the monotonic time ``until``.
+    """Yield each of ``places`` with its document, in their order.
 
-    A row of a table that has changed comes as its error; other errors of the source are raised."""
+    It ends at the monotonic time ``until``.
+
+    A row of a table that has changed comes as its error; other errors of the source are raised.
+    """
 
     def read(place: T) -> Document | RowChanged:
         try:

@@ -131,7 +131,7 @@ class Served:
         return model_queues(lane, self.every_name)
 
     def to_text(self) -> str:
-        """For the heartbeat; of very many names as many as fit."""
+        """Return the text for the heartbeat; of very many names as many as fit."""
         said = {name: value for name, value in asdict(self).items() if value}
         while len(text := orjson.dumps(said)) > TEXT_BYTES:
             longest = max(("names", "adapters"), key=lambda field: len(said.get(field, ())))
@@ -140,7 +140,7 @@ class Served:
 
     @classmethod
     def read(cls, text: str | None) -> Served | None:
-        """None where nothing is said, or nothing that makes sense."""
+        """Read what a heartbeat says; None where it says nothing, or nothing that makes sense."""
         try:
             said: Any = orjson.loads(text or "")
         except orjson.JSONDecodeError:
@@ -174,7 +174,7 @@ class Serving:
         return any(model in served.every_name for served in self.loading)
 
     def models(self) -> list[Served]:
-        """Each model once: workers that share a name serve the same one."""
+        """Return each model once: workers that share a name serve the same one."""
         found: list[Served] = []
         for served in self.workers:
             if not any(set(served.names) & set(other.names) for other in found):
@@ -182,7 +182,7 @@ class Serving:
         return sorted(found, key=lambda served: served.shown)
 
     def in_words(self) -> str:
-        """As in "tiny1 (2 workers), tiny2 (1 worker: score, rerank, classify)"."""
+        """Return text such as "tiny1 (2 workers), tiny2 (1 worker: score, rerank, classify)"."""
         parts = []
         for model in self.models():
             number = sum(bool(set(model.names) & set(served.names)) for served in self.workers)
@@ -192,7 +192,7 @@ class Serving:
 
 
 def serving_of(workers: Iterable[WorkerSeen], lane: str) -> Serving:
-    """By their heartbeats."""
+    """Return what the workers of a lane serve, by their heartbeats."""
     infos: list[Mapping[str, str]] = [
         seen.info
         for seen in workers
@@ -202,7 +202,7 @@ def serving_of(workers: Iterable[WorkerSeen], lane: str) -> Serving:
 
 
 def providers_text(names: Iterable[str]) -> str:
-    """For the heartbeat."""
+    """Return the names of providers for the heartbeat."""
     return ",".join(names)[:TEXT_BYTES]
 
 

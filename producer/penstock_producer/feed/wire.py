@@ -138,7 +138,7 @@ def encode_item(
 
 
 def fed_now() -> int:
-    """For ``FED_HEADER``. Rounded, so that many messages share what is built once."""
+    """Return the time for ``FED_HEADER``, rounded: many messages share what is built once."""
     return int(time.time()) // 10 * 10
 
 

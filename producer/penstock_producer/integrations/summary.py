@@ -14,7 +14,7 @@ POLL_S = 15.0  # between looks at a job; each is one query
 
 
 def summary_of(status: JobStatus) -> dict[str, Any]:
-    """JSON of a bounded size: no document's text is in it."""
+    """Return JSON of a bounded size: no document's text is in it."""
     counts = status.counts
     return {
         "job_id": status.job.job_id,
@@ -32,7 +32,7 @@ def summary_of(status: JobStatus) -> dict[str, Any]:
 
 
 def failure_of(summary: dict[str, Any], max_dead: float) -> str | None:
-    """Why the step has failed, for people to read; None where it has not.
+    """Return why the step has failed, for people to read; None where it has not.
 
     ``max_dead`` is the share of documents that may end as dead letters, from 0 to 1.
     """

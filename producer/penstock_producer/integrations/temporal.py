@@ -106,7 +106,10 @@ class PenstockActivities:
 
 
 async def _cancel(producer: AsyncProducer, submitted: asyncio.Task[str]) -> None:
-    """Also a job that is being accepted at this moment. One that was refused needs nothing."""
+    """Cancel a job, also one that is being accepted at this moment.
+
+    One that was refused needs nothing.
+    """
     with contextlib.suppress(ApplicationError):
         await producer.cancel(await submitted)
 

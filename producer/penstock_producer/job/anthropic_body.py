@@ -49,7 +49,7 @@ def parts_of(content: str | Sequence[Mapping[str, Any]], place: str) -> str | li
 
 
 def _append(messages: list[dict[str, Any]], message: dict[str, Any]) -> None:
-    """Results of tools that were called together are one message there."""
+    """Append a message; results of tools that were called together are one message there."""
     if messages and _is_results(message) and _is_results(messages[-1]):
         messages[-1]["content"] += message["content"]
     else:
@@ -232,7 +232,7 @@ def _tool(tool: Any, place: str) -> dict[str, Any]:
 
 
 def _choice(value: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """With `parallel_tool_calls`, which belongs to it there."""
+    """Translate `tool_choice`, with `parallel_tool_calls`, which belongs to it there."""
     together = given.get("parallel_tool_calls", True)
     value = given.get("tool_choice", "auto")
     choice = _CHOICES.get(value) if isinstance(value, str) else _named(value)

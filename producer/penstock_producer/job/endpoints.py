@@ -68,7 +68,7 @@ _HINTS: Final[Mapping[Kind, str]] = {
 
 
 def check_path(path: str) -> str:
-    """``path`` when it is one of plain names between single slashes. Raises ValueError.
+    """Return ``path`` when it is one of plain names between single slashes. Raises ValueError.
 
     So nothing in it can mean another place, a query, a port, another host or an encoded form of
     these.

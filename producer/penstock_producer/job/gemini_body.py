@@ -51,7 +51,7 @@ def _role(message: Mapping[str, Any]) -> str:
 
 
 def _append(contents: list[dict[str, Any]], role: str, parts: list[dict[str, Any]]) -> None:
-    """Results of functions that were called together are one content there."""
+    """Append parts; results of functions that were called together are one content there."""
     are_results = all("functionResponse" in part for part in parts)
     if (
         contents
@@ -183,7 +183,10 @@ class GeminiBodies:
     def __call__(
         self, content: str | list[dict[str, Any]], params: Mapping[str, Any] | None = None
     ) -> bytes:
-        """``content`` is a text. ``params`` are the document's own, as they are sent."""
+        """Return the body of one prompt.
+
+        ``content`` is a text. ``params`` are the document's own, as they are sent.
+        """
         end = _end({**self._params, **params}) if params else self._end
         return b"".join((self._head, orjson.dumps(content), b"}]}]", end))
 
@@ -240,7 +243,7 @@ def _stop(value: Any) -> dict[str, Any]:
 
 
 def _form(value: Any) -> dict[str, Any]:
-    """Of the answer: `response_format`."""
+    """Translate the form of the answer: `response_format`."""
     kind = value.get("type") if isinstance(value, Mapping) else None
     if kind == "text":
         return {}

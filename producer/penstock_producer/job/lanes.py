@@ -81,7 +81,7 @@ def permitted(lane: str, lanes: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def has_own_model(lane: str) -> bool:
-    """Whether workers of this lane host a model themselves. False for a lane that there is not."""
+    """Return whether workers of this lane host a model themselves; False for an unknown lane."""
     return lane in LANES and LANES[lane].has_own_model
 
 
@@ -98,9 +98,10 @@ def can_answer(lane: str, endpoint: str) -> bool:
 
 
 def packs(lane: str) -> bool:
-    """Whether workers of this lane read the source themselves, and ask a provider's batch API.
+    """Return whether workers of this lane read the source and ask a provider's batch API.
 
-    False for a lane that there is not."""
+    False for a lane that there is not.
+    """
     return lane in LANES and LANES[lane].packs
 
 
@@ -110,6 +111,6 @@ def served_lanes() -> list[str]:
 
 
 def lanes_in_words(last_word: str = "and") -> str:
-    """As in "api, gpu and embed"."""
+    """Return text such as "api, gpu and embed"."""
     *first, last = served_lanes()
     return f"{', '.join(first)} {last_word} {last}"

@@ -34,9 +34,10 @@ _MAX_CHARS: Final = 100
 
 
 def seconds_of(text: str) -> float:
-    """``90``, ``90s``, ``1h30m``, ``2d`` in seconds.
+    """Return ``90``, ``90s``, ``1h30m`` or ``2d`` in seconds.
 
-    Raises ValueError, which says how durations are written."""
+    Raises ValueError, which says how durations are written.
+    """
     compact = text[: _MAX_CHARS + 1].strip().lower().replace(" ", "")
     if len(text) > _MAX_CHARS:
         compact = ""

@@ -281,7 +281,7 @@ def params_of(endpoint: str) -> Mapping[str, Param] | None:
 def param_problems(
     given: Mapping[str, Any], endpoint: str, pointer: str = "/params"
 ) -> Iterable[Problem]:
-    """Everything that is wrong with the parameters of a job, or of a replay."""
+    """Yield everything that is wrong with the parameters of a job, or of a replay."""
     known, suggestions = params_of(endpoint), Suggestions()
     for name, value in given.items():
         at = pointer + pointer_to(name)

@@ -39,7 +39,7 @@ class ProviderFacts(BaseModel):
     prices: Mapping[str, ModelPrices] = Field(default_factory=dict)  # by model
 
     def prices_of(self, *models: str | None) -> ModelPrices | None:
-        """Of the first of ``models`` that has prices; None = unknown.
+        """Return the prices of the first of ``models`` that has any; None = unknown.
 
         The operator's for a model come first, then the operator's for all models, then the table
         that comes with penstock. The discount of batches likewise: a model's own, then the
@@ -94,7 +94,7 @@ class ProviderFacts(BaseModel):
 
 @lru_cache(maxsize=KNOWN)
 def _known(base_url: str, model: str, discount: float | None) -> ModelPrices | None:
-    """As the table has them, but for the discount of batches where one is given."""
+    """Return the prices of the table, but for the discount of batches where one is given."""
     found = known_prices(base_url, model)
     return (
         found

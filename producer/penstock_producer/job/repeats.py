@@ -26,7 +26,10 @@ _NUMBERS: Final = ("n", "best_of", "candidateCount")  # of answers to one reques
 
 
 def answers_alike(endpoint: str, body: Mapping[str, Any]) -> bool:
-    """Whether a request is answered alike each time, as far as its endpoint and parameters say."""
+    """Return whether a request is answered alike each time.
+
+    It is so as far as its endpoint and parameters say.
+    """
     if endpoint in _COMPUTED:
         return True
     config = body.get("generationConfig")  # where requests to Gemini have their parameters

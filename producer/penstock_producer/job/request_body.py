@@ -42,12 +42,12 @@ def text_field(endpoint: str) -> str | None:
 
 
 def is_anthropic(endpoint: str) -> bool:
-    """Whether requests to it are Anthropic's Messages."""
+    """Return whether requests to it are Anthropic's Messages."""
     return endpoint.endswith("/messages")
 
 
 def is_gemini(endpoint: str) -> bool:
-    """Whether requests to it are Gemini's."""
+    """Return whether requests to it are Gemini's."""
     return endpoint.endswith("/generateContent")
 
 
@@ -107,9 +107,10 @@ class BodyBuilder:
     def __call__(
         self, content: str | list[dict[str, Any]], params: Mapping[str, Any] | None = None
     ) -> bytes:
-        """``content`` is a text, or the parts of a chat message.
+        """Return the body of one prompt. ``content`` is a text, or the parts of a chat message.
 
-        ``params`` are the document's own, as they are sent."""
+        ``params`` are the document's own, as they are sent.
+        """
         if self._is_anthropic:
             content = parts_of(content, "content")
         end = self._end(self._after, params) if params or self._defaults else self._after
@@ -140,7 +141,7 @@ class BodyBuilder:
         return b"".join((self._head, whole, self._end(self._tail, {**params, **system})))
 
     def _end(self, end: bytes, params: Mapping[str, Any] | None) -> bytes:
-        """With the document's own parameters in the place of the job's."""
+        """Return the end with the document's own parameters in the place of the job's."""
         own = {**self._defaults, **(params or {})}
         return end[:-1] + b"," + _dump(own)[1:] if own else end
 
@@ -157,7 +158,7 @@ def _anthropic_examples(examples: Sequence[Mapping[str, Any]]) -> Sequence[Mappi
 
 
 def _checked_field(spec: JobSpec) -> str:
-    """Where the text goes. Raises SpecError."""
+    """Return the field that the text goes to. Raises SpecError."""
     field = text_field(spec.endpoint)
     problem = _problem(spec, field)
     if field is None or problem is not None:

@@ -125,7 +125,7 @@ def format_asked(
 
 
 def _unsendable(schema: Mapping[str, Any], endpoint: str, lane: str) -> str | None:
-    """Why a schema is not sent unless that is asked for; None where it is."""
+    """Return why a schema is not sent unless that is asked for; None where it is."""
     if not endpoint.endswith(CHAT.removeprefix("/v1")):
         return f"requests to {endpoint} have no field for it"
     if not has_own_model(lane) and schema.get("type") != "object":
@@ -196,7 +196,7 @@ def _faults(part: Mapping[str, Any], at: str) -> Iterator[str]:
 
 
 def _parts(part: Mapping[str, Any]) -> Iterator[tuple[Any, str, int]]:
-    """Schemas within one, with the step to each and whether it lies a level deeper."""
+    """Yield the schemas within one, each with the step to it and whether it is a level deeper."""
     for name, inner in _mapping(part.get("properties")).items():
         yield inner, f".{name}", 1
     if "items" in part:

@@ -64,7 +64,10 @@ def _problems_of(dumped: bytes) -> tuple[Problem, ...]:
 
 
 def _too_much(schema: dict[str, Any]) -> Problem | None:
-    """Without recursion: how deep it is, is not known yet."""
+    """Return a problem for a schema that is too deep or too large.
+
+    Without recursion: how deep it is, is not known yet.
+    """
     stack: list[tuple[Any, str, int]] = [(schema, _AT, 1)]
     values = 0
     while stack:
@@ -212,7 +215,7 @@ class ModelFault(ValueError):
 
 
 def is_model_path(text: str) -> bool:
-    """Whether a name is `package.module:Model` and no file."""
+    """Return whether a name is `package.module:Model` and no file."""
     return _PATH.fullmatch(text) is not None and not os.path.exists(text)
 
 
@@ -241,9 +244,10 @@ def schema_of_model(path: str) -> dict[str, Any]:
 
 
 def _main() -> None:
-    """In the child: only what this writes reaches the parent, so a module may print as it likes.
+    """Answer in the child process. Only what this writes reaches the parent.
 
-    Modules of the working folder count last, as in workers."""
+    A module may print as it likes. Modules of the working folder count last, as in workers.
+    """
     with os.fdopen(os.dup(1), "wb") as answer, open(os.devnull, "wb") as nothing:
         os.dup2(nothing.fileno(), 1)
         if "" in sys.path:

@@ -313,7 +313,7 @@ class JobSpec(BaseModel):
         )
 
     def _without_prompt(self) -> Iterable[Problem]:
-        """Options that say how a prompt is made, where there is none."""
+        """Yield a problem for options that say how a prompt is made, where there is none."""
         if self.prompt is not None and self.messages_field is not None:
             message = "a prompt is given, too, and messages need none"
             yield Problem("invalid_value", "/messages_field", message, "keep one of them")

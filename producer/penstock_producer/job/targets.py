@@ -21,7 +21,7 @@ _TEXTS: Final = frozenset({CHAT, "/v1/completions", "/v1/responses"})
 
 
 def url_refusal(url: Any, spec: JobSpec) -> tuple[str, str] | None:
-    """Why no line of this job may name ``url``, and what to do; None where it may.
+    """Return why no line of this job may name ``url``, and what to do; None where it may.
 
     It is not the job's own endpoint."""
     if spec.endpoint not in OPENAI | SCORING or type(url) is not str or url not in OPENAI:

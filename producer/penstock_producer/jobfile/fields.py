@@ -62,7 +62,7 @@ _CONTENT = frozenset({"prompt", "system", "response_schema", "examples"})
 
 
 def name_problems(root: Node) -> Iterator[Problem]:
-    """Unknown names, at the top and in the section `run`."""
+    """Yield a problem for each unknown name, at the top and in the section `run`."""
     for name in root.value:
         if name not in _JOB_NAMES:
             yield _unknown(
@@ -103,7 +103,7 @@ def _unknown(
 
 
 def secret_problems(root: Node) -> Iterator[Problem]:
-    """Values that look like keys or hold a password. They are never shown."""
+    """Yield a problem for values that look like keys or hold a password. They are never shown."""
     for name, node in root.value.items():
         if name not in _CONTENT:
             yield from _secrets_in(node, f"/{name}")
@@ -236,7 +236,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _untitled(field: dict[str, Any]) -> dict[str, Any]:
-    """Without Pydantic's titles, which repeat the names."""
+    """Return the field without Pydantic's titles, which repeat the names."""
     kept = {name: value for name, value in field.items() if name != "title"}
     if isinstance(kept.get("properties"), dict):
         kept["properties"] = {name: _untitled(inner) for name, inner in kept["properties"].items()}

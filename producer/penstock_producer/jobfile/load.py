@@ -393,7 +393,7 @@ class _Reader:
         return section.model_copy(update=places)
 
     def _path(self, value: str) -> str:
-        """As it counts from the folder of the file."""
+        """Return a path as it counts from the folder of the file."""
         if is_database(value):
             return in_folder(value, self._folder)
         return value if "://" in value else os.path.join(self._folder, os.path.expanduser(value))
@@ -403,7 +403,7 @@ class _Reader:
 
 
 def _renamed(problem: Problem, name: str) -> Problem:
-    """With the name that the field has in the file."""
+    """Return the problem with the name that the field has in the file."""
     rest = problem.pointer.partition("/")[2].partition("/")[2]
     return dataclasses.replace(problem, pointer=f"/{name}/{rest}" if rest else f"/{name}")
 

@@ -327,7 +327,7 @@ def _column(event: Any) -> int:
 
 
 def _json_events(text: str) -> Iterator[Event]:
-    """Of a text that is valid JSON: commas and colons need no look."""
+    """Yield the events of a text that is valid JSON: commas and colons need no look."""
     line, line_start, counted = 1, 0, 0
     for token in _JSON_TOKEN.finditer(text):
         begin = token.start()
@@ -361,7 +361,7 @@ def _json_events(text: str) -> Iterator[Event]:
 
 
 def _check_depth(text: str) -> None:
-    """Before a parser that recurses sees the text."""
+    """Check the depth before a parser that recurses sees the text."""
     depth = 0
     for token in _JSON_TOKEN.finditer(text):
         if token[0] in "[{":

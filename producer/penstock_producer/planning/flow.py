@@ -151,7 +151,7 @@ class _Round:
         self.at_once = 0
 
     def through(self, sizes: Sequence[int]) -> float:
-        """When the last answer of these batches is stored."""
+        """Return when the last answer of these batches is stored."""
         given, packed_s, free_s = self._given, self.began_s, self.began_s
         noticed: list[tuple[float, int]] = []
         for size in sizes:
@@ -171,7 +171,7 @@ class _Round:
         return free_s
 
     def _room(self, at_s: float, tokens: int) -> float:
-        """When the account has room for so many tokens, from this time on."""
+        """Return when the account has room for so many tokens, from this time on."""
         most, at_s = self._given.tokens_max, max(at_s, self._last_s)
         while self._open and (
             self._open[0][0] <= at_s or (most is not None and self._held + tokens > most)
@@ -337,7 +337,7 @@ class _Play:
         self.ended_s, self.calls, self.unanswered = 0.0, 0, 0
 
     def through(self, groups: int) -> tuple[float, float]:
-        """Play so many groups to their ends; when half of them had started, and the last one."""
+        """Play so many groups to their ends; return when half of them had started, and the last."""
         half = groups // 2
         half_s = last_s = 0.0
         begun = 0
@@ -378,7 +378,7 @@ class _Play:
 
 
 def _begins(places: int, latency_s: float, *, ramps: bool) -> Iterator[float]:
-    """When each slot may be used first."""
+    """Yield when each slot may be used first."""
     for place in range(places):
         trips = max(0, math.ceil(math.log2((place + 1) / FIRST_SLOTS))) if ramps else 0
         yield trips * latency_s

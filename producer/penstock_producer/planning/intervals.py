@@ -67,7 +67,10 @@ def extrapolated(
 
 
 def share_of_largest(values: Sequence[float]) -> float:
-    """How much of the sum the largest hundredth of the sample makes (one document at least)."""
+    """Return how much of the sum the largest hundredth of the sample makes.
+
+    That is one document at least.
+    """
     total = sum(values)
     if total <= 0:
         return 0.0

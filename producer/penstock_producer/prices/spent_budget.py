@@ -44,7 +44,7 @@ def spent_budget(
     next_is: str = "the next call",
     next_documents: int = 1,
 ) -> str:
-    """Why a job pauses, and what finishing it costs.
+    """Return why a job pauses, and what finishing it costs.
 
     ``left``: documents without an outcome, None where their number is not known yet; ``mean_usd``:
     of a document so far, None before any has finished; ``next_usd``: what ``next_is`` may cost,
@@ -81,7 +81,7 @@ def spent_tenant_budget(
     next_is: str = "the next call",
     next_documents: int = 1,
 ) -> str:
-    """Why a job pauses whose tenant may not spend more, and what lets it go on.
+    """Return why a job pauses whose tenant may not spend more, and what lets it go on.
 
     ``month``: in which it was accepted, as 2026-11; the others as in ``spent_budget``."""
     whose = f"that tenant {tenant!r} may spend on jobs of {month}"
@@ -169,13 +169,13 @@ def without_command(reason: str) -> str:
 
 
 def next_budget(wanted_usd: float) -> str:
-    """In two significant digits, upwards."""
+    """Return a budget in two significant digits, rounded up."""
     step = 10.0 ** (math.floor(math.log10(wanted_usd)) - 1) if wanted_usd > 0 else 0.01
     return f"{math.ceil(wanted_usd / step - 1e-9) * step:.10f}".rstrip("0").rstrip(".")
 
 
 def _usd(value: float) -> str:
-    """Cents, and of a small amount two digits that say something."""
+    """Write dollars with cents, and a small amount with two digits that say something."""
     if value >= 1 or value == 0:
         return f"{value:.2f}"
     return f"{value:.{min(8, 1 - math.floor(math.log10(value)))}f}"

@@ -76,13 +76,16 @@ def known_prices(base_url: str, model: str) -> ModelPrices | None:
 
 
 def known_discount(base_url: str) -> float | None:
-    """Of the batches of the provider at that address."""
+    """Return the discount of batches of the provider at that address."""
     provider = _at(base_url)
     return None if provider is None else provider.batch_discount
 
 
 def known_card(name: str) -> CardPrice | None:
-    """By its cloud and its name there: "nebius/H100-SXM", in capitals or not."""
+    """Return the price of a GPU by its cloud and its name there.
+
+    It is "nebius/H100-SXM", in capitals or not.
+    """
     return _cards().get(name.lower())
 
 
@@ -110,7 +113,7 @@ def _at(base_url: str) -> _Known | None:
 
 @cache
 def _table() -> Mapping[str, _Known]:
-    """By host."""
+    """Return the providers of the table by host."""
     providers = [provider for name, provider in _raw().items() if name != "gpus"]
     return {host: _known(provider) for provider in providers for host in provider["hosts"]}
 

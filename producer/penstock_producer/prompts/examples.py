@@ -62,9 +62,12 @@ def example_problems(examples: Sequence[Any]) -> Iterator[Problem]:
 def example_messages(
     examples: Sequence[Mapping[str, Any]], render: Render | None
 ) -> list[dict[str, Any]]:
-    """``render`` is the job's prompt; None for a job without one.
+    """Return the messages of the examples.
 
-    Raises SpecError for a record without a prompt."""
+    ``render`` is the job's prompt; None for a job without one.
+
+    Raises SpecError for a record without a prompt.
+    """
     messages: list[dict[str, Any]] = []
     for index, example in enumerate(examples):
         if "messages" in example:

@@ -44,9 +44,10 @@ class Work:
         self._shown = 0
 
     def spend(self, units: int) -> None:
-        """``units`` are about a character each.
+        """Spend ``units`` of the record's share; a unit is about a character.
 
-        Raises RenderFailed where a record has used up its share."""
+        Raises RenderFailed where a record has used up its share.
+        """
         self._left -= units
         if self._left < 0:
             raise RenderFailed(
@@ -94,7 +95,7 @@ def work_of(context: Context) -> Work:
 
 
 def as_text(value: Any) -> str:
-    """Text as it is, all else as JSON, as in simple prompts."""
+    """Return text as it is, all else as JSON, as in simple prompts."""
     return value if isinstance(value, str) else orjson.dumps(value).decode()
 
 

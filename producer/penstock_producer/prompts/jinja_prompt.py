@@ -276,7 +276,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 def _is_small(value: Any) -> bool:
-    """Whether this is a number as JSON has them."""
+    """Return whether this is a number as JSON has them."""
     return type(value) in (int, float) and abs(value) < _MAX_NUMBER
 
 

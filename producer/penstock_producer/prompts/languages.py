@@ -48,7 +48,7 @@ def prompt_of(text: str, language: Language) -> Prompt:
 
 
 def default_in(language: Language, name: str) -> str:
-    """How a prompt names a text for a column that may be absent."""
+    """Return how a prompt names a text for a column that may be absent."""
     return (
         f'{{{name}|default:"none"}}'
         if language == "fields"

@@ -55,7 +55,7 @@ def checked_messages(given: Any) -> list[dict[str, Any]]:
 
 
 def leading_system(messages: list[dict[str, Any]]) -> int:
-    """How many of the first messages are the system's."""
+    """Return how many of the first messages are the system's."""
     return next(
         index for index, message in enumerate(messages) if message["role"] not in SYSTEM_ROLES
     )
@@ -147,7 +147,10 @@ def split_system(
 
 
 def text_of(content: Any, place: str) -> str:
-    """Of a system message, or a function's result: text alone. Raises BadMessages."""
+    """Return the text of a system message, or of a function's result. Raises BadMessages.
+
+    Other content than text is refused.
+    """
     if isinstance(content, str):
         return content
     texts = (
@@ -161,7 +164,7 @@ def text_of(content: Any, place: str) -> str:
 
 
 def function_call(call: Any, place: str, no_equal: str) -> FunctionCall:
-    """One of ``tool_calls``. Raises BadMessages."""
+    """Read one of ``tool_calls``. Raises BadMessages."""
     function = call.get("function") if isinstance(call, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if (
@@ -183,7 +186,10 @@ def function_call(call: Any, place: str, no_equal: str) -> FunctionCall:
 
 
 def url_of_image(image: Any, place: str, no_equal: str) -> Any:
-    """Of an ``image_url``, which may say nothing of its detail. Raises BadMessages."""
+    """Return the URL of an ``image_url``, which may say nothing of its detail.
+
+    Raises BadMessages.
+    """
     if isinstance(image, Mapping) and image.get("detail") not in (None, "auto"):
         raise BadMessages(f"{place}.detail", no_equal, "leave it out", image["detail"])
     return image.get("url") if isinstance(image, Mapping) else image

@@ -55,11 +55,11 @@ class TokenCounter(Protocol):
     """
 
     def head(self, text: str, tokens: int) -> int:
-        """Where the first tokens end."""
+        """Return where the first tokens end."""
         ...
 
     def tail(self, text: str, tokens: int) -> int:
-        """Where the last tokens begin."""
+        """Return where the last tokens begin."""
         ...
 
 
@@ -97,7 +97,7 @@ class ByTokenizer:
         return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def _spans(self, text: str) -> Any:
-        """First character and the one behind the last, of each token."""
+        """Return the first character, and the one behind the last, of each token."""
         return self._tokenizer.encode(text, add_special_tokens=False).offsets
 
 
@@ -112,7 +112,7 @@ def pinned(path: str) -> str:
 
 
 def in_words(tokenizer: str | None) -> str:
-    """How a job counts the tokens of its limits."""
+    """Return how a job counts the tokens of its limits."""
     return ESTIMATED if tokenizer is None else f"by {tokenizer.partition(PIN)[0]}"
 
 
@@ -220,9 +220,10 @@ class Cut(NamedTuple):
 
 
 def cut_of(given: object, tokens: TokenCounter | None = None) -> Cut:
-    """``tokens`` counts them where a limit is in tokens.
+    """Read a limit; ``tokens`` counts tokens where it is in tokens.
 
-    Raises ValueError, which says what to write."""
+    Raises ValueError, which says what to write.
+    """
     found = _POLICY.fullmatch(str(given)) if type(given) in (int, str) else None
     if found is None:
         raise ValueError(
@@ -237,7 +238,7 @@ def cut_of(given: object, tokens: TokenCounter | None = None) -> Cut:
 
 
 def counts_tokens(given: object) -> bool:
-    """Whether a limit is in tokens."""
+    """Return whether a limit is in tokens."""
     found = _POLICY.fullmatch(str(given))
     return found is not None and found["unit"] is not None
 

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock_ledger import BatchFigures, LaneMoves, OutcomeStore, Provenance
 from penstock_producer.accepting.estimates import CHARS_PER_TOKEN
 from penstock_producer.job.lanes import packs
 from penstock_producer.reporting import money
@@ -56,7 +55,7 @@ def lane_line(moves: Sequence[LaneMove]) -> str | None:
 
 
 def lanes_of(moves: Iterable[LaneMove]) -> list[dict[str, Any]]:
-    """For JSON."""
+    """Return the moves for JSON."""
     return [
         {
             "at": move.at,
@@ -94,10 +93,15 @@ def gathered(
     counts: Counts | None = None,
     sizes: bool = False,
 ) -> Report:
-    """``sizes``: how long prompts were, for which every row of the job is read.
+    """Gather the report of a job from the ledger.
+
+    ``sizes``: how long prompts were, for which every row of the job is read.
 
     ``stats``: the counters of the job in Redis; empty where it does not run. ``seconds`` of work
-    where they were measured, ``counts`` where they were read just now."""
+    where they were measured, ``counts`` where they were read just now.
+    """
+    from penstock_ledger import BatchFigures, LaneMoves, OutcomeStore, Provenance
+
     outcomes = OutcomeStore(database)
     with database.one_read():
         return build(

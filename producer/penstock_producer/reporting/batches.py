@@ -75,7 +75,7 @@ def batches_line(sums: Sequence[BatchSum], *, is_cancelled: bool = False) -> str
 
 
 def batches_of(sums: Sequence[BatchSum]) -> list[dict[str, Any]]:
-    """For programs. Counts are null where the provider does not tell them."""
+    """Return the batches for programs; counts are null where the provider does not give them."""
     return [
         one._asdict()
         | {

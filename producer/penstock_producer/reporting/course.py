@@ -84,9 +84,10 @@ def summed(ended: Sequence[tuple[int, int, int]], each_s: int) -> list[Stretch]:
 
 
 def percentiles(latencies: Sequence[tuple[int, int]]) -> list[Latency]:
-    """By nearest rank.
+    """Return percentiles by nearest rank.
 
-    ``latencies``: milliseconds and how many took so long, the shortest first."""
+    ``latencies``: milliseconds and how many took so long, the shortest first.
+    """
     whole = sum(number for _, number in latencies)
     if not whole:
         return []

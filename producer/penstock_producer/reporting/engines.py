@@ -66,12 +66,12 @@ class Engines:
     cards: str | None = None  # those that they use, where they say it
 
     def to_json(self) -> dict[str, Any]:
-        """Only what is known."""
+        """Return only what is known."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def engines_of(workers: Iterable[WorkerSeen], lane: str) -> Engines | None:
-    """None when no live worker of the lane reports an engine."""
+    """Return the sums of a lane's engines; None when no live worker reports an engine."""
     workers = list(workers)
     live = [
         seen.info
@@ -180,9 +180,10 @@ def _joined(between: str, *parts: str) -> str:
 
 
 def cards_in_words(workers: Iterable[WorkerSeen], lane: str) -> str | None:
-    """``2 workers on machine-a (cards 0, 1)``; cards that share a model stand together, as in 0+1.
+    """Return ``2 workers on machine-a (cards 0, 1)``; None where no worker says its GPUs.
 
-    None where none says it."""
+    GPUs that share a model stand together, as in 0+1.
+    """
     machines: dict[str, list[str]] = {}
     for seen in workers:
         cards = one_line(seen.info.get("cards", ""), CARD_CHARS)

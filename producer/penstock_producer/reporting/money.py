@@ -85,14 +85,14 @@ def by_lane(
 
 
 def is_unpriced(one: MadeWith) -> bool:
-    """Whether what was made so has no known price.
+    """Return whether what was made so has no known price.
 
     A price of 0 is what releases before this one wrote for that."""
     return not (one.usd_per_hour if one.engine else one.usd_per_mtok_in or one.usd_per_mtok_out)
 
 
 def cost_of_engines(lanes: Sequence[LaneCost]) -> float | None:
-    """Of lanes that host a model."""
+    """Return the cost of lanes that host a model."""
     return _total([one.cost_usd for one in lanes if has_own_model(one.lane or "")])
 
 
@@ -113,7 +113,10 @@ def saved(counts: Counts, lanes: Sequence[LaneCost], made_with: Sequence[MadeWit
 
 
 def _rest(counts: Counts, lanes: Sequence[LaneCounts]) -> list[int]:
-    """Both are read one after the other, and documents end in between."""
+    """Return what no lane is known of, never below 0.
+
+    Both are read one after the other, and documents end in between.
+    """
     whole = (
         counts.succeeded,
         counts.dead,

@@ -15,9 +15,10 @@ __all__ = ["feeders_line", "feeders_of", "from_job_line", "started_by_line"]
 
 
 def feeders_line(job: Job, shards: Shards, *, one_machine: bool) -> str:
-    """One sentence; empty for a job of which it need not be said.
+    """Return one sentence on the feeders; empty for a job of which it need not be said.
 
-    ``one_machine``: its database is a file of SQLite."""
+    ``one_machine``: its database is a file of SQLite.
+    """
     from penstock_producer.feed.feeder_plan import is_worth_telling, plan_feeders
     from penstock_producer.job.spec import JobSpec
     from penstock_producer.reporting.text import count, safe
@@ -43,7 +44,7 @@ def feeders_line(job: Job, shards: Shards, *, one_machine: bool) -> str:
 
 
 def feeders_of(shards: Shards) -> dict[str, Any] | None:
-    """For programs; None where one feeder reads all of it."""
+    """Return the feeders for programs; None where one feeder reads all of it."""
     if not shards:
         return None
     return {"number": len(shards), "at_their_end": sum(shard.exhausted for shard, _ in shards)}
@@ -68,7 +69,7 @@ def from_job_line(job: Job) -> str:
 
 
 def started_by_line(job: Job) -> str:
-    """One sentence; empty for a job that was submitted by hand or by a service."""
+    """Return one sentence; empty for a job that was submitted by hand or by a service."""
     from penstock_producer.reporting.text import safe
     from penstock_producer.schedules.marks import started_by
 

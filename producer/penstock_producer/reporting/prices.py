@@ -21,7 +21,7 @@ def per_million(per_input: float, per_output: float) -> str:
 
 
 def known_from(prices: ModelPrices) -> str:
-    """Where they come from, and when they were compared."""
+    """Return where prices come from, and when they were compared."""
     return (
         "by settings"
         if prices.checked is None

@@ -76,7 +76,7 @@ def latest_cause(causes: Sequence[Cause], now: float | None = None) -> Cause | N
 
 
 def cause_line(cause: Cause, now: float | None = None) -> str:
-    """Class, count, since when and the words, escaped and on one line."""
+    """Return class, count, since when and the words of a failure, escaped and on one line."""
     at = time.time() if now is None else now
     since = time.strftime("%H:%M:%S", time.localtime(cause.since))
     times = "once" if cause.count == 1 else f"{count(cause.count)} times since {since}"
@@ -85,7 +85,10 @@ def cause_line(cause: Cause, now: float | None = None) -> str:
 
 
 def reused_lines(deduplicated: int, cached: int) -> list[str]:
-    """How many documents took an answer that was there already; none where no job asks for it."""
+    """Return how many documents took an answer that was there already.
+
+    None where no job asks for it.
+    """
     if not (deduplicated or cached):
         return []
     return [f"{count(deduplicated)} answered by an equal request, {count(cached)} from the cache"]
@@ -123,7 +126,7 @@ def retried_line(by_reason: Mapping[str, int]) -> str | None:
 
 
 def in_hooks(workers: Iterable[WorkerSeen], hooks: Iterable[str | None]) -> Iterator[str]:
-    """One sentence for each of a job's hooks that takes long in some worker."""
+    """Yield one sentence for each of a job's hooks that takes long in some worker."""
     for hook in filter(None, hooks):
         slow = [figures for seen in workers if (figures := _in_hook(seen, hook)) is not None]
         if slow:
@@ -341,7 +344,7 @@ def _not_served(standing: Standing, *, served: bool) -> Iterator[Wait]:
 
 
 def no_worker(workers: Iterable[WorkerSeen], lane: str) -> Wait | None:
-    """None where a worker of the lane lives."""
+    """Return a wait where no worker of the lane lives, else None."""
     return None if _living(workers, lane) else Wait("no_worker", {"lane": shlex.quote(lane)})
 
 
@@ -370,7 +373,7 @@ def unserved_models(standing: Standing) -> Iterator[Wait]:
 
 
 def _held_up(standing: Standing) -> Iterator[Wait]:
-    """Something has to end first."""
+    """Yield the waits for something that has to end first."""
     memory, moves = standing.memory, standing.moves
     if memory is not None and memory.is_tight:
         yield Wait(
@@ -395,7 +398,7 @@ def _held_up(standing: Standing) -> Iterator[Wait]:
 
 
 def _busy(standing: Standing) -> Iterator[Wait]:
-    """All is well, and there is no more of it."""
+    """Yield the waits of a job for which all is well, and there is no more of it."""
     queued = sum(depth.queued for depth in standing.queues.values())
     claimed = sum(depth.unacked for depth in standing.queues.values())
     delayed = sum(depth.delayed for depth in standing.queues.values())

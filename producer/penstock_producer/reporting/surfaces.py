@@ -58,9 +58,10 @@ _FIELDS: Final = {
 
 
 def over_http(text: str) -> str:
-    """``raise max_tokens (--param max_tokens=…)`` as ``raise max_tokens (params.max_tokens=…)``.
+    """Rewrite ``(--param max_tokens=…)`` as ``(params.max_tokens=…)``.
 
-    Flags that set no field of a request and no setting stay."""
+    Flags that set no field of a request and no setting stay.
+    """
     parts = _QUOTED.split(text)
     return "".join(part if number % 2 else _in_fields(part) for number, part in enumerate(parts))
 

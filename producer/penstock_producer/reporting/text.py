@@ -19,9 +19,10 @@ __all__ = [
 
 
 def safe(text: str) -> str:
-    """Foreign text (a provider's, a document's) with its control characters shown as escapes.
+    """Return foreign text with its control characters shown as escapes.
 
-    Tabs and newlines stay. Lone surrogates, which no terminal encoding takes, become U+FFFD.
+    It may be a provider's or a document's. Tabs and newlines stay. Lone surrogates, which no
+    terminal encoding takes, become U+FFFD.
     """
     # here, since the package brings SQLAlchemy with it
     from penstock_ledger.redaction import several_lines
@@ -35,7 +36,7 @@ def argument(value: str) -> str:
 
 
 def one_line(text: str, width: int = 100) -> str:
-    """Foreign text on one line of at most ``width`` characters."""
+    """Return foreign text on one line of at most ``width`` characters."""
     line = " ".join(safe(text).split())
     return line if len(line) <= width else line[: width - 1] + "…"
 
@@ -51,7 +52,7 @@ def asked_again(repairs: int, fallbacks: int) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """``1 worker``, ``2 workers``."""
+    """Return ``1 worker``, ``2 workers``."""
     return f"{count(number)} {noun}" if number == 1 else f"{count(number)} {noun}s"
 
 
@@ -69,7 +70,7 @@ def percent(part: int, whole: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``0.4 s``, ``12 s``, ``3 min 05 s``, ``2 h 07 min``, ``3 d 04 h``."""
+    """Return ``0.4 s``, ``12 s``, ``3 min 05 s``, ``2 h 07 min``, ``3 d 04 h``."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)

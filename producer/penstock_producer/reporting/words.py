@@ -102,7 +102,7 @@ def twice_line(report: Report) -> Iterator[str]:
 
 
 def prompts_lines(sizes: PromptTokens | None) -> Iterator[str]:
-    """How long prompts were, and which documents are far from the others."""
+    """Yield how long prompts were, and which documents are far from the others."""
     documents = 0 if sizes is None else sum(int(one["documents"] or 0) for one in sizes.histogram)
     if sizes is None or not documents:
         return
@@ -155,7 +155,7 @@ def counted_batches(number: int) -> str:
 
 
 def saved_rows(saved: Saved) -> list[tuple[str, str]]:
-    """By what, and how much; what saved nothing is left out."""
+    """Return what saved money, and how much; what saved nothing is left out."""
     names = ("the batch discount", "answers to equal requests", "the cache")
     amounts = zip(names, saved, strict=True)
     return [
@@ -172,7 +172,7 @@ def saved_line(saved: Saved) -> Iterator[str]:
 
 
 def made_with_line(one: Mapping[str, Any]) -> str:
-    """Of one combination: the release, what computed, and at which price."""
+    """Return one combination in words: the release, what computed, and at which price."""
     who = safe(one["engine"]) if one["engine"] else f"provider {safe(one['provider'])}"
     return f"made with Penstock {safe(one['penstock'])} · {who} · {_price(one)}"
 
@@ -191,7 +191,7 @@ def _price(one: Mapping[str, Any]) -> str:
 
 
 def moment(at: float) -> str:
-    """To the second, as everywhere in the world."""
+    """Return a time to the second, in UTC."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
 
 

@@ -148,9 +148,10 @@ class Schedules:
         new_files: bool,
         events: str | None,
     ) -> dict[str, Any]:
-        """As the schedule keeps it.
+        """Return the source as the schedule keeps it.
 
-        Raises ScheduleError and SpecError for what no job could be made of."""
+        Raises ScheduleError and SpecError for what no job could be made of.
+        """
         if events is not None and not new_files:
             raise ScheduleError(
                 "events name new files; give new_files (--new-files) and a prefix of a bucket"
@@ -272,11 +273,11 @@ class Schedules:
         )
 
     def remove(self, name: str) -> None:
-        """Its jobs stay. Raises ScheduleNotFound."""
+        """Remove a schedule; its jobs stay. Raises ScheduleNotFound."""
         self._store.remove(name)
 
     def list(self) -> list[Schedule]:
-        """By name."""
+        """Return the schedules by name."""
         return self._store.list()
 
 

@@ -98,7 +98,10 @@ class EventQueue:
         ]
 
     def remove(self, messages: Sequence[Message]) -> None:
-        """They are dealt with. One that the queue keeps comes again, which changes nothing."""
+        """Remove messages that are dealt with.
+
+        One that the queue keeps comes again, which changes nothing.
+        """
         if messages:
             entries = [
                 {"Id": str(nth), "ReceiptHandle": one.receipt} for nth, one in enumerate(messages)
@@ -170,7 +173,7 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, watched: str) -> Place | None:
-        """None for what is not in a bucket that sends such notifications."""
+        """Return a place; None for what is not in a bucket that sends such notifications."""
         parts = folder_and_pattern(watched)
         if parts is None or not watched.startswith("s3://"):
             return None

@@ -81,7 +81,7 @@ def job_key(schedule: Schedule) -> str:
 
 
 def mark(schedule: Schedule) -> dict[str, Any]:
-    """Of the job of ``next_at``."""
+    """Return the mark of the job of ``next_at``."""
     return {
         "schedule": schedule.name,
         "schedule_id": schedule.schedule_id,

@@ -130,7 +130,7 @@ class Due:
 
 
 def due(timetable: Timetable, policy: CatchUp, next_at: float, now: float) -> Due:
-    """``next_at`` has come: start its job, or skip it and what else was missed."""
+    """Return what is due once ``next_at`` has come: its job, or a skip of what was missed."""
     kept = _kept(timetable, policy, next_at, now)
     if not kept:
         return Due(start=False, then=timetable.after(now))

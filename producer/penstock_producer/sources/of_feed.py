@@ -76,9 +76,10 @@ class SpoolSource:
         return dict(SPOOL_PIN)
 
     def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]:
-        """One group of rows.
+        """Yield one group of rows.
 
-        Ask again once they are marked as published: until then they would come again."""
+        Ask again once they are marked as published: until then they would come again.
+        """
         # In this order: a job that was closed before the rows were counted gets no more of them.
         closed = self._jobs.get(self._job_id).total is not None
         rows = self._spool.take(self._job_id, _ROWS_PER_TAKE)
@@ -143,7 +144,7 @@ class ReplaySource:
         )
 
     def mark_published(self, documents: Sequence[Document]) -> None:
-        """Nothing to remember: the cursor is enough."""
+        """Remember nothing: the cursor is enough."""
 
     def _read(self, letter: DeadLetter, position: str) -> Document | BadRow:
         doc_id = letter.key.doc_id

@@ -140,9 +140,9 @@ def unchanged(
     *,
     ended: bool = False,
 ) -> bool:
-    """Whether ``where`` is plainly still what was pinned: same place, size and time (or ETag).
+    """Return whether ``where`` is plainly still what was pinned; reads no content.
 
-    Reads no content.
+    Place, size and time (or ETag) have to be the same.
 
     A table changes while its job runs, which goes on with its own rows. Once it has ``ended`` the
     rows are looked at again.
@@ -247,7 +247,7 @@ def _of_pin(
 
 
 def _is_of_documents(name: str | None) -> bool:
-    """Whether each file of a folder is one document in this format."""
+    """Return whether each file of a folder is one document in this format."""
     return name is not None and not FORMATS[name].of_rows
 
 

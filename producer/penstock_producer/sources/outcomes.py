@@ -109,7 +109,10 @@ class Where:
         )
 
     def holds(self, record: Mapping[str, Any], answer: Any) -> bool:
-        """``record``: the outcome's own fields; ``answer``: what the answer is as JSON."""
+        """Return whether the conditions hold for an outcome.
+
+        ``record``: the outcome's own fields; ``answer``: what the answer is as JSON.
+        """
         return all(_holds(one, _value(one.name, record, answer)) for one in self._conditions)
 
 
@@ -272,10 +275,10 @@ class OutcomesSource:
         return document
 
     def mark_published(self, documents: Sequence[Document]) -> None:
-        """Nothing to remember: the cursor is enough."""
+        """Remember nothing: the cursor is enough."""
 
     def _read(self, outcome: Result | DeadLetter) -> Document | BadRow | None:
-        """None for an outcome that the conditions leave out."""
+        """Return a row of an outcome; None for one that the conditions leave out."""
         answer = _loads(outcome.body) if isinstance(outcome, Result) else None
         text = answer_text(answer)
         fields = None if text is None or len(text) > MAX_PARSED_CHARS else _loads(text)

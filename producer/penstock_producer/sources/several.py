@@ -81,7 +81,7 @@ class SeveralFiles:
         return True
 
     def mark_published(self, documents: Sequence[Document]) -> None:
-        """Nothing to remember: the cursor is the memory of files."""
+        """Remember nothing: the cursor is the memory of files."""
 
 
 def _numbered(row: Document | BadRow, number: int, before: int) -> Document | BadRow:
@@ -95,9 +95,10 @@ def _numbered(row: Document | BadRow, number: int, before: int) -> Document | Ba
 
 
 def entries(pin: Mapping[str, Any]) -> int | None:
-    """Of a pinned source; None: anywhere.
+    """Return how many places a pinned source can be entered at; None: anywhere.
 
-    A compressed file is entered where a member (gzip) or frame (zstd) begins."""
+    A compressed file is entered where a member (gzip) or frame (zstd) begins.
+    """
     if pin.get("kind") == KIND:
         of_files = [entries(file) for file in pin[FILES]]
         known = [number for number in of_files if number is not None]

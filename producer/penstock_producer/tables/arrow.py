@@ -102,7 +102,7 @@ def _batch(rows: list[Row], columns: Sequence[Column]) -> pyarrow.RecordBatch:
 
 
 def _vectors(values: Sequence[bytes | None]) -> pyarrow.ListArray:
-    """Without a Python number in between."""
+    """Return the vectors as an array, without a Python number in between."""
     import pyarrow as pa
 
     data = b"".join(value or b"" for value in values)

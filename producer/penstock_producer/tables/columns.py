@@ -173,7 +173,7 @@ class Table:
         self.has_half_vectors: bool = spec.get("embedding_dtype") == "float16"
 
     def row(self, outcome: Result | DeadLetter) -> Row:
-        """``outcome`` as stored: embeddings need not become JSON first."""
+        """Return the row of ``outcome`` as stored: embeddings need not become JSON first."""
         tokens = (outcome.prompt_tokens, outcome.completion_tokens)
         figures = (*tokens, usd_of_outcome(outcome), outcome.latency_ms, outcome.attempts)
         key = outcome.key
@@ -253,7 +253,7 @@ def _json(value: Any) -> str | None:
 
 
 def _fields(schema: Any, taken: set[str]) -> list[tuple[str, str, Kind]]:
-    """(field, name of its column, kind) of each property at the top of a schema.
+    """Return (field, name of its column, kind) of each property at the top of a schema.
 
     A column has its field's name, behind `answer_` where that name is another column's, upper and
     lower case alike: tables of databases tell no difference.

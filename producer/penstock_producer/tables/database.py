@@ -77,7 +77,7 @@ class TableSink:
         return [target.name for target in self._fit.targets]
 
     def try_out(self) -> None:
-        """Whether ``prepare`` would work; nothing of it stays in the database.
+        """Return whether ``prepare`` would work; nothing of it stays in the database.
 
         Raises as that does."""
         with self._usable(), self._engine.connect() as connection:
@@ -157,7 +157,7 @@ class TableSink:
                 connection.exec_driver_sql(self._statements.comment(name, sql.UNSIZED))
 
     def _write(self, connection: Connection, rows: list[Row]) -> int:
-        """How many rows the table has of them now."""
+        """Return how many rows the table has of them now."""
         unsized = self._fit.unsized
         if unsized is not None and (dimensions := _dimensions(rows, unsized)):
             for statement in self._statements.size(unsized, dimensions):
@@ -212,13 +212,13 @@ class TableSink:
         return tuple(convert(row[target.at], target.type) for target in self._fit.targets)
 
     def _refused(self, what: str, error: SQLAlchemyError) -> SinkError:
-        """Without the statement and its values."""
+        """Return the error without the statement and its values."""
         said = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
         return SinkError(f"table {self._named} of {shown_url(self._engine.url)} {what}: {said}")
 
 
 def _dimensions(rows: list[Row], target: Target) -> int:
-    """Of the first vector; 0 where there is none."""
+    """Return the dimensions of the first vector; 0 where there is none."""
     return next(
         (len(row[target.at]) // FLOAT32_BYTES for row in rows if row[target.at] is not None), 0
     )

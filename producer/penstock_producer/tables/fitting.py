@@ -131,7 +131,10 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _has_own_values(existing: _Table, names: Mapping[int, str]) -> bool:
-    """Whether a column that results do not have must not be null, and has no value by itself."""
+    """Return whether the table has a column of its own that must get a value.
+
+    Results do not have it, it must not be null, and has no value by itself.
+    """
     return any(
         name not in names.values()
         and not column["nullable"]

@@ -151,7 +151,7 @@ def _keep(note: Path, job: Job, form: str, file: IO[bytes], cursor: str | None) 
 
 @contextmanager
 def _alone(file: IO[bytes], path: Path) -> Iterator[None]:
-    """One process at a time; the lock ends with the process that has it."""
+    """Let one process in at a time; the lock ends with the process that has it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

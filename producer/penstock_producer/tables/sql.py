@@ -72,9 +72,12 @@ def for_postgresql(value: Any, type_: str) -> str | None:
 
 
 def opened(url: str) -> Engine:
-    """Nothing is connected yet; a server that hangs is given up after a minute.
+    """Return an engine; nothing is connected yet.
 
-    Raises SinkUnfit for what is no such URL."""
+    A server that hangs is given up after a minute.
+
+    Raises SinkUnfit for what is no such URL.
+    """
     remember_url(url)
     parsed = _parsed(url)
     is_sqlite = parsed.drivername.startswith("sqlite")
@@ -97,7 +100,7 @@ def opened(url: str) -> Engine:
 
 
 def shown_url(url: URL) -> str:
-    """Without the password, wherever it stands."""
+    """Return the URL without the password, wherever it stands."""
     query = {name: HIDDEN if is_secret_option(name) else value for name, value in url.query.items()}
     return redact(url.set(query=query).render_as_string(hide_password=True))
 
@@ -169,7 +172,10 @@ class Statements:
         self._sqlite = is_sqlite
 
     def create(self, columns: Sequence[Column], embedding_type: str | None) -> str:
-        """``embedding_type`` where vectors have one of their own."""
+        """Return the statement that makes the table.
+
+        ``embedding_type`` is given where vectors have one of their own.
+        """
         types = _SQLITE_TYPES if self._sqlite else _POSTGRESQL_TYPES
         parts = []
         for name, kind in columns:
@@ -187,7 +193,7 @@ class Statements:
         )
 
     def trial_upsert(self, targets: Sequence[Target]) -> str:
-        """No row, but the database looks at the rights, the types and the key as for any."""
+        """Return a statement for no row, by which the database checks rights, types and the key."""
         return self._for_driver(
             self._upsert(targets, f"SELECT {', '.join(map(self._value, targets))} WHERE 1 = 0")
         )
@@ -206,7 +212,7 @@ class Statements:
         )
 
     def upsert_given(self, targets: Sequence[Target]) -> str:
-        """Of rows with one id the last counts."""
+        """Return the statement for the rows given; of rows with one id the last counts."""
         values = [f"CAST(c{at} AS {target.type})" for at, target in enumerate(targets)]
         found = (
             f"SELECT DISTINCT ON ({values[-1]}) {', '.join(values)} FROM {GIVEN} ORDER BY "  # noqa: S608  # types of the database's own
@@ -265,7 +271,7 @@ def upsert(
     targets: Sequence[Target],
     values: Sequence[Sequence[Any]],
 ) -> None:
-    """``values`` are texts, or None. Raises SQLAlchemy's errors."""
+    """Write rows; ``values`` are texts, or None. Raises SQLAlchemy's errors."""
     import psycopg
 
     connection.exec_driver_sql(statements.given(targets))
@@ -306,7 +312,7 @@ def embedding_type(connection: Connection, table: Table) -> str | None:
 
 
 def waits_for_size(connection: Connection, place: str, column: str) -> bool:
-    """Whether the column was made here and has had no vector yet.
+    """Return whether the column was made here and has had no vector yet.
 
     ``place`` is the table's quoted name."""
     row = connection.execute(_ATTRIBUTE, {"named": place, "column": column}).one_or_none()
@@ -314,6 +320,6 @@ def waits_for_size(connection: Connection, place: str, column: str) -> bool:
 
 
 def size_of(connection: Connection, place: str, column: str) -> int | None:
-    """How many numbers a vector there has; None where the column does not say."""
+    """Return how many numbers a vector there has; None where the column does not say."""
     row = connection.execute(_ATTRIBUTE, {"named": place, "column": column}).one_or_none()
     return None if row is None or row[0] == -1 else int(row[0])

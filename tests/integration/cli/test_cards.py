@@ -186,4 +186,4 @@ def test_the_command_ends_when_no_card_is_left_or_its_machine_has_none(machine: 
         timeout=60,
     )
     assert refused.returncode == 2
-    assert "2 cards cannot be divided into groups of 3" in refused.stderr
+    assert "2 GPUs cannot be divided into groups of 3" in refused.stderr

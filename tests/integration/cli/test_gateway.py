@@ -123,7 +123,7 @@ def test_a_door_ends_when_it_is_asked_to(served: tuple[subprocess.Popen[str], st
     assert told[-1].content["status"] == "closing"
     _, said = process.communicate(timeout=30)
     assert process.returncode == 0, said
-    assert f"the HTTP doors are open at {url}" in said
+    assert f"the HTTP API listens at {url}" in said
     assert "GET /v1/nothing 404" in said
     assert "secretvalue" not in said
     assert "Traceback" not in said

@@ -186,13 +186,11 @@ def frame(message: CallFrame | ReplyFrame) -> bytes:
     try:
         encoded = _encode(message)
     except UnicodeEncodeError:
-        encoded = _encode(msgspec.structs.replace(message, what=_encodable(message.what)))
+        what = message.what
+        fields = {name: _replaced(getattr(what, name)) for name in what.__struct_fields__}
+        replaced = msgspec.structs.replace(what, **fields)
+        encoded = _encode(msgspec.structs.replace(message, what=replaced))
     return len(encoded).to_bytes(LENGTH_BYTES, "big") + encoded
-
-
-def _encodable(what: ChildMessage) -> ChildMessage:
-    fields = {name: _replaced(getattr(what, name)) for name in what.__struct_fields__}
-    return msgspec.structs.replace(what, **fields)
 
 
 def _replaced(value: Any) -> Any:

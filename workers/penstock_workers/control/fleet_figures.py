@@ -71,7 +71,7 @@ class FleetFigures:
     def _lanes(self, live: Collection[Job], now: float) -> Iterator[Sample]:
         parked, outstanding = self._by_lane(live)
         seen = self._hot.workers()
-        workers = _workers(seen)
+        workers = Counter(one.info.get("lane", "") for one in seen if one.seconds_ago < ALIVE_S)
         for lane in LANES:
             depths, drains = self._hot.depths(queue_name(lane)), self._hot.drains(lane)
             depth = Depth(*map(sum, zip(*depths.values(), strict=True)))
@@ -153,10 +153,6 @@ def _models(
     yield catalogue.UNSERVED(
         sum(waiting[queue] for queue in unserved_queues(serving, waiting)), lane
     )
-
-
-def _workers(seen: Collection[WorkerSeen]) -> Counter[str]:
-    return Counter(worker.info.get("lane", "") for worker in seen if worker.seconds_ago < ALIVE_S)
 
 
 def _age(front: bytes | None, now: float) -> float:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from penstock_ledger import (
@@ -172,7 +172,9 @@ class Control:
         ):
             self._step(job, of_job)
         self._rounds += 1
-        for lane in _lanes(live):
+        # all lanes while a job has moved: retries may wait where it was
+        lanes = LANES if any(job.moves for job, _ in live) else {job.lane for job, _ in live}
+        for lane in lanes:
             promoted = self._hot.promote(queue_name(lane), PROMOTE_MAX, longest_s=self._longest_s)
             self._counters.add("promoted", lane, promoted)
         self._counters.windows = self._steps.leading.windows()
@@ -260,13 +262,6 @@ class Control:
             self._failure_log.tell(
                 "control: the fleet's figures are missing", error, "they come back by themselves"
             )
-
-
-def _lanes(live: Sequence[LiveJob]) -> Collection[str]:
-    """Return the lanes that jobs are in.
-
-    They are all lanes while a job has moved: retries may wait where it was."""
-    return LANES if any(job.moves for job, _ in live) else {job.lane for job, _ in live}
 
 
 def _shovel_beside(settings: WorkerSettings) -> contextlib.AbstractContextManager[None]:

@@ -128,7 +128,10 @@ class HookImports:
 
 def _import(path: str) -> Hook:
     name, _, attribute = path.partition(":")
-    _add_working_folder()
+    # as Celery does for its own imports; last, so that it hides no installed package
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
     importlib.invalidate_caches()  # the file may be new
     try:
         module = importlib.import_module(name)
@@ -146,12 +149,3 @@ def _import(path: str) -> Hook:
         )
     found: Hook = hook
     return found
-
-
-def _add_working_folder() -> None:
-    """Make modules of the folder where the worker was started importable, as Celery does.
-
-    It comes last, so that it hides no installed package."""
-    here = str(Path.cwd())
-    if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)

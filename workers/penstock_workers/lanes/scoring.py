@@ -209,11 +209,12 @@ def answer_body(
         return orjson.dumps(
             {"id": f"rerank-{tag}", "model": model, "usage": usage, "results": _ranking(ask, rows)}
         )
-    data = (
-        [_class(place, row, labels) for place, row in enumerate(rows)]
+    data = [
+        _class(place, row, labels)
         if ask.task == "classify"
-        else _scores(rows)
-    )
+        else {"index": place, "object": "score", "score": row[0]}
+        for place, row in enumerate(rows)
+    ]
     head = {
         "id": f"{ask.task}-{tag}",
         "object": "list",
@@ -233,10 +234,6 @@ def _ranking(ask: Ask, rows: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
         {"index": place, **documents[place], "relevance_score": rows[place][0]}
         for place in order[: ask.top_n]
     ]
-
-
-def _scores(rows: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
-    return [{"index": place, "object": "score", "score": row[0]} for place, row in enumerate(rows)]
 
 
 def _class(place: int, row: Sequence[float], labels: Sequence[str | None]) -> dict[str, Any]:

@@ -139,7 +139,8 @@ class ModelCalls:
 
         It is CLIENT in all lanes: the caller's view, wherever the model runs."""
         fields = _fields(attempt.body)
-        operation = _operation(attempt.job.spec.endpoint)
+        endpoint = attempt.job.spec.endpoint
+        operation = _OPERATIONS.get(endpoint, endpoint.rpartition("/")[2])
         attributes: dict[str, Value] = {
             "gen_ai.operation.name": operation,
             **self._whom(attempt.job.provider, attempt),
@@ -169,10 +170,6 @@ class ModelCalls:
             "gen_ai.provider.name": self._engine,
             **(_server(self._engine_url) if self._engine_url else {}),
         }
-
-
-def _operation(endpoint: str) -> str:
-    return _OPERATIONS.get(endpoint, endpoint.rpartition("/")[2])
 
 
 @lru_cache(maxsize=64)

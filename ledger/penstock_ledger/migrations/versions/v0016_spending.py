@@ -51,7 +51,10 @@ def upgrade() -> None:
 
 
 def _show_known_costs() -> None:
-    """For readers of other tools: what no price is known of has no cost."""
+    """Make the views that readers of other tools use.
+
+    What no price is known of has no cost there.
+    """
     _make_views(
         "CASE WHEN unpriced > 0 OR (unpriced IS NULL AND calls > 0 AND cost_microusd = 0)"
         " THEN NULL ELSE cost_microusd END AS cost_microusd"

@@ -52,14 +52,15 @@ def markdown(report: Report, course: Course, *, dlq_command: str, now: float) ->
 
 
 def plain(text: str) -> str:
-    """Foreign text that no renderer takes for markup."""
+    """Escape foreign text so that no renderer takes it for markup."""
     return _SPECIAL.sub(r"\\\1", one_line(text, CELL_CHARS))
 
 
 def code(text: str) -> str:
-    """Foreign text as code, in more backticks than it has itself.
+    """Return foreign text as code, in more backticks than it has itself.
 
-    Within a table a bar ends the cell even there."""
+    Within a table a bar ends the cell even there.
+    """
     shown = one_line(text, CELL_CHARS).replace("|", "\\|")
     longest = max((len(found) for found in _BACKTICKS.findall(shown)), default=0)
     fence = "`" * (longest + 1)

@@ -58,7 +58,7 @@ class Progress(NamedTuple):
 
 
 def progress(stretches: Sequence[Stretch]) -> Progress | None:
-    """None where nothing has ended."""
+    """Return the chart of progress; None where nothing has ended."""
     if not stretches or not stretches[-1].finished:
         return None
     last = stretches[-1]

@@ -28,12 +28,12 @@ DEAD_LETTERS = "dead letters"
 
 
 def plain_text(report: Report, *, dlq_command: str) -> str:
-    """Without colours, a line break only where a sentence ends."""
+    """Return the report without colours, with a line break only where a sentence ends."""
     return "\n".join(_lines(report, dlq_command)) + "\n"
 
 
 def headline(report: Report) -> list[tuple[str, str]]:
-    """Each part of the first line, with the colour that a terminal gives it."""
+    """Return each part of the first line, with the colour that a terminal gives it."""
     parts = [
         (
             f"{percent(report.succeeded, report.total)} succeeded",

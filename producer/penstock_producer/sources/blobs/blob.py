@@ -25,9 +25,10 @@ Line = tuple[int, int, bytes | None, int, int, bool]
 def split_lines(
     chunks: Iterable[bytes], *, offset: int, number: int, max_line_bytes: int
 ) -> Iterator[Line]:
-    """Lines of a stream that starts at byte ``offset``, the first of them being line ``number``.
+    """Yield the lines of a stream that starts at byte ``offset``.
 
-    Blank lines are yielded with empty data so that the caller can keep count.
+    The first of them is line ``number``. Blank lines are yielded with empty data so that the caller
+    can keep count.
     """
     carry = bytearray()
     start = offset  # of the line that is being gathered
@@ -103,7 +104,7 @@ class Blob(Protocol):
         ...
 
     def read(self, offset: int, length: int) -> bytes:
-        """Exactly ``length`` bytes. Raises SourceChanged, SourceUnavailable."""
+        """Return exactly ``length`` bytes. Raises SourceChanged, SourceUnavailable."""
         ...
 
 

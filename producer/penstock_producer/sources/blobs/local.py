@@ -101,9 +101,10 @@ class LocalFile:
                 self._verified = identity
 
     def read(self, offset: int, length: int) -> bytes:
-        """Bytes of the file.
+        """Return bytes of the file.
 
-        Raises BadReference beyond its end, SourceChanged and SourceUnavailable."""
+        Raises BadReference beyond its end, SourceChanged and SourceUnavailable.
+        """
         with self._opened() as (descriptor, identity):
             self._verify(descriptor, identity)
             if offset + length > identity.size:

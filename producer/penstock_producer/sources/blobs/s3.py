@@ -45,7 +45,7 @@ class RangedObject(ABC):
 
     @abstractmethod
     def _range(self, offset: int, length: int, etag: str) -> bytes:
-        """Bytes of the object with this ETag. Raises SourceChanged and SourceUnavailable."""
+        """Return bytes of the object with this ETag. Raises SourceChanged and SourceUnavailable."""
 
     def pin(self) -> dict[str, Any]:
         if self._pin is None:
@@ -62,7 +62,7 @@ class RangedObject(ABC):
         return iter(())
 
     def unchanged(self) -> bool:
-        """Whether the object that is there now still has the pinned ETag and size."""
+        """Return whether the object that is there now still has the pinned ETag and size."""
         return self._pin is not None and self._version() == (self._pin["size"], self._pin["etag"])
 
     def chunks(self, offset: int) -> Iterator[bytes]:
@@ -73,9 +73,10 @@ class RangedObject(ABC):
             offset += len(chunk)
 
     def read(self, offset: int, length: int) -> bytes:
-        """Bytes of the object.
+        """Return bytes of the object.
 
-        Raises BadReference beyond its end, SourceChanged and SourceUnavailable."""
+        Raises BadReference beyond its end, SourceChanged and SourceUnavailable.
+        """
         pin = self.pin()
         if offset + length > int(pin["size"]):
             raise BadReference(
@@ -93,7 +94,7 @@ class RangedObject(ABC):
 
 
 def another_object(uri: str) -> SourceChanged:
-    """For an object whose ETag is not the pinned one."""
+    """Return the error for an object whose ETag is not the pinned one."""
     return SourceChanged(
         f"{uri} is not the object that was submitted; restore it, or submit it as a new job"
     )
@@ -172,7 +173,10 @@ class S3Prefix:
         self._client = _client(endpoint_url)
 
     def objects(self, most: int) -> list[Listed]:
-        """At most so many. Raises SourceError for a prefix with more, and SourceUnavailable."""
+        """Return at most so many objects.
+
+        Raises SourceError for a prefix with more, and SourceUnavailable.
+        """
         found: list[Listed] = []
         for listed in self.listed():
             found.append(listed)
@@ -184,9 +188,10 @@ class S3Prefix:
         return found
 
     def listed(self, after: str = "") -> Iterator[Listed]:
-        """In the order of their names, those later than ``after``; a page of 1,000 at a time.
+        """Yield the objects later than ``after`` in the order of their names, 1,000 at a time.
 
-        Raises SourceUnavailable."""
+        Raises SourceUnavailable.
+        """
         given = {"StartAfter": f"{self._below}{after}"} if after else {}
         while True:
             page = _ask(
@@ -209,7 +214,7 @@ class S3Prefix:
             given = {"ContinuationToken": page["NextContinuationToken"]}
 
     def look(self, path: str) -> Listed | None:
-        """One object as it is now; None where there is none. Raises SourceUnavailable."""
+        """Return one object as it is now; None where there is none. Raises SourceUnavailable."""
         from botocore.exceptions import ClientError
 
         def head() -> Any:
@@ -228,7 +233,7 @@ class S3Prefix:
         )
 
     def object(self, listed: Listed) -> S3Object:
-        """Pinned to what was listed."""
+        """Return an object, pinned to what was listed."""
         uri = f"s3://{self._bucket}/{quote(self._below + listed.path)}"
         pinned = {"kind": KIND, "uri": uri, "size": listed.size, "etag": listed.etag}
         return S3Object(uri, pinned, client=self._client)

@@ -119,7 +119,7 @@ class StorePrefix:
                 yield _listed(meta, self._below)
 
     def object(self, listed: Listed) -> StoreObject:
-        """Pinned to what was listed."""
+        """Return an object, pinned to what was listed."""
         uri = f"{self._scheme}://{self._bucket}/{quote(self._below + listed.path)}"
         pinned = {"kind": self._scheme, "uri": uri, "size": listed.size, "etag": listed.etag}
         return StoreObject(uri, pinned, store=self._store)
@@ -159,7 +159,7 @@ def ask(uri: str, request: Callable[[], Any]) -> Any:
 
 
 def _parts(uri: str) -> tuple[str, str, str]:
-    """Scheme, bucket and key. Raises SourceError."""
+    """Return scheme, bucket and key. Raises SourceError."""
     try:
         parts = urlsplit(uri)
     except ValueError as error:

@@ -287,9 +287,10 @@ class _Window:
         self._data.clear()
 
     def read(self, offset: int, length: int) -> bytes:
-        """Fewer bytes at the end of the stream.
+        """Return bytes of the stream, fewer at its end.
 
-        Raises what the stream raises, and then starts anew at the next read."""
+        Raises what the stream raises, and then starts anew at the next read.
+        """
         assert self._pieces is not None, "it was started"
         pieces, self._pieces = self._pieces, None
         while self.end < offset + length:

@@ -135,7 +135,7 @@ def plain(value: Any, column: Column) -> Any:
 
 
 def _json(value: Any) -> str:
-    """Of lists and structs; what JSON has no form for is its text there."""
+    """Return lists and structs as JSON; what JSON has no form for is its text there."""
     return orjson.dumps(value, default=_plainer, option=orjson.OPT_NON_STR_KEYS).decode()
 
 
@@ -192,7 +192,7 @@ def key_of(value: Any) -> Key:
 
 
 def equal_keys(uri: str, id_field: str, key: object) -> SourceError:
-    """Two rows that the database takes for one by this key."""
+    """Return the error for two rows that the database takes for one by this key."""
     return SourceError(
         "duplicate_key",
         f"{uri} has two rows whose {id_field!r} is {seen(key)}; name a column whose values are "  # noqa: S608  # words
@@ -251,7 +251,7 @@ class Gathered:
             self._waiting = []
 
     def sha256(self) -> str:
-        """Of all keys in their order."""
+        """Return the digest of all keys in their order."""
         return self._digest.hexdigest()
 
     def __iter__(self) -> Iterator[bytes]:

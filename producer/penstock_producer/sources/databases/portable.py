@@ -18,8 +18,8 @@ from sqlalchemy import ColumnElement, Connection, Select
 
 from penstock_producer.errors import SourceError, seen
 from penstock_producer.source_names import DUCKDB
-from penstock_producer.sources.databases.address import MYSQL
 from penstock_producer.sources.databases.columns import Column, Key, Kind, equal_keys
+from penstock_producer.sources.databases.drivers import MYSQL
 from penstock_producer.sources.databases.relation import (
     KEY_BYTES,
     Named,
@@ -144,7 +144,7 @@ class PortableRelation:
         return {name: Column(name, Kind.ANY, "") for name in names}
 
     def _size(self, value: ColumnElement[Any]) -> ColumnElement[Any]:
-        """In bytes; in characters where no function for bytes is known."""
+        """Return the size in bytes; in characters where no function for bytes is known."""
         if self._dialect in MYSQL:
             return sa.func.octet_length(value)
         if self._dialect == DUCKDB:
@@ -158,7 +158,10 @@ class PortableRelation:
             raise equal_keys(self._what.words, self.key.name, twice[0])
 
     def _last_of(self, some: Sequence[Sequence[Any]], before: Key) -> Key:
-        """Where the next page begins. Raises SourceError for keys that rows cannot be found by."""
+        """Return where the next page begins.
+
+        Raises SourceError for keys that rows cannot be found by.
+        """
         for value, size in some:
             if type(value) not in (int, str):
                 found = (

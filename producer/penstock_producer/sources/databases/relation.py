@@ -262,7 +262,7 @@ def _quoted(name: str) -> str:
 
 
 def escaped(sql: str) -> str:
-    """So that SQLAlchemy takes no colon in it for a parameter."""
+    """Escape colons, so that SQLAlchemy takes none for a parameter."""
     return sql.replace(":", "\\:")
 
 
@@ -291,7 +291,7 @@ class RowsByKey:
         self._max_bytes = max_bytes
 
     def one(self, ask: Ask, key: Key) -> Row | None:
-        """None where there is no row with this key."""
+        """Return the row with this key; None where there is none."""
         return self._asked(ask, [key], self._max_bytes).get(key)
 
     def some(self, ask: Ask, keys: Sequence[Key]) -> Iterator[Row | None]:
@@ -328,7 +328,7 @@ class RowsByKey:
             yield group
 
     def _is_left_out(self, row: Row) -> bool:
-        """Whether its values did not come, and may."""
+        """Return whether its values did not come, and may."""
         return row.values is None and row.size <= self._max_bytes
 
     def _asked(self, ask: Ask, keys: Sequence[Key], most: int) -> dict[Key, Row]:

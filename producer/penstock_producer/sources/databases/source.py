@@ -142,7 +142,7 @@ class TableSource:
         return True
 
     def mark_published(self, documents: Sequence[Document]) -> None:
-        """Nothing to remember: the cursor is enough."""
+        """Remember nothing: the cursor is enough."""
 
     # -- whole passes ------------------------------------------------------------------------------
 
@@ -274,7 +274,10 @@ class TableSource:
         return relation, self._reader
 
     def _needed(self, relation: AnyRelation) -> list[Column]:
-        """`user.name` may be a column, or a field of the column `user`."""
+        """Return the columns that are read.
+
+        `user.name` may be a column, or a field of the column `user`.
+        """
         used = self._form.read_columns
         if used is None:
             return list(relation.columns.values())

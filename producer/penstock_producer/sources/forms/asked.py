@@ -37,7 +37,7 @@ class Asked(Protocol):
     whole_row: bool  # whether it may read others, too
 
     def body(self, record: Mapping[str, Any], params: Mapping[str, Any] | None) -> bytes:
-        """``params`` are the row's own. Raises RowFault."""
+        """Return the request body of a record. ``params`` are the row's own. Raises RowFault."""
         ...
 
 

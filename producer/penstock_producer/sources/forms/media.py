@@ -64,7 +64,7 @@ _READABLE: Final = {
 
 
 def kind_of(data: bytes) -> Kind | None:
-    """None for what models do not take."""
+    """Return the kind of some bytes; None for what models do not take."""
     for start, kind in _STARTS:
         if data.startswith(start):
             return kind
@@ -77,12 +77,12 @@ def kind_of(data: bytes) -> Kind | None:
 
 
 def is_media(start: bytes, *, whole: bool) -> bool:
-    """Whether a file that begins so is an image or a sound; ``whole`` tells nothing more."""
+    """Return whether a file that begins so is an image or a sound; ``whole`` tells nothing more."""
     return kind_of(start) is not None
 
 
 def media_type_of(data: bytes) -> str | None:
-    """As in `image/png`; None for what models do not take."""
+    """Return a type such as `image/png`; None for what models do not take."""
     kind = kind_of(data)
     return (
         None if kind is None else f"{kind.modality}/{'mpeg' if kind.name == 'mp3' else kind.name}"
@@ -211,7 +211,7 @@ def media_of(spec: JobSpec, places: MediaPlaces | None, max_body_bytes: int) -> 
 
 
 def either_of(field: str, max_body_bytes: int) -> MediaParts:
-    """Of rows whose column holds an image or a sound, whichever its first bytes say."""
+    """Return the reader of a column with images or sounds, whichever their first bytes say."""
     return MediaParts([(field, EITHER)], MediaPlaces(), max_body_bytes)
 
 

@@ -53,9 +53,10 @@ class MediaPlaces:
         self.newest_ns = newest_ns or 0
 
     def read(self, where: str, most: int, field: str) -> bytes:
-        """At most ``most`` bytes of a file or an object.
+        """Return at most ``most`` bytes of a file or an object.
 
-        Raises RowFault, and SourceUnavailable where S3 does not answer."""
+        Raises RowFault, and SourceUnavailable where S3 does not answer.
+        """
         if self._roots is None or self._base is None:
             raise _forbidden(
                 field,
@@ -149,7 +150,7 @@ def places_of(uri: str, settings: ProducerSettings, newest_ns: int | None) -> Me
 
 
 def _whole(read: Callable[[int], bytes], most: int) -> bytes:
-    """Up to one byte more than ``most``: a file that grows while it is read is too large then."""
+    """Read up to one byte more than ``most``: a file that grows meanwhile is too large then."""
     parts, left = [], most + 1
     while left and (part := read(left)):
         parts.append(part)

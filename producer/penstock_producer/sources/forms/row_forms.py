@@ -74,9 +74,10 @@ def form_of(
 
 
 def check_doc_id(value: Any, field: str, *, fix: str = "give every row an id of its own") -> str:
-    """``value`` as a document id: text of 1 to 512 bytes without control characters.
+    """Return ``value`` as a document id: 1 to 512 bytes without control characters.
 
-    Raises RowFault."""
+    Raises RowFault.
+    """
     if type(value) is not str:
         raise RowFault(
             "invalid_id",

@@ -98,7 +98,7 @@ def parse_object(
 
 
 def parse_value(line: bytes, control_keys: tuple[bytes, ...] = (), *, last: bool = False) -> Any:
-    """As ``parse_object``, of any kind."""
+    """Return the JSON value of one line, of any kind, as ``parse_object`` does for objects."""
     _check_fullness(line)
     try:
         value = orjson.loads(line)

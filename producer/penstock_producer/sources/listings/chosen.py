@@ -187,13 +187,14 @@ class Chosen:
         self.pattern = pattern
 
     def entries(self, after: str = "") -> Iterator[Entry]:
-        """In the order of their names, those later than ``after``.
+        """Yield the files later than ``after``, in the order of their names.
 
-        Raises SourceError, SourceUnavailable."""
+        Raises SourceError, SourceUnavailable.
+        """
         return (entry for entry in self.listing.entries(after) if self.holds(entry.name))
 
     def holds(self, name: str) -> bool:
-        """Whether a name below the place is one of these."""
+        """Return whether a name below the place is one of these."""
         return matches(self.pattern, name)
 
     def form(self, given: str | None) -> str:
@@ -227,7 +228,10 @@ class Chosen:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """As a shell has it: a star stays between two slashes, and two of them do not."""
+    """Return whether a name matches as in a shell.
+
+    A star stays between two slashes, and two of them do not.
+    """
     if not pattern:
         return True
     if "**" not in pattern:
@@ -236,7 +240,7 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def choose(where: str, s3_endpoint_url: str | None = None) -> Chosen | None:
-    """None where ``where`` names one file. Nothing is listed yet."""
+    """Return what ``where`` stands for; None where it names one file. Nothing is listed yet."""
     parts = folder_and_pattern(where)
     if parts is None:
         return None

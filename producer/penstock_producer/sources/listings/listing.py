@@ -46,7 +46,10 @@ class Listing(Protocol):
     at_once: int  # how many files are best read at a time
 
     def entries(self, after: str) -> Iterator[Entry]:
-        """Those whose names come later than ``after``. Raises SourceError, SourceUnavailable."""
+        """Yield files whose names come later than ``after``.
+
+        Raises SourceError, SourceUnavailable.
+        """
         ...
 
     def named(self, name: str, size: int, tag: str) -> Entry:
@@ -71,7 +74,10 @@ def order(name: str) -> bytes:
 
 
 def is_data(name: str) -> bool:
-    """Not what tools leave beside data: `.DS_Store`, `_SUCCESS`, `_temporary/0/part`."""
+    """Return whether a file is data.
+
+    Tools leave others beside it: `.DS_Store`, `_SUCCESS`, `_temporary/0/part`.
+    """
     return not any(part.startswith((".", "_")) for part in name.split("/"))
 
 
@@ -152,7 +158,10 @@ class BucketListing:
                 yield Entry(listed.path, listed.size, listed.etag, int(listed.changed * 1e9))
 
     def look(self, name: str) -> Entry | None:
-        """One object of S3 as it is now; None where there is none. Raises SourceUnavailable."""
+        """Return one object of S3 as it is now; None where there is none.
+
+        Raises SourceUnavailable.
+        """
         if not isinstance(self._prefix, S3Prefix):
             raise SourceError(
                 "unsupported_source", f"{self.uri}: single objects are looked up in s3:// only"

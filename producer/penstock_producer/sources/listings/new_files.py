@@ -105,7 +105,7 @@ def taken_by(pin: Mapping[str, Any]) -> list[bytes]:
 
 
 def listed_keys(chosen: Chosen) -> Iterator[bytes]:
-    """Those of all files that are there. Raises SourceError and SourceUnavailable."""
+    """Yield the keys of all files that are there. Raises SourceError and SourceUnavailable."""
     return (_key(blob.uri, entry.size, entry.tag) for entry, blob in _listed(chosen))
 
 
@@ -120,7 +120,7 @@ def _listed(chosen: Chosen) -> Iterator[tuple[Entry, Blob]]:
 
 
 def _looked_up(chosen: Chosen, names: Sequence[str]) -> Iterator[tuple[Entry, Blob]]:
-    """Those that are there."""
+    """Yield the named files that are there."""
     listing = chosen.listing
     if not isinstance(listing, BucketListing):
         raise SourceError(
@@ -151,7 +151,9 @@ TakenBetween = Callable[[bytes, bytes | None], Sequence[bytes]]
 
 
 def gone_files(chosen: Chosen, taken_between: TakenBetween) -> Iterator[Sequence[bytes]]:
-    """Their keys, in parts. 16 bytes of memory for each file that is there.
+    """Yield the keys of files that are gone, in parts.
+
+    It takes 16 bytes of memory for each file that is there.
 
     Raises SourceError for a place that holds no file: it may be a mount that is away, and all would
     be taken again.

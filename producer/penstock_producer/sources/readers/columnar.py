@@ -135,7 +135,7 @@ class ColumnarSource(PinnedRows):
 
 
 def _needed(names: Sequence[str], used: tuple[str, ...] | None) -> list[str]:
-    """Which columns to read; `user.name` may be a column, or a field of the column `user`."""
+    """Return the columns to read; `user.name` may be one, or a field of the column `user`."""
     if used is None:
         return list(names)
     parts = {part for name in used for part in (name, name.partition(".")[0])}
@@ -230,9 +230,10 @@ class _Window:
         self._group, self._start, self._kept, self._batches = group, 0, [], batches
 
     def row(self, row: int) -> Any | None:
-        """One row as a batch; None beyond the end.
+        """Return one row as a batch; None beyond the end.
 
-        Raises what reading raises, and then starts anew at the next fetch."""
+        Raises what reading raises, and then starts anew at the next fetch.
+        """
         group, self._group = self._group, -1
         end = self._start + sum(batch.num_rows for batch in self._kept)
         while row >= end and (batch := next(self._batches, None)) is not None:

@@ -29,12 +29,12 @@ _JSON: Final = ("{", "[")
 
 
 def looks_like_csv(start: bytes, *, whole: bool) -> bool:
-    """Whether a file that begins so is CSV, and no TSV."""
+    """Return whether a file that begins so is CSV, and no TSV."""
     return _delimiter_of(start, whole=whole) not in (None, "\t")
 
 
 def looks_like_tsv(start: bytes, *, whole: bool) -> bool:
-    """Whether a file that begins so is TSV."""
+    """Return whether a file that begins so is TSV."""
     return _delimiter_of(start, whole=whole) == "\t"
 
 
@@ -61,7 +61,10 @@ def _delimiter_of(start: bytes, *, whole: bool) -> str | None:
 
 
 def _numbers_of_fields(text: str, delimiter: str, *, whole: bool) -> list[int]:
-    """Of the first whole records; none where there is only one, or where they cannot be read."""
+    """Return the numbers of fields of the first whole records.
+
+    None where there is only one, or where they cannot be read.
+    """
     rows: list[int] = []
     try:
         for row in islice(
@@ -103,7 +106,7 @@ class Record(NamedTuple):
 def read_records(
     lines: Iterable[Line], dialect: Dialect, uri: str, max_bytes: int
 ) -> Iterator[Record]:
-    """All records but blank lines.
+    """Yield all records but blank lines.
 
     Raises SourceError for a quote that is not closed, and a record that is too long.
 
@@ -303,7 +306,7 @@ class CsvSource(PinnedRows):
             check_text(text, name)
 
     def _header(self) -> tuple[list[str], Dialect] | None:
-        """Names of columns and the dialect, read once; None for a file without any record."""
+        """Return names of columns and the dialect, read once; None for a file without a record."""
         if self._known is None:
             self._check_start()
             wanted = "\t" if self._tabs else _DELIMITERS

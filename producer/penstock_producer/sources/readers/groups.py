@@ -36,7 +36,7 @@ class Groups(Protocol):
     def count(self) -> int: ...
 
     def depth(self, column: str) -> int:
-        """How many lists and objects its values lie in."""
+        """Return how many lists and objects its values lie in."""
         ...
 
     def batches(self, group: int, columns: Sequence[str]) -> Iterator[Any]:
@@ -150,7 +150,7 @@ class _ArrowStream:
 
 
 def depth_of(kind: Any) -> int:
-    """Levels of a type; without recursion, which a hostile schema would use up."""
+    """Return the levels of a type without recursion, which a hostile schema would use up."""
     depth, level = 0, [kind]
     while level:
         depth += 1
@@ -190,9 +190,10 @@ def _validate(column: Any) -> None:
 
 
 def _headers(blob: Blob, size: int) -> Iterator[tuple[int, int, int]]:
-    """Kind, offset, and bytes after the header, of each message of a stream.
+    """Yield kind, offset, and bytes after the header, of each message of a stream.
 
-    Raises pyarrow's error for a damaged one."""
+    Raises pyarrow's error for a damaged one.
+    """
     from pyarrow import ArrowInvalid
 
     offset = 0
@@ -213,9 +214,10 @@ def _headers(blob: Blob, size: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _kind_and_body(header: bytes) -> tuple[int, int]:
-    """Two fields of a flatbuffer `Message`, which pyarrow shows only together with what follows it.
+    """Return two fields of a flatbuffer `Message`.
 
-    Raises struct.error."""
+    pyarrow shows them only together with what follows it. Raises struct.error.
+    """
     (table,) = struct.unpack_from("<I", header, 0)
     (back,) = struct.unpack_from("<i", header, table)
     fields = table - back  # where the table says where its fields are
@@ -276,9 +278,10 @@ class _ParquetGroups:
         return depth_of(self._schema.field(column).type)
 
     def batches(self, group: int, columns: Sequence[str]) -> Iterator[Any]:
-        """Rows of one row group, as pyarrow has them.
+        """Yield the rows of one row group, as pyarrow has them.
 
-        Raises SourceError for a group of more than MAX_GROUP_BYTES."""
+        Raises SourceError for a group of more than MAX_GROUP_BYTES.
+        """
         found = self._file.metadata.row_group(group)
         size = found.total_byte_size
         if size > MAX_GROUP_BYTES:

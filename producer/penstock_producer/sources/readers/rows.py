@@ -87,17 +87,20 @@ class PinnedRows(ABC):
         return True
 
     def mark_published(self, documents: Sequence[Document]) -> None:  # noqa: B027 - there is nothing to do
-        """Nothing to remember: the cursor is the memory of a file."""
+        """Remember nothing: the cursor is the memory of a file."""
 
     def _span(self, position: str) -> tuple[int, int]:
-        """Offset and length. Raises BadReference for what is not the position of a document."""
+        """Return offset and length.
+
+        Raises BadReference for what is not the position of a document.
+        """
         span = _POSITION.fullmatch(position)
         if span is None or int(span[2]) > self._max_line_bytes:
             raise BadReference(f"{seen(position)} is not the position of a document in {self.uri}")
         return int(span[1]), int(span[2])
 
     def _no_document(self, position: str, code: str, why: str = "") -> SourceError:
-        """Why a row that was surveyed is no document now."""
+        """Return why a row that was surveyed is no document now."""
         gone = no_longer(code, f"{self.uri} at {position}: {code}: {why}")
         return gone or BadReference(f"{self.uri}: at {position} there is no document ({code})")
 

@@ -149,9 +149,10 @@ class PinnedSegments:
         return segment, unquoted(self._segments[segment][0])
 
     def groups(self, segment: int, entries: Iterable[Entry]) -> Iterator[Group]:
-        """From a segment on.
+        """Yield the groups from a segment on.
 
-        Raises SourceChanged for files that are not those of the pin, SourceUnavailable for none."""
+        Raises SourceChanged for files that are not those of the pin, SourceUnavailable for none.
+        """
         late: list[str] = []
         known = _thousands(self._uri, self._listed(entries, late))
         for number in range(segment, len(self._segments)):
@@ -219,7 +220,7 @@ _MAX_POSITION_CHARS: Final = 1_000  # what a message carries
 
 
 def unchanged(pin: Mapping[str, Any], chosen: Chosen) -> bool:
-    """Whether all files have the names, sizes and times of the pin, and none was added.
+    """Return whether all files have the names, sizes and times of the pin, and none was added.
 
     Reads no content."""
     notes = SegmentNotes()
@@ -315,7 +316,7 @@ class WholeFiles(ABC):
         return True
 
     def mark_published(self, documents: Sequence[Document]) -> None:  # noqa: B027 - there is nothing to do
-        """Nothing to remember: the cursor is the memory of files."""
+        """Remember nothing: the cursor is the memory of files."""
 
     def _first_pass(self, done: int) -> Iterator[Document | BadRow]:
         notes, content = SegmentNotes(), hashlib.sha256()

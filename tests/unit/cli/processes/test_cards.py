@@ -78,28 +78,28 @@ def test_a_divided_card_is_used_by_its_slices() -> None:
 @pytest.mark.parametrize(
     ("asked", "given", "each", "told"),
     [
-        ("3", None, 2, "3 cards cannot be divided into groups of 2"),
+        ("3", None, 2, "3 GPUs cannot be divided into groups of 2"),
         (
             "0,7",
             None,
             1,
-            r"no card '7': 4 cards may be used here \(0: GPU-aaaa1111.*numbers from 0 to 3",
+            r"no GPU '7': 4 GPUs may be used here \(0: GPU-aaaa1111.*numbers from 0 to 3",
         ),
-        ("5", None, 1, "4 cards may be used here"),
+        ("5", None, 1, "4 GPUs may be used here"),
         ("1,1", None, 1, "names '1' twice"),
         ("1,GPU-bbbb2222-0000-0000-0000-000000000000", None, 1, "twice"),
-        ("0", None, 1, "for card 0 alone give `--gpus 0,`"),
-        ("-1", None, 1, "no card '-1'"),
-        ("", None, 1, "no card ''"),
-        ("0,,1", None, 1, "no card ''"),
+        ("0", None, 1, "for GPU 0 alone give `--gpus 0,`"),
+        ("-1", None, 1, "no GPU '-1'"),
+        ("", None, 1, "no GPU ''"),
+        ("0,,1", None, 1, "no GPU ''"),
         ("every", None, 1, "Give `all`, how many, or a list"),
-        ("9" * 5000, None, 1, "no card"),
+        ("9" * 5000, None, 1, "no GPU"),
         ("all", "", 1, "CUDA_VISIBLE_DEVICES='' leaves none of them"),
         ("all", "-1", 1, "to run on the CPU leave --gpus out"),
-        ("all", "0,9", 1, "CUDA_VISIBLE_DEVICES='0,9': '9' is not a card of this machine"),
-        ("all", "GPU-", 1, "names several cards"),
+        ("all", "0,9", 1, "CUDA_VISIBLE_DEVICES='0,9': '9' is not a GPU of this machine"),
+        ("all", "GPU-", 1, "names several GPUs"),
         ("all", "1,GPU-bbbb", 1, "twice"),
-        ("2,", "0,1", 1, "2 cards may be used here"),
+        ("2,", "0,1", 1, "2 GPUs may be used here"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(
@@ -147,7 +147,7 @@ def test_where_no_card_is_seen_the_reason_is_told(
     and what to do."""
     play(monkeypatch, result)
     seen = cards_seen(tmp_path, tmp_path, tmp_path)
-    with pytest.raises(UsageProblem, match=rf"no card was found: .*{told}.*leave --gpus out"):
+    with pytest.raises(UsageProblem, match=rf"no GPU was found: .*{told}.*leave --gpus out"):
         groups("all", seen, None, 1)
 
 

@@ -74,7 +74,7 @@ class Publisher:
         self._returned: set[str] = set()  # tags that RabbitMQ confirmed but could not route
         channel.confirm_select()
         channel.events["basic_ack"].add(self._on_ack)
-        channel.events["basic_nack"].add(self._on_nack)
+        channel.events["basic_nack"].add(self._answered)
         channel.events["basic_return"].add(self._on_return)
 
     def look(self) -> QueueState:
@@ -111,9 +111,6 @@ class Publisher:
 
     def _on_ack(self, number: int, multiple: bool) -> None:
         self._left.difference_update(self._answered(number, multiple))
-
-    def _on_nack(self, number: int, multiple: bool) -> None:
-        self._answered(number, multiple)
 
     def _on_return(
         self, _error: Exception, _exchange: str, _routing_key: str, message: Any

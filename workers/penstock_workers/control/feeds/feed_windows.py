@@ -225,10 +225,8 @@ class FeedWindows:
         } or {own}
 
     def _window_now(self, queue: str) -> int:
-        return self._window(queue, SHARED_WINDOW_S if self._is_shared(queue) else WINDOW_S)
-
-    def _is_shared(self, queue: str) -> bool:
-        return len(self._rivals.get(queue, ())) > 1
+        is_shared = len(self._rivals.get(queue, ())) > 1
+        return self._window(queue, SHARED_WINDOW_S if is_shared else WINDOW_S)
 
     def _front(self, queue: str) -> int:
         """Return how many urgent documents may be in the queue at once.

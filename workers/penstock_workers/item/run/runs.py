@@ -97,7 +97,9 @@ class Causes:
             )
             for kind, cause in causes.items():
                 newer = self._fresh.get(kind)
-                self._fresh[kind] = cause if newer is None else _sum(cause, newer)
+                if newer is not None:
+                    cause = replace(newer, count=cause.count + newer.count, since=cause.since)
+                self._fresh[kind] = cause
 
     async def _run(self) -> None:
         while True:
@@ -123,10 +125,6 @@ class Causes:
             one_line(failure.detail[:LOGGED_CHARS]),
             more,
         )
-
-
-def _sum(earlier: Cause, newer: Cause) -> Cause:
-    return replace(newer, count=earlier.count + newer.count, since=earlier.since)
 
 
 PROVEN_WAIT_S: Final = 2.0
@@ -246,7 +244,8 @@ class Runs:
         """Raise TurnedAway, which pauses the job, unless the failure is the document's own."""
         assert isinstance(happened, Failure), "a reply is never in doubt"
         run = self._run(attempt)
-        run.fail(attempt.sent_at, _what(happened))
+        page = ", an HTML page" if happened.page else ""
+        run.fail(attempt.sent_at, f"{happened.status or 'none'} ({happened.name}{page})")
         if not run.is_long and attempt.sent_at > run.proven_at:
             await self._wait(run, attempt.sent_at)
         if not run.is_long or attempt.sent_at <= run.proven_at:
@@ -292,11 +291,6 @@ class Runs:
         oldest = next((job_id for job_id, run in self._runs.items() if not run.waiting), None)
         if oldest is not None:
             del self._runs[oldest]
-
-
-def _what(failure: Failure) -> str:
-    page = ", an HTML page" if failure.page else ""
-    return f"{failure.status or 'none'} ({failure.name}{page})"
 
 
 def _is_format_refused(attempt: Attempt, failure: Failure) -> bool:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from penstock_producer.errors import seen
 from penstock_producer.feed.queues import NAMES_MAX
@@ -47,7 +47,9 @@ async def load_all(engine: Engine, adapters: Adapters) -> bool:
     """Load the adapters into a new engine.
 
     Return False where one of them ended the engine; it is left out of the next."""
-    for adapter in adapters.to_load(_kept(engine.config)):
+    lora = getattr(engine.config, "lora_config", None)
+    kept = 0 if lora is None else int(lora.max_cpu_loras or lora.max_loras)
+    for adapter in adapters.to_load(kept):
         try:
             await load(engine, adapter)
         except EngineEnded as error:
@@ -76,12 +78,6 @@ async def load(engine: Engine, adapter: Adapter) -> None:
     except Exception as error:  # in whatever class
         raise UnusableAdapter(f"{type(error).__name__}: {error}") from error
     adapter.proved = True
-
-
-def _kept(config: Any) -> int:
-    """Return how many adapters the engine keeps in memory; 0 where it has none."""
-    lora = getattr(config, "lora_config", None)
-    return 0 if lora is None else int(lora.max_cpu_loras or lora.max_loras)
 
 
 log = logging.getLogger(__name__)

@@ -207,7 +207,7 @@ class SidecarLane:
             return answer
         if answer.room is not None:
             answer.room.release()
-        said = f"HTTP {answer.status}: {_beginning(answer.body)}"
+        said = f"HTTP {answer.status}: {answer.body[:SHOWN_CHARS].decode('utf-8', 'replace')}"
         self._note_away(said)
         return NoAnswer("engine_died", f"the server's engine died: {said}", answer.latency_ms)
 
@@ -311,10 +311,6 @@ def _at_root(url: str, path: str) -> str:
 
     vLLM has some pages there, while its API is under /v1."""
     return urlsplit(url)._replace(path=path).geturl()
-
-
-def _beginning(body: bytes) -> str:
-    return body[:SHOWN_CHARS].decode("utf-8", "replace")
 
 
 def _read(request: Request) -> Prepared:

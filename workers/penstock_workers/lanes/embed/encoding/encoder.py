@@ -179,8 +179,9 @@ class SentenceTransformersEncoder:
     def __init__(self, folder: Path, settings: EmbedSettings) -> None:
         check_packages()
         import torch  # pyright: ignore[reportMissingImports]
+        from transformers.utils import logging  # pyright: ignore[reportMissingImports]
 
-        _no_progress_bars()
+        logging.disable_progress_bar()  # it is for a terminal, and a worker writes a log
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         try:
@@ -339,13 +340,6 @@ def _dtype(settings: EmbedSettings, torch: Any) -> dict[str, str]:
 
 def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or any(words in str(error) for words in _OUT_OF_MEMORY)
-
-
-def _no_progress_bars() -> None:
-    """Switch progress bars off: they are for a terminal, and a worker writes a log."""
-    from transformers.utils import logging  # pyright: ignore[reportMissingImports]
-
-    logging.disable_progress_bar()
 
 
 def _prompt(model: Any, folder: Path) -> str:
