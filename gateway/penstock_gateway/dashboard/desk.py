@@ -17,8 +17,7 @@ from urllib.parse import unquote
 import redis
 
 from penstock_gateway.backend import Backend
-from penstock_gateway.dashboard.courses import Courses
-from penstock_gateway.dashboard.speeds import Speeds
+from penstock_gateway.dashboard.courses import Courses, Speeds
 from penstock_ledger import (
     Account,
     BatchFigures,

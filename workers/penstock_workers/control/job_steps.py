@@ -40,8 +40,7 @@ from penstock_workers.control.job.table_rows import TableRows
 from penstock_workers.control.lanes.facts import LaneFacts
 from penstock_workers.control.lanes.step import LaneChoices
 from penstock_workers.control.leading import FeedOpener, Leading, Reconciliation
-from penstock_workers.control.moves.known_moves import KnownMoves
-from penstock_workers.control.moves.leaving import Leaving
+from penstock_workers.control.leaving import KnownMoves, Leaving
 from penstock_workers.control.stopping import Stopping
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.settings import WorkerSettings

@@ -33,7 +33,7 @@ from penstock_workers.control.feeds.leadership import Leadership, LedFeed
 from penstock_workers.control.feeds.reconcile import Reconciler
 from penstock_workers.control.feeds.specs import Specs
 from penstock_workers.control.job.job_states import JobStates
-from penstock_workers.control.moves.leaving import Leaving
+from penstock_workers.control.leaving import Leaving
 from penstock_workers.settings import WorkerSettings
 from penstock_workers.tracing import Tracing
 
