@@ -43,7 +43,7 @@ INTERNAL_SURFACE = {
         "lazy_names",
         "lone_surrogates",
         "model",
-        "pause",
+        "reasons",
         "redaction",
         "schedule",
         "sql.postgres",

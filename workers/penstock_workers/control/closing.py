@@ -75,6 +75,6 @@ class Closing:
             self._sinks.look(job, self._specs.of(job))
         except SinkGivenUp as error:
             log.error("job %s: %s", job.job_id, error)
-            self._states.move(job, JobState.PAUSED, str(error))
+            self._states.move(job, JobState.PAUSED, error.reason)
             return False
         return True

@@ -24,6 +24,7 @@ from penstock_workers.control.counters import Counters
 from penstock_workers.control.feeding import Feeding
 from penstock_workers.control.feeds.even import Processes
 from penstock_workers.control.feeds.feed_windows import FeedWindows
+from penstock_workers.control.feeds.first_hundred import FirstHundred
 from penstock_workers.control.feeds.leadership import Leadership
 from penstock_workers.control.feeds.specs import Specs
 from penstock_workers.control.job.accounts import Accounts
@@ -119,6 +120,7 @@ def job_steps(
     stopping = Stopping(hot, limits, Resumes(jobs, states, quotas), lanes, specs)
 
     windows = FeedWindows(hot, settings.window, specs)
+    first = FirstHundred(hot)
     reconciliation = Reconciliation(counters, settings.reconcile_interval_s)
     opener = FeedOpener(
         settings, database, hot, specs, reconciliation, owner=owner, tracing=tracing
@@ -127,9 +129,10 @@ def job_steps(
         Leadership(jobs, owner, opener.open),
         Processes(hot, owner),
         windows,
-        Feeding(database, windows, limits, specs, counters, failpoints),
+        Feeding(database, windows, first, limits, specs, counters, failpoints),
         Leaving(settings, database, hot, known, failpoints),
         reconciliation,
+        first,
         states,
         specs,
     )
@@ -140,7 +143,7 @@ def job_steps(
         outputs_written,
     )
     cancelling = Cancelling(
-        jobs, outcomes, batches, hot, states, balance, settings.visibility_timeout_s
+        jobs, outcomes, batches, hot, states, balance, settings.visibility_timeout_s, failpoints
     )
     completion = Completion(jobs, hot, states, balance, sinks)
     closing = Closing(balance, batches, states, specs, sinks, cancelling, completion)

@@ -29,6 +29,7 @@ from penstock_workers.control.counters import Counters
 from penstock_workers.control.feeding import Feeding, is_open
 from penstock_workers.control.feeds.even import Processes
 from penstock_workers.control.feeds.feed_windows import FeedWindows
+from penstock_workers.control.feeds.first_hundred import FirstHundred
 from penstock_workers.control.feeds.leadership import Leadership, LedFeed
 from penstock_workers.control.feeds.reconcile import Reconciler
 from penstock_workers.control.feeds.specs import Specs
@@ -119,16 +120,19 @@ class Leading:
         feeding: Feeding,
         leaving: Leaving,
         reconciliation: Reconciliation,
+        first: FirstHundred,
         states: JobStates,
         specs: Specs,
     ) -> None:
         self.leadership, self._processes, self._windows = leadership, processes, windows
         self._feeding, self._leaving, self._reconciliation = feeding, leaving, reconciliation
-        self._states, self._specs = states, specs
+        self._first, self._states, self._specs = first, states, specs
 
     def prepare(self, live: Sequence[LiveJob], seen: Sequence[JobSeen]) -> None:
         """Renew and share what is led, and note which jobs share the queues."""
-        self._leaving.keep_only({job.job_id for job, _ in live})
+        names = {job.job_id for job, _ in live}
+        self._leaving.keep_only(names)
+        self._first.keep_only(names)
         processes = self._processes.number(live)
         live = [LiveJob(job, _led_by_control(job, feeds)) for job, feeds in live]
         self.leadership.keep_only(live)

@@ -12,7 +12,6 @@ from penstock_workers.control.feeds.specs import Specs
 from penstock_workers.control.job.limits import JobLimits
 from penstock_workers.control.job.resume import Resumes
 from penstock_workers.control.lanes.step import LaneChoices
-from penstock_workers.lane_changes import is_lane_at_fault
 
 UNPARK_MAX: Final = 2_000  # messages of a resumed job brought back per round
 
@@ -81,9 +80,7 @@ class Stopping:
         """Return whether a job that its lane has paused goes on in another one.
 
         Redis learns it now: a job that it still calls paused counts as resumed by a person."""
-        if not is_lane_at_fault(job.reason) or not self._lanes.leave(
-            job, self._specs.of(job), sum(seen.outstanding)
-        ):
+        if not self._lanes.leave(job, self._specs.of(job), sum(seen.outstanding)):
             return False
         self._hot.set_job_state(job.job_id, JobState.RUNNING)
         return True

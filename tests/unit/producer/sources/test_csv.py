@@ -90,7 +90,7 @@ def test_records_are_those_of_pythons_csv(
         assert source.fetch(row.position).body == row.body
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(body=st.text(st.sampled_from('ab",\n\r \u2028é'), max_size=40))
 def test_any_bytes_are_read_as_pythons_csv_reads_them(tmp_path: Path, body: str) -> None:
     """Of any text the same records are accepted as by csv, strictly read; only an open quote stops

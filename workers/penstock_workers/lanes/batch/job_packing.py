@@ -13,7 +13,7 @@ from penstock_ledger import BatchState, FeedLost, JobState, JobStore, LiveFeed, 
 from penstock_ledger.model import Feed, FeedKind, Job
 from penstock_producer.errors import SourceError, SourceUnavailable
 from penstock_producer.job.spec import JobSpec
-from penstock_workers.errors import WorkerError
+from penstock_workers.errors import WorkerError, stop_reason
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.lanes.batch.jobs import Jobs, Standing
 from penstock_workers.lanes.batch.journeys import Journeys, Providers
@@ -68,9 +68,9 @@ class JobPacking:
             except FeedLost:
                 continue
             except (SourceUnavailable, WorkerError) as error:
-                await self._jobs.stop(job.job_id, JobState.PAUSED, str(error))
+                await self._jobs.stop(job.job_id, JobState.PAUSED, stop_reason(error))
             except SourceError as error:
-                await self._jobs.stop(job.job_id, JobState.FAILED, str(error))
+                await self._jobs.stop(job.job_id, JobState.FAILED, stop_reason(error))
 
     async def _pack_feed(self, job: Job, live: LiveFeed) -> None:
         owner = self._journal.owner
