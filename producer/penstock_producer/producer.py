@@ -58,10 +58,15 @@ from penstock_producer.errors import (
 )
 from penstock_producer.job.options import STOP_FIELDS
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.open_job import TAKES_NO_MORE, DocumentChecker, OpenJob
+from penstock_producer.open_job import (
+    TAKES_NO_MORE,
+    DocumentChecker,
+    OpenJob,
+    PushedLine,
+    PushedLines,
+)
 from penstock_producer.operations.jobs import Changed, JobOperations
 from penstock_producer.pins import AWAITED, DOOR, REMOTE, UPLOADED
-from penstock_producer.pushed_lines import PushedLine, PushedLines
 from penstock_producer.rows import FileSource
 from penstock_producer.schedules.door import Schedules
 from penstock_producer.schedules.marks import taken_key

@@ -25,6 +25,7 @@ from penstock_gateway.batches.figures import (
 )
 from penstock_gateway.batches.lines import NotReached, why_failed
 from penstock_gateway.batches.specs import ANTHROPIC, input_path, spec_of, spec_of_batch
+from penstock_gateway.batches.steps import BatchMade
 from penstock_gateway.callers.caller import Caller, caller_with, whose
 from penstock_gateway.files.store import FileStore
 from penstock_gateway.ids import new_id
@@ -218,7 +219,7 @@ async def create(request: Request, caller: Writer) -> JSONResponse:
         counts={"total": requests},
     )
     batch, _ = await backend.run(DoorBatchStore(backend.database).add, new)
-    backend.batch_made.set()
+    backend.part(BatchMade).event.set()
     return JSONResponse(batch_shown(batch, batch.counts, _origin(request)))
 
 

@@ -12,6 +12,8 @@ ended are left to the worker that reads them.
 
 Each step may be taken twice, by any process: a row is added once, and never for a document that has
 its outcome.
+
+The moves of live jobs are read once per change.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from penstock_ledger import (
     Database,
     JobStore,
     LaneMove,
+    LaneMoves,
     OutcomeStore,
     ProviderBatch,
     ProviderBatchStore,
@@ -42,7 +45,6 @@ from penstock_producer.job.lanes import LANES, packs
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.rows import Document
 from penstock_producer.sources.of_feed import source_of
-from penstock_workers.control.moves.known_moves import KnownMoves
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.settings import WorkerSettings
 
@@ -56,6 +58,31 @@ OF_DEADLINE: Final = 0.25
 _LEFT: Final = "lane_left"
 
 Page = list[Remainder]
+
+
+class KnownMoves:
+    """Belongs to the control thread."""
+
+    def __init__(self, moves: LaneMoves) -> None:
+        self._moves = moves
+        self._known: dict[str, list[LaneMove]] = {}
+
+    def of(self, job: Job) -> Sequence[LaneMove]:
+        """Return the moves of a job; nothing is read for one that has never moved."""
+        if not job.moves:
+            return ()
+        known = self._known.get(job.job_id)
+        if known is None or len(known) != job.moves:
+            known = self._known[job.job_id] = self._moves.of(job.job_id)
+        return known
+
+    def note_left(self, move: LaneMove, now: float) -> None:
+        """Note that nothing waits in the lane before any more."""
+        self._moves.note_left(move, now)
+        self._known.pop(move.job_id, None)
+
+    def keep_only(self, live: Collection[str]) -> None:
+        self._known = {job_id: moves for job_id, moves in self._known.items() if job_id in live}
 
 
 class _Walk(NamedTuple):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from alembic import op
 
-revision = "0018"
-down_revision = "0017"
+revision = "0019"
+down_revision = "0018"
 
 SUMS = ("tallies", "lane_tallies", "paid_beside", "batch_remainders", "spending")
 

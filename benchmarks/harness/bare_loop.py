@@ -1,4 +1,4 @@
-"""What others pay for the same calls: `python -m benchmarks.peers.bare_loop aiohttp|openai URL
+"""What others pay for the same calls: `python -m benchmarks.harness.bare_loop aiohttp|openai URL
 CALLS CONCURRENCY [uvloop]`.
 
 One asyncio loop, so many coroutines in flight, bodies made beforehand, each answer parsed and

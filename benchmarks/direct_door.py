@@ -4,7 +4,7 @@ The provider answers after LATENCY_MS. Direct calls and calls through the door t
 round, from the same threads; CPU is that of door, worker, control and Redis together, by the calls
 of the round.
 
-    python -m benchmarks.parts.direct_door [--beside CHECKOUT] [--setting NAME=VALUE]
+    python -m benchmarks.direct_door [--beside CHECKOUT] [--setting NAME=VALUE]
 
 weighs a change: other code, or other settings, has a fleet and a door of its own, and takes its
 turn in each round.
@@ -123,7 +123,7 @@ def _rows(name: str, callers: int, through: list[Calls], direct: list[Calls]) ->
 
 
 def main() -> None:
-    given = arguments("parts.direct_door", __doc__, CALLS, ROUNDS)
+    given = arguments("direct_door", __doc__, CALLS, ROUNDS)
     end_in_order()
     show(_measured(given.items, given.rounds, contenders(given)))
 
