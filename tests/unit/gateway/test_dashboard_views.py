@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from penstock_gateway.dashboard.courses import AT_ONCE, Courses
+from penstock_gateway.dashboard.courses import AT_ONCE, Courses, Speeds
 from penstock_gateway.dashboard.desk import in_state_of
 from penstock_gateway.dashboard.foreign import MOST_CHARS, answer_of, json_text, prompt_of, shown
 from penstock_gateway.dashboard.forms import check_origin
 from penstock_gateway.dashboard.jobs_view import ago, job_rows, place_in, place_text, tabs
 from penstock_gateway.dashboard.letters_view import alike, groups, members
 from penstock_gateway.dashboard.quotas_view import quota_rows
-from penstock_gateway.dashboard.speeds import Speeds
 from penstock_gateway.dashboard.spending_view import price_rows, spend_rows, total_of
 from penstock_gateway.dashboard.workers_view import lane_views
 from penstock_gateway.pages.chart import parts, rate_chart

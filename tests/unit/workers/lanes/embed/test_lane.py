@@ -26,8 +26,7 @@ from penstock_workers.item.run.fates import FATES
 from penstock_workers.lanes.embed.bodies import MAX_INPUTS
 from penstock_workers.lanes.embed.embed_lane import EmbedLane
 from penstock_workers.lanes.embed.encoding import encoder
-from penstock_workers.lanes.embed.models import find_model
-from penstock_workers.lanes.embed.settings import EmbedSettings
+from penstock_workers.lanes.embed.settings import EmbedSettings, find_model
 
 
 @pytest.fixture
