@@ -126,9 +126,9 @@ class SameCall(Repetition):
         return self.unchanged()
 
     def changed(self, **values: str) -> str:
-        return (
-            f"the same call with {', '.join(f'{name}={value}' for name, value in values.items())}"
-        )
+        # another folder is not asked for: options that make another job have one of their own
+        told = [f"{name}={value}" for name, value in values.items() if name != "out"]
+        return f"the same call with {', '.join(told)}"
 
 
 def _kind(error: BaseException, status: int) -> str:

@@ -79,10 +79,10 @@ def test_records_are_those_of_pythons_csv(
     content = written.getvalue() if end else written.getvalue().removesuffix(ending)
     path = write(tmp_path, b"\xef\xbb\xbf" * bom + content.encode())
     known = list(csv.DictReader(io.StringIO(content, newline=""), delimiter=delimiter, strict=True))
-    source = open_source(path, JobSpec(prompt="{text}<{more}>", model="m"))
+    source = open_source(path, JobSpec(prompt='{text}<{more|default:""}>', model="m"))
     found = list(source.documents({}))
     assert [(row.doc_id, asked(row)) for row in found] == [
-        (row["id"], f"{row['text']}<{row['more']}>") for row in known
+        (row["id"], f"{row['text']}<{row['more'] if row['more'].strip() else ''}>") for row in known
     ]
     for index, row in enumerate(found):
         assert isinstance(row, Document)
