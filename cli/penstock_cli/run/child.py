@@ -150,6 +150,7 @@ _QUOTED: Final = re.compile(r"('[^'\n]*'|\"[^\"\n]*\")")
 _ARGUMENTS: Final = {
     **{name.replace("_", "-"): name for name in RUN_OPTIONS},
     "out": "state",  # a call has one folder for both
+    "job": "job",
     **{option.name: option.field for option in OPTIONS.values()},
 }
 

@@ -17,7 +17,7 @@ def test_flags_are_keyword_arguments() -> None:
     """Each option of a job and of `penstock run` goes by its keyword; what is quoted stays."""
     for option in OPTIONS.values():
         assert as_arguments(f"see --{option.name}.") == f"see {option.field}."
-    assert as_arguments("give --base-url, or --state DIR") == "give base_url, or state DIR"
+    assert as_arguments("give --base-url, or --job NAME") == "give base_url, or job NAME"
     assert as_arguments("--param max_tokens=5 in 'a --b c'") == "params.max_tokens=5 in 'a --b c'"
     told = [as_arguments(on_terminal(fix)) for fix in FIXES.values()]
     assert [text for text in told if re.search(r"--[a-z]", text.replace("--set", ""))] == []
