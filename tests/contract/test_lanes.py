@@ -41,6 +41,7 @@ MAY_NAME_LANES = {
     "ledger/penstock_ledger/model.py": (
         "the lane of jobs from before there were several; it cannot import the producer"
     ),
+    "ledger/penstock_ledger/reasons.py": "the id of a provider batch, among parameters",
     "producer/penstock_producer/job/lanes.py": "the producer's table; it cannot import workers",
     "producer/penstock_producer/job/options.py": "the flag --api, which is about a provider's API",
     "producer/penstock_producer/jobfile/fields.py": "as above",
