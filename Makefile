@@ -58,7 +58,7 @@ demo-clean: ## remove the files of the demos, so that the next one starts from n
 test test-fast: export PYTHONDONTWRITEBYTECODE :=
 
 test: $(STAMP) ## run every test that CI runs, four at a time
-	@$(BIN)/python -m compileall -q cli gateway ledger producer ratelimit simulate workers
+	@$(BIN)/python -m compileall -q cli gateway ledger penstock producer ratelimit simulate workers
 	@$(IN_MEMORY) $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not ($(LEFT_OUT))" $(PYTEST)
 
 test-all: $(STAMP) ## run them on both databases each, with more examples, seeds, sizes and shapes
