@@ -65,7 +65,7 @@ test-all: $(STAMP) ## run them on both databases each, with more examples, seeds
 	@$(MAKE) test LEFT_OUT="$(ELSEWHERE)" PYTEST="--both-databases --hypothesis-profile=whole"
 
 test-fast: $(STAMP) ## run the unit and contract tests only: a minute, while you work
-	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile tests/unit tests/contract
+	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile -m "not ($(LEFT_OUT))" tests/unit tests/contract
 
 test-servers: $(STAMP) ## run the tests that need PgBouncer, RabbitMQ, MariaDB, nginx, a Redis with TLS and its Sentinel, Azurite (tests of missing servers are skipped)
 	@$(BIN)/python -m pytest -q -m servers tests/stores tests/contract/test_http_clients.py

@@ -17,7 +17,7 @@ UNPARK_MAX: Final = 2_000  # messages of a resumed job brought back per round
 
 
 class Stopping:
-    """Belongs to the control thread. Any process does it, whoever leads the feeds."""
+    """Stops and pauses jobs, in the control thread. Any process does it, not their leader only."""
 
     def __init__(
         self,

@@ -235,7 +235,7 @@ class BatchEngine:
     def _make_judge(
         self, stores: Stores, jobs: JobStore, journal: Journal, failpoints: Failpoints
     ) -> Judge:
-        """Make what judges answers and settles them, and have it closed at the end."""
+        """Make what turns answers into outcomes and settles them, and have it closed at the end."""
         settings, database = self._settings, stores.database
         start_child = child_starter(settings)
         hooks, checks = (ChildPool(start_child, settings.hook_processes) for _ in range(2))
