@@ -20,7 +20,7 @@ from chart.pods import containers, pods
 
 DOCS = {
     name: (ROOT / name).read_text("utf-8")
-    for name in ("README.md", "docs/kubernetes.md", "helm/penstock/README.md")
+    for name in ("docs/fleet.md", "docs/kubernetes.md", "helm/penstock/README.md")
 }
 OWN = "fleet.yaml"  # the reader's own values, as docs/kubernetes.md shows them
 UPSTREAM = ("vllm/vllm-openai:", "redis:", "postgres:")

@@ -84,6 +84,14 @@ def test_every_page_is_in_the_nav_of_the_site_once() -> None:
     assert sorted(IN_NAV.findall(nav)) == sorted([README_IS, *pages])
 
 
+def test_the_page_of_all_pages_leads_to_each() -> None:
+    """Who reads the repository without the site finds every page of docs/ from docs/pages.md."""
+    docs = ROOT / "docs"
+    linked = set(re.findall(r"\]\(([\w./-]+\.md)\)", (docs / "pages.md").read_text("utf-8")))
+    pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
+    assert sorted(pages - linked - {"pages.md"}) == []
+
+
 def test_a_page_of_a_use_shows_its_script_whole(site: Path) -> None:
     """What the page of a use shows is the file that the tests run, from its first line to its
     last."""

@@ -1,4 +1,4 @@
-"""The README's commands, run as they stand.
+"""The commands of the README and of the two pages that go on from it, run as they stand.
 
 Only addresses are exchanged: what lies elsewhere has a stand-in on loopback."""
 
@@ -35,6 +35,9 @@ from penstock_simulate.answers.faults import Fates, Poison
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
+# in the order in which a reader comes by
+PAGES = (README, *((ROOT / "docs" / name).read_text("utf-8") for name in ("serve.md", "fleet.md")))
+MOST_LINES = 120  # of the README: what is read before the first try
 TIME_S = 90.0
 DEMO_DOCS = 20
 DEMO_LUCK = Fates(SimulatorConfig(seed=7, poison_rate=0.004))  # examples/demo.py has the same
@@ -42,7 +45,11 @@ DEAD = "locale.setlocale"  # a document of the demo that the simulated provider 
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    return [
+        block
+        for page in PAGES
+        for block in re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
+    ]
 
 
 def commands() -> list[str]:
@@ -50,7 +57,7 @@ def commands() -> list[str]:
     joined."""
     text = re.sub(r"\\\n\s*", " ", "\n".join(blocks("console")))
     return re.findall(r"^\$ (.+)$", text, re.MULTILINE) + re.findall(
-        r"`(pip install [^`]+)`", README
+        r"`(pip install [^`]+)`", "\n".join(PAGES)
     )
 
 
@@ -369,14 +376,20 @@ def test_a_command_of_the_readme(place: Place, command: str) -> None:
     fates[0](place, command)
 
 
-@pytest.mark.parametrize("what", ["batches.create", "Producer("])
+@pytest.mark.parametrize("what", ["penstock.run(", "batches.create", "Producer("])
 def test_the_python_of_the_readme_runs(place: Place, what: str) -> None:
-    """OpenAI's client at `penstock serve`; the producer's example, with a file in a bucket and an
-    open job (D11)."""
+    """The call from a notebook; OpenAI's client at `penstock serve`; the producer's example, with a
+    file in a bucket and an open job (D11)."""
     (block,) = [block for block in blocks("python") if what in block]
     status, told = place.run([sys.executable, "-c", place.here(block)])
     assert status == 0, told
     assert "b9" in told or "batches" not in what, "the answers are printed"
+
+
+def test_the_readme_is_short() -> None:
+    """What is read before the first try is a page and a half, and it ends in five links."""
+    assert len(README.splitlines()) <= MOST_LINES
+    assert README.partition("## Read on")[2].count("\n- ") == 5
 
 
 def test_pages_that_the_readme_names_are_there() -> None:
