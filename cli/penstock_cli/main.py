@@ -16,6 +16,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from penstock_cli import examples
+from penstock_cli.boxes import USUAL, Boxed
 from penstock_cli.errors import EXIT_FAILED, Interrupted
 from penstock_cli.failures import leave_with
 
@@ -101,7 +102,8 @@ def _mount(app: typer.Typer, name: str, command: Command) -> None:
     if isinstance(found, typer.Typer):
         app.add_typer(found, name=name, rich_help_panel=command.panel)
     else:
-        app.command(name=name, rich_help_panel=command.panel, epilog=command.epilog)(found)
+        kind = Boxed if name in USUAL else None
+        app.command(name, cls=kind, rich_help_panel=command.panel, epilog=command.epilog)(found)
 
 
 def _options(

@@ -25,63 +25,39 @@ if TYPE_CHECKING:
     from penstock_producer.planning.sizing import Planned
 
 
-PLAN = "The plan"
-
 Documents = Annotated[
     str | None,
     typer.Option(
-        metavar="N",
-        help="How many documents: 20000, 1.5k, 100M; by default those of the source.",
-        rich_help_panel=PLAN,
+        metavar="N", help="How many documents: 20000, 1.5k, 100M; by default those of the source."
     ),
 ]
 Within = Annotated[
     str | None,
-    typer.Option(
-        metavar="TIME", help="The time in which all must be done, e.g. 24h.", rich_help_panel=PLAN
-    ),
+    typer.Option(metavar="TIME", help="The time in which all must be done, e.g. 24h."),
 ]
 FromJob = Annotated[
     str | None,
-    typer.Option(
-        metavar="JOB", help="Take the figures of this job or sample.", rich_help_panel=PLAN
-    ),
+    typer.Option(metavar="JOB", help="Take the figures of this job or sample."),
 ]
 JobWorkers = Annotated[
     int,
-    typer.Option(
-        min=1, help="How many workers that job had, where they host a model.", rich_help_panel=PLAN
-    ),
+    typer.Option(min=1, help="How many workers that job had, where they host a model."),
 ]
-TokensIn = Annotated[
-    float | None, typer.Option(min=0, help="Prompt tokens of one document.", rich_help_panel=PLAN)
-]
-TokensOut = Annotated[
-    float | None, typer.Option(min=0, help="Answer tokens of one document.", rich_help_panel=PLAN)
-]
+TokensIn = Annotated[float | None, typer.Option(min=0, help="Prompt tokens of one document.")]
+TokensOut = Annotated[float | None, typer.Option(min=0, help="Answer tokens of one document.")]
 Latency = Annotated[
     str | None,
-    typer.Option(metavar="TIME", help="How long one call takes, e.g. 2.5s.", rich_help_panel=PLAN),
+    typer.Option(metavar="TIME", help="How long one call takes, e.g. 2.5s."),
 ]
 Workers = Annotated[
     int | None,
-    typer.Option(
-        min=1,
-        max=100_000,
-        help="Worker processes; by default as many as it takes.",
-        rich_help_panel=PLAN,
-    ),
+    typer.Option(min=1, max=100_000, help="Worker processes; by default as many as it takes."),
 ]
 Concurrency = Annotated[
     int | None,
-    typer.Option(
-        min=1,
-        max=10_000,
-        help="Calls in flight in each worker; by default the lane's.",
-        rich_help_panel=PLAN,
-    ),
+    typer.Option(min=1, max=10_000, help="Calls in flight in each worker; by default the lane's."),
 ]
-Seed = Annotated[int, typer.Option(help="Seed of the simulation.", rich_help_panel=PLAN)]
+Seed = Annotated[int, typer.Option(help="Seed of the simulation.")]
 
 
 @dataclass(frozen=True, slots=True)

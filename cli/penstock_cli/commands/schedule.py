@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock_cli import examples
+from penstock_cli.boxes import Boxed
 from penstock_cli.errors import UsageProblem
 from penstock_cli.job import options
 from penstock_cli.job.flags import takes_flags
@@ -18,7 +19,6 @@ from penstock_producer.source_names import BY_VARIABLE
 if TYPE_CHECKING:
     from penstock_producer import Firing, JobSpec, OutcomesOf, Schedule, Schedules
 
-WHEN = "When"
 FIRINGS_LISTED = 20
 REASON_CHARS = 300
 NOTICE_READ_BYTES = 2 * 1024 * 1024  # of a notification: more than one may have
@@ -43,15 +43,12 @@ ScheduleName = Annotated[
         help=(
             "Names the schedule (left out: after the source). Its jobs are named after it and "
             "their time."
-        ),
-        rich_help_panel=WHEN,
+        )
     ),
 ]
 Zone = Annotated[
     str,
-    typer.Option(
-        metavar="ZONE", help="The time zone of these times: Europe/Berlin, …", rich_help_panel=WHEN
-    ),
+    typer.Option(metavar="ZONE", help="The time zone of these times: Europe/Berlin, …"),
 ]
 CatchUp = Annotated[
     str,
@@ -59,14 +56,11 @@ CatchUp = Annotated[
         metavar="POLICY",
         help="What to do about times that passed while no control process ran: skip them, start "
         "the latest once, or start all (at most 24).",
-        rich_help_panel=WHEN,
     ),
 ]
 Overlap = Annotated[
     bool,
-    typer.Option(
-        "--overlap", help="Start a job although an earlier one has not ended.", rich_help_panel=WHEN
-    ),
+    typer.Option("--overlap", help="Start a job although an earlier one has not ended."),
 ]
 NewFiles = Annotated[
     bool,
@@ -76,7 +70,6 @@ NewFiles = Annotated[
             "SOURCE is a folder, prefix or pattern: each job has its files that no earlier job of "
             "the schedule took."
         ),
-        rich_help_panel=WHEN,
     ),
 ]
 Events = Annotated[
@@ -86,12 +79,11 @@ Events = Annotated[
         help="With --new-files over s3://: new files are named by notifications, from this queue "
         "of SQS (its URL), or with webhook by those that `penstock schedule notify` gets. "
         "Once a day all files are looked at.",
-        rich_help_panel=WHEN,
     ),
 ]
 
 
-@app.command(epilog=examples.SCHEDULE_ADD)
+@app.command(cls=Boxed, epilog=examples.SCHEDULE_ADD)
 @takes_flags
 def add(
     cron: Cron,

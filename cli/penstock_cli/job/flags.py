@@ -14,8 +14,9 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
+from penstock_cli.boxes import HelpAll
 from penstock_cli.job.given import GivenJob, given_job
-from penstock_cli.job.options import JOB, PROVIDER, Source, SpecFile
+from penstock_cli.job.options import Source, SpecFile
 from penstock_producer.job.options import OPTIONS, FlagForm, Option
 
 _TYPES: Mapping[FlagForm, Any] = {
@@ -63,8 +64,10 @@ def takes_flags(command: Callable[..., None]) -> Callable[..., None]:
             parameters += flags
         else:
             parameters.append(own)
+    parameters.append(_made("help_all", False, HelpAll))
 
     def run(**typed: Any) -> None:
+        del typed["help_all"]  # its callback has answered
         given = {_GIVEN: _given(typed)} if "context" in typed else {}
         made = {
             name: kind(**{field: typed.pop(field) for field in flags})
@@ -110,7 +113,6 @@ def _job_parameters() -> Iterator[inspect.Parameter]:
                 f"--{option.name}-file",
                 metavar="FILE",
                 help=f"A text file that holds it: --{option.name}.",
-                rich_help_panel=JOB,
             )
             yield _made(f"{option.field}_file", None, Annotated[Path | None, flag])
 
@@ -133,7 +135,6 @@ def _parameter(option: Option) -> inspect.Parameter:
         + (" Repeatable." if option.form in (FlagForm.PAIRS, FlagForm.LIST) else ""),
         metavar=option.metavar,
         show_default=option.form is not FlagForm.SWITCH,
-        rich_help_panel=PROVIDER if option.field == "provider" else JOB,
     )
     annotation = Annotated[kind if default is not None else kind | None, flag]  # type: ignore[valid-type]  # made, not read
     return _made(option.field, default, annotation)

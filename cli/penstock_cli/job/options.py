@@ -12,10 +12,6 @@ import typer
 
 from penstock_producer.job.options import OPTIONS, RUN_OPTIONS
 
-JOB = "The job"
-PROVIDER = "The provider"
-MACHINE = "This machine"
-
 Source = Annotated[
     str | None,
     typer.Argument(
@@ -33,15 +29,12 @@ SpecFile = Annotated[
         "--spec",
         metavar="FILE",
         help="A job spec file; SOURCE goes before the one in it, and flags before its options.",
-        rich_help_panel=JOB,
     ),
 ]
 FromJob = Annotated[
     str | None,
     typer.Option(
-        metavar="JOB",
-        help="Read the outcomes of a job that has ended, instead of a source.",
-        rich_help_panel=JOB,
+        metavar="JOB", help="Read the outcomes of a job that has ended, instead of a source."
     ),
 ]
 FromSchedule = Annotated[
@@ -52,7 +45,6 @@ FromSchedule = Annotated[
             "Each time, read the outcomes of that schedule's newest job that has ended, instead of "
             "a source."
         ),
-        rich_help_panel=JOB,
     ),
 ]
 Where = Annotated[
@@ -61,7 +53,6 @@ Where = Annotated[
         metavar="CONDITION",
         help="Only outcomes for which it holds: status=dead, reason=context_overflow, or a field "
         "of the answer, score<0.5. Repeatable: all must hold.",
-        rich_help_panel=JOB,
     ),
 ]
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="A job id or job key.")]
@@ -79,49 +70,36 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, on one lin
 
 Job = Annotated[
     str | None,
-    typer.Option(
-        "--job", metavar="KEY", help="Names the job; the same key resumes it.", rich_help_panel=JOB
-    ),
+    typer.Option("--job", metavar="KEY", help="Names the job; the same key resumes it."),
 ]
 
 Api = Annotated[
     str | None,
-    typer.Option(metavar="KIND", help=RUN_OPTIONS["api"], rich_help_panel=PROVIDER),
+    typer.Option(metavar="KIND", help=RUN_OPTIONS["api"]),
 ]
-BaseUrl = Annotated[
-    str | None, typer.Option(help=RUN_OPTIONS["base_url"], rich_help_panel=PROVIDER)
-]
+BaseUrl = Annotated[str | None, typer.Option(help=RUN_OPTIONS["base_url"])]
 ApiKeyEnv = Annotated[
     str | None,
-    typer.Option(metavar="VAR", help=RUN_OPTIONS["api_key_env"], rich_help_panel=PROVIDER),
+    typer.Option(metavar="VAR", help=RUN_OPTIONS["api_key_env"]),
 ]
-Rpm = Annotated[float | None, typer.Option(help=RUN_OPTIONS["rpm"], rich_help_panel=PROVIDER)]
-Tpm = Annotated[float | None, typer.Option(help=RUN_OPTIONS["tpm"], rich_help_panel=PROVIDER)]
+Rpm = Annotated[float | None, typer.Option(help=RUN_OPTIONS["rpm"])]
+Tpm = Annotated[float | None, typer.Option(help=RUN_OPTIONS["tpm"])]
 Itpm = Annotated[
     float | None,
-    typer.Option(help=RUN_OPTIONS["itpm"], rich_help_panel=PROVIDER),
+    typer.Option(help=RUN_OPTIONS["itpm"]),
 ]
-Otpm = Annotated[float | None, typer.Option(help=RUN_OPTIONS["otpm"], rich_help_panel=PROVIDER)]
+Otpm = Annotated[float | None, typer.Option(help=RUN_OPTIONS["otpm"])]
 Metering = Annotated[
     str | None,
-    typer.Option(
-        "--profile",
-        metavar="NAME",
-        help=RUN_OPTIONS["profile"],
-        rich_help_panel=PROVIDER,
-    ),
+    typer.Option("--profile", metavar="NAME", help=RUN_OPTIONS["profile"]),
 ]
 UsdIn = Annotated[
     float | None,
-    typer.Option(
-        "--usd-per-mtok-in", help=RUN_OPTIONS["usd_per_mtok_in"], rich_help_panel=PROVIDER
-    ),
+    typer.Option("--usd-per-mtok-in", help=RUN_OPTIONS["usd_per_mtok_in"]),
 ]
 UsdOut = Annotated[
     float | None,
-    typer.Option(
-        "--usd-per-mtok-out", help=RUN_OPTIONS["usd_per_mtok_out"], rich_help_panel=PROVIDER
-    ),
+    typer.Option("--usd-per-mtok-out", help=RUN_OPTIONS["usd_per_mtok_out"]),
 ]
 
 # -- of `penstock results`, where each is asked for once -------------------------------------------
@@ -156,19 +134,12 @@ IntoId = Annotated[str, typer.Option("--into-id", metavar="COLUMN", help=OPTIONS
 Out = Annotated[str | None, typer.Option(metavar="DIR", help=RUN_OPTIONS["out"])]
 Workers = Annotated[
     int | None,
-    typer.Option(
-        min=1,
-        max=256,
-        help=RUN_OPTIONS["workers"],
-        rich_help_panel=MACHINE,
-    ),
+    typer.Option(min=1, max=256, help=RUN_OPTIONS["workers"]),
 ]
-Concurrency = Annotated[
-    int | None, typer.Option(min=1, help=RUN_OPTIONS["concurrency"], rich_help_panel=MACHINE)
-]
+Concurrency = Annotated[int | None, typer.Option(min=1, help=RUN_OPTIONS["concurrency"])]
 LocalState = Annotated[
     Path | None,
-    typer.Option("--state", help=RUN_OPTIONS["state"], rich_help_panel=MACHINE),
+    typer.Option("--state", help=RUN_OPTIONS["state"]),
 ]
 DryRun = Annotated[
     bool,
@@ -177,17 +148,14 @@ DryRun = Annotated[
         help=(
             "Check source and options, show the first requests and an estimate; nothing is called."
         ),
-        rich_help_panel=MACHINE,
     ),
 ]
 Sample = Annotated[
     int | None,
     # more is a job of its own
-    typer.Option(min=1, max=10_000, help=RUN_OPTIONS["sample"], rich_help_panel=MACHINE),
+    typer.Option(min=1, max=10_000, help=RUN_OPTIONS["sample"]),
 ]
-NoProgress = Annotated[
-    bool, typer.Option("--no-progress", help=RUN_OPTIONS["no_progress"], rich_help_panel=MACHINE)
-]
+NoProgress = Annotated[bool, typer.Option("--no-progress", help=RUN_OPTIONS["no_progress"])]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import typer
 
 from penstock_cli.job import options
 from penstock_cli.job.flags import takes_flags
-from penstock_cli.job.options import MACHINE, ProviderFlags
+from penstock_cli.job.options import ProviderFlags
 from penstock_producer.job.lanes import AUTO, DEFAULT_LANE
 
 DEFAULT_STATE = Path("penstock-state")
@@ -32,8 +32,7 @@ class ServeFlags:
             help=(
                 "Folder of the queue, the ledger and the files. The same folder goes on with its "
                 "jobs."
-            ),
-            rich_help_panel=MACHINE,
+            )
         ),
     ] = DEFAULT_STATE
     host: Annotated[

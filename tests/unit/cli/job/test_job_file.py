@@ -349,11 +349,13 @@ def test_a_dry_run_of_a_file(whole: Path) -> None:
 
 
 def test_every_flag_has_a_field_in_the_file() -> None:
-    """What `penstock run` takes, the file takes; only `--dry-run` is about one look at a job."""
+    """What `penstock run` takes, the file takes; only `--dry-run` and help are about one look at a
+    job."""
     import typer.main
 
     command = typer.main.get_command(command_line()).commands["run"]  # type: ignore[attr-defined]  # it is a group
-    flags = {parameter.name for parameter in command.params} - {"dry_run", "spec_file", "help"}
+    looks = {"dry_run", "spec_file", "help", "help_all"}
+    flags = {parameter.name for parameter in command.params} - looks
     schema = json_schema()["properties"]
     assert flags == (
         set(schema) - {"run", "$schema", "batch_poll", "cache", "deadline", "timeout"}
