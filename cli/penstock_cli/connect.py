@@ -187,6 +187,20 @@ def books(state: Path | None) -> Iterator[Books]:
         database.close()
 
 
+def redis_url(state: Path | None) -> str:
+    """Return where the queue is: the configured one, or the private Redis of a state folder.
+
+    Raises UsageProblem and RedisNotRunning."""
+    from penstock_producer.settings import ProducerSettings
+
+    if state is None:
+        return ProducerSettings.load().redis_url
+    running = EmbeddedRedis.find(StateFolder.existing(state).redis)
+    if running is None:
+        raise RedisNotRunning(f"nothing runs in {state}, and only its Redis knows this: start it")
+    return running.endpoint.redis_url
+
+
 def refuse_without_database(settings: ProducerSettings) -> None:
     """Refuse to look where no database is configured, or its file does not exist.
 

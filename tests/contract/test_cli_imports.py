@@ -71,7 +71,7 @@ def test_run_starts_its_workers_before_it_imports_anything_heavy() -> None:
         "import sys\n"
         "from penstock_cli.processes import standby\n"
         "class Begun(SystemExit): pass\n"
-        "def begin(lane): raise Begun\n"
+        "def begin(lane, **_): raise Begun\n"
         "standby.Standby = begin\n"
         "sys.argv = ['penstock', 'run', 'docs.jsonl', '--out', 'out']\n"
         "try: main()\n"

@@ -24,6 +24,7 @@ from penstock_producer.planning.intervals import extrapolated, share_of_largest
 from penstock_producer.planning.sizing import (
     FEEDERS,
     MARGIN,
+    ONE_CALL,
     READING,
     Fleet,
     Needs,
@@ -186,6 +187,14 @@ def test_a_limit_that_is_too_low_is_named_with_what_it_would_have_to_be() -> Non
     assert plan.seconds == pytest.approx(1_000_000 / (100 * MARGIN) + 2.5 + 36, rel=0.01)
     assert plan.quota_needed["requests"] > 16_000
     assert "would bind" in plan.relief
+
+
+def test_a_small_job_is_bound_by_the_time_of_a_call() -> None:
+    """Twenty documents that are all asked at once wait for the model, not for the workers' CPU."""
+    plan = sized(Needs(20, Calls((3.0,))), Fleet(256), measured("api"))
+    assert (plan.binding, plan.per_second < 20) == (ONE_CALL, True)
+    many = sized(Needs(100_000, Calls((3.0,))), Fleet(256, workers=1), measured("api"))
+    assert many.binding == SLOTS
 
 
 def test_reading_a_source_can_be_what_binds() -> None:

@@ -59,6 +59,15 @@ def test_the_site_is_built_strictly_and_fetches_nothing(site: Path) -> None:
     assert [one for one in fetched if 'rel="canonical"' not in one] == []
 
 
+def test_the_search_needs_no_server(site: Path) -> None:
+    """From a folder, where browsers let no script read files, the index is a script beside the
+    pages, and so is what stands for a worker."""
+    assert (site / "search/search_index.js").read_text("utf-8").startswith("var __index = {")
+    for page in ("index.html", "uses/tickets.html"):
+        found = re.findall(r'src="([^"]*iframe-worker.js)"', (site / page).read_text("utf-8"))
+        assert [(site / page).parent.joinpath(one).resolve().is_file() for one in found] == [True]
+
+
 def test_what_the_strict_build_refuses(tmp_path: Path) -> None:
     """With the rules of mkdocs.yml, a link to nothing, one to no heading and a page that the nav
     lacks are three errors."""

@@ -123,7 +123,7 @@ def _fields(settings: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             yield from _fields(kind, f"{prefix}{name}.")
             continue
-        default = field.get_default(call_default_factory=not field.is_required())
+        default = field.get_default() if field.default_factory is None else None
         empty = default is PydanticUndefined or default in (None, {}, (), "")
         shown = "" if empty else f"`{_plain(default)}`"
         cells = (f"`{prefix}{name}`", _kind(kind), shown, said.get(name, ""))

@@ -76,6 +76,7 @@ def test_dead_letters_are_listed_shown_and_replayed(machine: Machine) -> None:
         assert status == 0, told
         assert "as generation 2" in told
         assert "penstock run reviews.jsonl" in told
+        assert f"nothing answers at {provider.url} now" in " ".join(told.split())
         status, told = machine.penstock(*machine.run_arguments(healed))
         assert status == 3, told + machine.logs()
     assert machine.report()["dead"] == 1
@@ -180,7 +181,8 @@ def test_killed_run_leaves_no_worker_and_resumes(machine: Machine) -> None:
 
 
 def test_a_finished_job_is_not_paid_twice(machine: Machine) -> None:
-    """Repeating the command of a finished job makes no call and ends with the same status."""
+    """Repeating the command of a finished job makes no call and ends with the same status, and so
+    it does when the provider is gone; other commands read its folder."""
     machine.source(20)
     with simulator() as provider:
         assert machine.penstock(*machine.run_arguments(provider))[0] == 0
@@ -188,6 +190,13 @@ def test_a_finished_job_is_not_paid_twice(machine: Machine) -> None:
         assert status == 0
         assert "completed already: 20 of 20" in told
         assert provider.stats()["requests"] == 20
+        arguments = machine.run_arguments(provider)
+    status, told = machine.penstock(*arguments)
+    assert (status, "no worker is started" in told) == (0, True), told
+    state = str(machine.folder / "out/.penstock")
+    assert "<html" in machine.penstock("report", "reviews", "--html", "--state", state)[1]
+    assert "no schedules yet" in machine.penstock("schedule", "list", "--state", state)[1]
+    assert "nothing runs in" in machine.penstock("refused", "--state", state)[1]
 
 
 def test_another_job_under_the_same_key_is_refused(machine: Machine) -> None:

@@ -6,8 +6,9 @@ What earlier replays of a job have changed travels on with its requests until it
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Mapping
-from itertools import islice
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -272,7 +273,31 @@ def replay(
         if kept:
             typer.echo(safe(kept))
         if state is not None and ledger.redis_if_running() is None:
-            typer.echo(f"process them with:  {run_again(ledger, found)}")
+            command = run_again(ledger, found)
+            typer.echo(f"process them with:  {command}")
+            gone = _address_that_is_gone(command)
+            if gone is not None:
+                typer.echo(
+                    f"nothing answers at {safe(gone)} now: start that server, or give another "
+                    "--base-url. After `make demo`, `make demo` starts its provider and runs them"
+                )
+
+
+def _address_that_is_gone(command: str) -> str | None:
+    """Return the `--base-url` of a command where it is of this machine, and no server is there."""
+    from urllib.parse import urlsplit
+
+    from penstock_cli.run.check import knock
+
+    words = shlex.split(command)
+    url = next((after for word, after in pairwise(words) if word == "--base-url"), "")
+    if urlsplit(url).hostname not in ("127.0.0.1", "localhost", "::1"):
+        return None
+    try:
+        knock(url)
+    except UsageProblem:
+        return url
+    return None
 
 
 def run_again(ledger: Books, job: Job) -> str:

@@ -15,6 +15,7 @@ def refused(
         int, typer.Option(min=1, max=1000, help="At most this many, newest first.")
     ] = 20,
     as_json: options.JsonOption = False,
+    state: options.StateOption = None,
 ) -> None:
     """List tasks of Celery clients that were refused or parked, with the reason.
 
@@ -25,12 +26,12 @@ def refused(
     from dataclasses import asdict
     from itertools import islice
 
+    from penstock_cli.connect import redis_url
     from penstock_ledger import RedisAddress
     from penstock_producer.reporting.text import safe
-    from penstock_producer.settings import ProducerSettings
     from penstock_workers.doors.task_records import TaskRecords
 
-    with RedisAddress.parse(ProducerSettings.load().redis_url).connect() as client:
+    with RedisAddress.parse(redis_url(state)).connect() as client:
         found = list(islice(TaskRecords(client).refusals(), limit))
     if as_json:
         typer.echo(json.dumps([asdict(one) for one in found]))

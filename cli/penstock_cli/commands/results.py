@@ -38,6 +38,7 @@ def report(
             help="text, json, markdown or html; by default what FILE ends in.",
         ),
     ] = "",
+    as_html: Annotated[bool, typer.Option("--html", help="The same as --format html.")] = False,
     output: Output = None,
     state: options.StateOption = None,
 ) -> None:
@@ -47,13 +48,16 @@ def report(
     1 not completed. As HTML it is one page with charts, without scripts.
     """
     from penstock_cli.connect import books
-    from penstock_cli.reports import Form, exit_status, form_of, put, report_of
+    from penstock_cli.reports import exit_status, form_of, put, report_of
     from penstock_cli.run.all_alike import with_advice
     from penstock_producer.reporting.text import safe
 
-    chosen = form_of("json" if as_json and not form else form, output)
-    if as_json and chosen is not Form.JSON:
-        raise UsageProblem(f"--json and --format {form} ask for two forms: give one of them")
+    asked = {form} - {""} | ({"json"} if as_json else set()) | ({"html"} if as_html else set())
+    if len(asked) > 1:
+        raise UsageProblem(
+            f"{', '.join(sorted(asked))}: these are several forms of one report; ask for one"
+        )
+    chosen = form_of(*asked or ("",), output)
     with books(state) as ledger:
         found = ledger.jobs.get(job)
         figures = with_advice(ledger, found, report_of(ledger, found))

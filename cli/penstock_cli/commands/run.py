@@ -45,7 +45,10 @@ def run(given: GivenJob, typed: RunFlags, provider: ProviderFlags) -> None:
         raise typer.Exit(status)
     lane = standby_lane(given.lanes)
     # first of all: its imports take as long as all of this command's
-    with Standby(lane) as standby:
+    done = request.is_completed()
+    if done:
+        typer.echo(f"job {request.job_key} is completed already: no worker is started")
+    with Standby(lane, wanted=not done) as standby:
         from penstock_cli.run.local import Terminal, run_local
 
         status = run_local(request, standby, Terminal())

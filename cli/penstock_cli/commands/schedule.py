@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -194,11 +195,12 @@ def list_schedules(
         ),
     ] = None,
     as_json: options.JsonOption = False,
+    state: options.StateOption = None,
 ) -> None:
     """List schedules: when each starts next, what came of the last time, and what it waits for."""
     import orjson
 
-    with _schedules() as schedules:
+    with _schedules(state) as schedules:
         found = schedules.list() if name is None else [schedules.get(name)]
         number = 1 if name is None else FIRINGS_LISTED
         rows = [(schedule, schedules.firings(schedule.name, number)) for schedule in found]
@@ -272,12 +274,16 @@ def notify(
 
 
 @contextlib.contextmanager
-def _schedules() -> Iterator[Schedules]:
+def _schedules(state: Path | None = None) -> Iterator[Schedules]:
     from penstock_cli.connect import refuse_without_database
+    from penstock_cli.state import StateFolder
     from penstock_producer import Producer
     from penstock_producer.settings import ProducerSettings
 
     settings = ProducerSettings.load()
+    if state is not None:
+        url = StateFolder.existing(state).database_url
+        settings = settings.model_copy(update={"database_url": url})
     refuse_without_database(settings)
     with Producer(settings) as producer:
         yield producer.schedules

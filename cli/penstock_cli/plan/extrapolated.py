@@ -118,10 +118,12 @@ def _lines(
 
 
 def _counts(found: Interval) -> str:
-    return (
-        f"about {count(round(found.middle))} ({count(round(found.low))} to "
-        f"{count(round(found.high))})"
-    )
+    return _about(*(count(round(end)) for end in (found.middle, found.low, found.high)))
+
+
+def _about(middle: str, low: str, high: str) -> str:
+    """Write an estimate with its interval, unless both ends read the same."""
+    return f"about {middle}" + (f" ({low} to {high})" if low != high else "")
 
 
 def _cost_of_all(its: Sequence[Spent], record: SampleRecord) -> Interval | None:
@@ -145,7 +147,7 @@ def _costs(lane: MeasuredLane, found: Interval, plans: Sequence[LanePlan]) -> st
         known = [found.middle]
     if not known:
         return "unknown, as a price is missing"
-    return f"about {usd(found.middle)} ({usd(found.low)} to {usd(found.high)})"
+    return _about(usd(found.middle), usd(found.low), usd(found.high))
 
 
 def _times(plans: Sequence[LanePlan]) -> str:
@@ -153,10 +155,8 @@ def _times(plans: Sequence[LanePlan]) -> str:
     middle = plans[1].planned
     if middle is None:
         return f"unknown: {safe(plans[1].why)}"
-    return (
-        f"about {duration(middle.seconds)} ({duration(min(seconds))} to {duration(max(seconds))}), "
-        f"bounded by {middle.binding}"
-    )
+    told = _about(duration(middle.seconds), duration(min(seconds)), duration(max(seconds)))
+    return f"{told}, bounded by {middle.binding}"
 
 
 def _planned(

@@ -87,7 +87,8 @@ class Standby:
 
     It ends with the context, and so do workers that still run."""
 
-    def __init__(self, lane: str) -> None:
+    def __init__(self, lane: str, *, wanted: bool = True) -> None:
+        """Start the server; one that is not ``wanted`` has ended before it imports anything."""
         self.lane = lane  # of the workers that it forks
         self._process = subprocess.Popen(  # noqa: S603 -- our own interpreter and command line
             server_command(lane),
@@ -104,6 +105,8 @@ class Standby:
         self._unread = b""
         self._ready = False
         self._workers: dict[int, ForkedWorker] = {}
+        if not wanted:
+            self.kill()
 
     def take(self, number: int, variables: Mapping[str, str], log: Path) -> ForkedWorker | None:
         """Order a worker with these settings and this log; None where the server is gone."""

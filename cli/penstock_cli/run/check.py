@@ -82,7 +82,8 @@ def checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
     settings, beside = with_short_lease(settings), [*map(with_short_lease, beside)]
     if asks_a_provider(spec):
         name_receiver(spec.provider, settings.provider(spec.provider))
-        knock(settings.provider(spec.provider).base_url)
+        if not request.is_completed():
+            knock(settings.provider(spec.provider).base_url)
     files.probe(request.out, request.source)
     files.refuse_other_jobs(request.out, request.job_key)
     to_write = result_forms.Tables.of(spec)

@@ -47,6 +47,11 @@ class RunRequest:
         Outcomes are no file of this machine."""
         return self.given.source if self.outcomes is None else f"job://{self.outcomes.job}"
 
+    def is_completed(self) -> bool:
+        """Return whether all is answered already: no worker and no provider is needed then."""
+        folder = StateFolder(self.state.expanduser().absolute())
+        return self.sample is None and folder.has_completed(self.job_key)
+
 
 @dataclass(frozen=True)
 class Plan:

@@ -52,6 +52,8 @@ WORKERS_MAX: Final = 100_000
 WINDOW_MAX: Final = 50_000  # messages in the queue
 CPU, REDIS, FEEDERS, ENGINES = "CPU of the workers", "CPU of Redis", "feeders", "engines"
 READING = "survey and files"
+ONE_CALL = "the time of a call"  # where all documents are asked at once
+BOUND: Final = 0.5  # of a job's time that a stage alone takes which binds it; else its calls do
 # the phases of a job
 START, READ, CALLS, WRITE = ("start", "reading the source", "calls", "writing the files")
 _BY_WORKERS: Final = frozenset({SLOTS, CPU, ENGINES})
@@ -124,7 +126,8 @@ def sized(needs: Needs, fleet: Fleet, figures: Mapping[str, Figure], *, seed: in
     phases = _phases(around, course.seconds)
     seconds = sum(phases.values())
     waits = around[READ] + around[WRITE]
-    binding = READING if waits > course.seconds else course.binding
+    stages = _stages(needs, figures, workers, feeders)
+    binding = READING if waits > course.seconds else _binding(course, stages, needs.documents)
     return Planned(
         workers,
         fleet.concurrency,
@@ -264,6 +267,12 @@ def _in_words(one: Quota) -> str:
     return f"{one.per_minute:,.0f} {one.unit} a minute"
 
 
+def _binding(course: Course, stages: Sequence[Stage], documents: int) -> str:
+    """Return what most starts waited for, unless they waited for little beside their calls."""
+    alone_s = (documents / one.per_second for one in stages if one.name == course.binding)
+    return course.binding if next(alone_s, math.inf) > BOUND * course.seconds else ONE_CALL
+
+
 def _relief(
     binding: str,
     needs: Needs,
@@ -281,9 +290,10 @@ def _relief(
         FEEDERS: "more feeders, in as many control processes",
         ENGINES: "more cards, or faster ones",
         READING: "several jobs: one is read while another works",
+        ONE_CALL: "a faster model: all documents are asked at once",
     }
     way = ways.get(binding, "a higher limit at the provider, or another lane")
-    if binding == READING:
+    if binding in (READING, ONE_CALL):
         return way
     then = _play(needs, fleet, figures, workers, feeders, seed, without=binding)
     return (

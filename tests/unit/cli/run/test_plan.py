@@ -207,8 +207,8 @@ def test_a_sample_that_two_lanes_have_answered_says_of_each_what_all_would_cost_
     )
     costs = [line.split(maxsplit=1)[1] for line in said if line.startswith("  cost")]
     assert costs == [
-        "about $2.50 ($2.50 to $2.50) in batch, by the 60 documents answered there",
-        "about $5.00 ($5.00 to $5.00) in api, by the 40 documents answered there",
+        "about $2.50 in batch, by the 60 documents answered there",
+        "about $5.00 in api, by the 40 documents answered there",
     ]
     times = [line for line in said if line.startswith("  time")]
     assert [line.rpartition(" in ")[2].partition(",")[0] for line in times] == ["batch", "api"]
