@@ -58,6 +58,8 @@ INTERNAL_SURFACE = {
         "accepting.hook_paths",
         "accepting.survey",
         "accepting.new_jobs",
+        "dialects.answers",
+        "dialects.translation",
         "bucket.place",
         "open_job",
         "errors",
