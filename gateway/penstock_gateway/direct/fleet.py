@@ -7,21 +7,30 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from redis import RedisError
 
 from penstock_gateway.backend import Backend
 from penstock_gateway.refused import Refused
 from penstock_ledger import RedisLedger, WorkerSeen
+from penstock_producer.dialects.translation import ways_to
 from penstock_producer.feed.queues import ALIVE_S, Served, serving_of
-from penstock_producer.job.lanes import has_own_model, packs
+from penstock_producer.job.endpoints import RESPONSES
+from penstock_producer.job.lanes import can_answer, has_own_model, packs
 
-__all__ = ["Fleet"]
+__all__ = ["Fleet", "Way"]
 
 FRESH_S: Final = 1.0  # a look this old is used as it is,
 STALE_S: Final = 10.0  # one this old while the next look is on its way, and no older one
 _RETRY_AFTER: Final = {"retry-after": "5"}  # seconds: a worker that is started needs about as long
+
+
+class Way(NamedTuple):
+    """How a call is asked: by a lane, on an endpoint that may be another than the caller's."""
+
+    lane: str
+    endpoint: str
 
 
 class Fleet:
@@ -36,8 +45,8 @@ class Fleet:
         self._looked_at = float("-inf")
         self._look: asyncio.Task[None] | None = None
 
-    async def lane_for(self, model: str, endpoint: str) -> str:
-        """Return the lane that serves the model.
+    async def way_for(self, model: str, endpoint: str) -> Way:
+        """Return the lane that serves the model, and the endpoint that it is asked on.
 
         Raises Refused: 404 for a model that is not served, 503 where no worker lives, or where
         Redis does not answer."""
@@ -67,12 +76,14 @@ class Fleet:
         except RedisError:  # the age of the last look says the rest
             pass
 
-    def _chosen(self, model: str, endpoint: str) -> str:
+    def _chosen(self, model: str, endpoint: str) -> Way:
         settings = self._backend.settings
         direct = settings.gateway.direct
         served, loading, unfit = [], False, ""
         for lane in direct.lanes:
-            if (why := settings.refused_endpoint(direct.provider, endpoint, lane)) is not None:
+            sent = self._sent_to(lane, endpoint)
+            if sent is None:
+                why = settings.refused_endpoint(direct.provider, endpoint, lane) or ""
                 unfit = unfit or f", and the provider cannot be asked: {why.rstrip('.')}"
                 continue
             if not has_own_model(lane):
@@ -80,11 +91,11 @@ class Fleet:
                     one.info.get("lane") == lane and one.seconds_ago < ALIVE_S
                     for one in self._workers
                 ):
-                    return lane
+                    return Way(lane, sent)
                 continue
             serving = serving_of(self._workers, lane)
             if serving.serves(model):
-                return lane
+                return Way(lane, sent)
             loading = loading or serving.loads(model)
             served += [one.shown for one in serving.models()]
         if loading:
@@ -98,6 +109,22 @@ class Fleet:
             code="model_not_found",
             param="model",
         )
+
+    def _sent_to(self, lane: str, endpoint: str) -> str | None:
+        """Return where a lane sends requests to an endpoint; None where it cannot.
+
+        OpenAI's Responses are sent as such where the provider is known to have them, else as chats.
+        """
+        settings = self._backend.settings
+        provider = settings.gateway.direct.provider
+        facts = settings.prices(provider)
+        for sent in ways_to(endpoint):
+            if sent == RESPONSES and (has_own_model(lane) or not facts.has_responses):
+                continue
+            refusal = settings.refused_endpoint(provider, sent, lane)
+            if refusal is None and can_answer(lane, sent):
+                return sent
+        return None
 
     def _no_worker(self, endpoint: str, unfit: str) -> Refused:
         """Return why there is no worker for a call.

@@ -1,9 +1,11 @@
-"""The routes of calls that wait: chat completions, completions, embeddings, and several in one."""
+"""The routes of calls that wait: chats, messages, responses, embeddings, and several in one."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
+import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Final, NamedTuple
@@ -19,9 +21,7 @@ from penstock_gateway.callers.caller import Caller, caller_with
 from penstock_gateway.direct.calls import Asked, Calls, Told
 from penstock_gateway.direct.errors import refused_for_letter
 from penstock_gateway.direct.fields import (
-    CHAT,
     COMPLETIONS,
-    EMBEDDINGS,
     checked_body,
     invalid,
     with_messages,
@@ -31,6 +31,8 @@ from penstock_gateway.routing import Router
 from penstock_gateway.settings import DirectFields
 from penstock_ledger.lone_surrogates import parse_json
 from penstock_ledger.model import DeadLetter, Result
+from penstock_producer.dialects.translation import Untranslatable, answer_for
+from penstock_producer.job.endpoints import CHAT, EMBEDDINGS, MESSAGES, RESPONSES
 
 __all__ = ["batch_answer", "bodies_of", "gone", "key_of", "object_in", "timeout_of"]
 
@@ -208,7 +210,7 @@ def _output(at: int, told: Told) -> dict[str, Any]:
         "usage": None,
     }
     if isinstance(outcome, Result):
-        return {**empty, **_read(outcome.body), "error": None}
+        return {**empty, **_read(outcome), "error": None}
     refused = told.late if outcome is None else refused_for_letter(outcome)
     assert refused is not None, "an outcome is missing, and a reason for it"
     return {
@@ -217,12 +219,18 @@ def _output(at: int, told: Told) -> dict[str, Any]:
     }
 
 
-def _read(body: bytes) -> dict[str, Any]:
+def _read(result: Result) -> dict[str, Any]:
     """Read the first choice of an answer.
 
-    Where the provider's answer has another form, its text is missing and no error is made of that.
+    Where the provider's answer has no form that is known, its text is missing and no error is made
+    of that.
     """
-    found = parse_json(body)
+    with contextlib.suppress(Untranslatable):
+        return _of_chat(parse_json(answer_for(CHAT, result.body, time.time())))
+    return {}
+
+
+def _of_chat(found: Mapping[str, Any]) -> dict[str, Any]:
     choices = found.get("choices")
     choice = (
         choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
@@ -277,6 +285,18 @@ async def embeddings(request: Request, caller: May) -> Response:
     return await _one(request, caller, EMBEDDINGS)
 
 
+@router.post(MESSAGES, responses=_ERRORS, operation_id="create_message")
+async def messages(request: Request, caller: May) -> Response:
+    """Answer a message, as Anthropic's API has it, whatever API the provider behind has."""
+    return await _one(request, caller, MESSAGES)
+
+
+@router.post(RESPONSES, responses=_ERRORS, operation_id="create_response")
+async def responses(request: Request, caller: May) -> Response:
+    """Answer a response, as OpenAI's API has it, whatever API the provider behind has."""
+    return await _one(request, caller, RESPONSES)
+
+
 @router.post("/v1/batch/sync", responses=_ERRORS, operation_id="answer_prompts")
 async def batch_sync(request: Request, caller: May) -> Response:
     """Answer several prompts together: outputs in their order, each with a text or an error."""
@@ -310,11 +330,20 @@ async def _one(request: Request, caller: Caller, endpoint: str) -> Response:
     told = await backend.part(Calls).answered(asked, partial(gone, request))
     outcome = told.outcomes[0]
     if isinstance(outcome, Result):
-        return _answer(outcome.body, told)
+        answer = await backend.run_sized(len(outcome.body), _in_words_of, endpoint, outcome, body)
+        return _answer(answer, told)
     refused = refused_for_letter(outcome) if isinstance(outcome, DeadLetter) else told.late
     assert refused is not None, "an outcome is missing, and a reason for it"
     refused.headers = {**(refused.headers or {}), **_headers(told)}
     raise refused
+
+
+def _in_words_of(endpoint: str, result: Result, asked: Mapping[str, Any]) -> bytes:
+    """Return an answer as the caller's client reads it. Raises Refused (502)."""
+    try:
+        return answer_for(endpoint, result.body, time.time(), asked)
+    except Untranslatable as error:
+        raise Refused(502, f"{error}; it is kept in its job", code="invalid_answer") from None
 
 
 def _answer(body: bytes, told: Told) -> Response:

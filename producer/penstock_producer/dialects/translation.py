@@ -23,7 +23,18 @@ from penstock_producer.dialects import (
 )
 from penstock_producer.dialects.answers import as_message, as_response, chat_of
 
-__all__ = ["Untranslatable", "answer_for", "is_translated", "request_for", "ways_to"]
+__all__ = [
+    "USUAL_TOKENS",
+    "Untranslatable",
+    "answer_for",
+    "is_translated",
+    "request_for",
+    "ways_to",
+]
+
+# of an answer of Anthropic's, where a request in another API's words says nothing: Messages have no
+# default, and each of their models may write as many
+USUAL_TOKENS: Final = 4_096
 
 _Body = Mapping[str, Any]
 

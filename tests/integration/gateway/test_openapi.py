@@ -180,6 +180,8 @@ OPERATIONS: Final = {
     "POST /v1/chat/completions": "create_chat_completion",
     "POST /v1/completions": "create_completion",
     "POST /v1/embeddings": "create_embeddings",
+    "POST /v1/messages": "create_message",
+    "POST /v1/responses": "create_response",
     "POST /v1/batch/sync": "answer_prompts",
     "GET /v1/models": "list_models",
     "GET /v1/models/{model}": "retrieve_model",
