@@ -68,7 +68,14 @@ from penstock_producer import (
 )
 from penstock_producer.reporting.surfaces import over_http
 
-__all__ = ["ERRORS", "answer_to", "is_problem_path", "openai_error", "refused_for"]
+__all__ = [
+    "ERRORS",
+    "answer_to",
+    "anthropic_error",
+    "is_problem_path",
+    "openai_error",
+    "refused_for",
+]
 
 _ANTHROPIC: Final = "/v1/messages"
 _PROBLEMS: Final = (
@@ -98,7 +105,7 @@ def answer_to(refused: Refused, path: str, request_id: str) -> Response:
     if path == "/" or _is_below(path, _PAGES):
         return error_page(refused.status, refused.message, request_id, refused.headers)
     if _is_below(path, _ANTHROPIC):
-        return _json(refused, _anthropic(refused, request_id))
+        return _json(refused, anthropic_error(refused, request_id))
     if is_problem_path(path):
         return _json(refused, _problem(refused, request_id), "application/problem+json")
     return _json(refused, openai_error(refused))
@@ -125,7 +132,7 @@ def openai_error(refused: Refused) -> dict[str, Any]:
     }
 
 
-def _anthropic(refused: Refused, request_id: str) -> dict[str, Any]:
+def anthropic_error(refused: Refused, request_id: str) -> dict[str, Any]:
     default = "invalid_request_error" if refused.status < 500 else "api_error"
     kind = _ANTHROPIC_TYPES.get(refused.status, default)
     return {

@@ -23,7 +23,7 @@ from penstock_gateway.batches.figures import (
     ended_by_deadline,
     with_live_counts,
 )
-from penstock_gateway.batches.lines import NotReached, why_failed
+from penstock_gateway.batches.lines import NotReached, in_words_of, why_failed
 from penstock_gateway.batches.specs import ANTHROPIC, input_path, spec_of, spec_of_batch
 from penstock_gateway.callers.caller import Caller, caller_with, whose
 from penstock_gateway.files.store import FileStore
@@ -129,12 +129,16 @@ def _line(batch: DoorBatch, job: Job, outcome: Result | DeadLetter) -> bytes:
     if isinstance(outcome, Result):
         return _written(
             outcome.key.doc_id,
-            {"type": "succeeded", "message": orjson.Fragment(on_one_line(outcome.body))},
+            {"type": "succeeded", "message": orjson.Fragment(_message(batch, job, outcome))},
         )
     if outcome.reason in (CANCELLED, DEADLINE):
         late = DoorBatchState.CANCELLING not in batch.times and ended_by_deadline(job)
         return _written(outcome.key.doc_id, {"type": "expired" if late else "canceled"})
     return _written(outcome.key.doc_id, {"type": "errored", "error": _error(job, outcome)})
+
+
+def _message(batch: DoorBatch, job: Job, result: Result) -> bytes:
+    return on_one_line(in_words_of(batch, job, result).body)
 
 
 def _error(job: Job, letter: DeadLetter) -> Any:

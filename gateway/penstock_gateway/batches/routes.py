@@ -120,7 +120,7 @@ async def _lines(
     lines = (
         error_lines(backend, batch, found)
         if errors
-        else outputs_of(OutcomeStore(backend.database), found)
+        else outputs_of(OutcomeStore(backend.database), batch, found)
     )
     headers = {"x-incomplete": "false" if batch.state.final else "true"}
     return StreamingResponse(iterate_in_threadpool(lines), media_type=JSONL, headers=headers)

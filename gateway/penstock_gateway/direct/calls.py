@@ -49,9 +49,8 @@ from penstock_ledger import (
     in_words,
 )
 from penstock_ledger.model import Result
-from penstock_producer.dialects.translation import request_for
+from penstock_producer.dialects.translation import BadMessages, request_for
 from penstock_producer.feed.routes import Spooled
-from penstock_producer.prompts.messages import BadMessages
 
 __all__ = ["Asked", "Calls", "CloseOldCalls", "FetchAnswers", "Pushing", "Told"]
 

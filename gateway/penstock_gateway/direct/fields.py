@@ -8,7 +8,7 @@ messages and tools as well.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from penstock_gateway.bodies import checked_metadata
 from penstock_gateway.refused import Refused
@@ -17,11 +17,11 @@ from penstock_producer.job.endpoints import CHAT, EMBEDDINGS, MESSAGES, RESPONSE
 from penstock_producer.job.params import params_of
 
 __all__ = [
-    "CHAT",
     "COMPLETIONS",
-    "EMBEDDINGS",
+    "Stream",
     "checked_body",
     "invalid",
+    "stream_of",
     "unsupported",
     "with_messages",
 ]
@@ -46,6 +46,7 @@ _SAMPLING: Final = {
     "seed",
     "stop",
     "stream",
+    "stream_options",
     "temperature",
     "top_p",
     "user",
@@ -119,7 +120,7 @@ _FIELDS: Final[Mapping[str, frozenset[str]]] = {
         }
     ),
     # Without `previous_response_id`, `conversation` and `prompt`: what they name at the provider
-    # belongs to whoever made it, and its account is that of all tenants here.
+    # belongs to the caller that made it, and the account is that of all tenants here.
     RESPONSES: frozenset(
         {
             "model",
@@ -137,6 +138,7 @@ _FIELDS: Final[Mapping[str, frozenset[str]]] = {
             "service_tier",
             "store",
             "stream",
+            "stream_options",
             "temperature",
             "text",
             "tool_choice",
@@ -296,14 +298,12 @@ Path = tuple[Any, str | int]
 
 
 def checked_body(given: Mapping[str, Any], endpoint: str, limits: DirectFields) -> dict[str, Any]:
-    """Return the body as it is sent. Raises Refused (400), which names the field."""
+    """Return the body as it is sent. Raises Refused (400), which names the field.
+
+    Whether it is streamed to the caller says ``stream_of``: an answer is whole before it is stored.
+    """
     _check_names(given, _FIELDS[endpoint] | set(limits.extra_fields), endpoint)
-    if given.get("stream"):
-        raise unsupported(
-            "stream",
-            "answers are stored before they are sent, so none is streamed: leave `stream` out",
-        )
-    body = {name: value for name, value in given.items() if name != "stream"}
+    body = {name: value for name, value in given.items() if name not in _OF_STREAMS}
     _check_model(body.get("model"))
     if endpoint in _ROLES:
         _check_messages(body.get("messages"), _ROLES[endpoint])
@@ -320,6 +320,37 @@ def checked_body(given: Mapping[str, Any], endpoint: str, limits: DirectFields) 
         free,
     )
     return body
+
+
+class Stream(NamedTuple):
+    """How a caller wants the answer as events."""
+
+    with_usage: bool
+
+
+def stream_of(given: Mapping[str, Any]) -> Stream | None:
+    """Return how a call is streamed; None where it is not. Raises Refused (400)."""
+    wanted, options = given.get("stream"), given.get("stream_options")
+    if wanted is not None and not isinstance(wanted, bool):
+        raise invalid("stream", "give true or false", "invalid_type")
+    if options is None:
+        return Stream(with_usage=False) if wanted else None
+    if not wanted:
+        raise invalid("stream_options", "it is for `stream: true` alone")
+    if not isinstance(options, dict):
+        raise invalid("stream_options", "give an object", "invalid_type")
+    for name, value in options.items():
+        place = f"stream_options.{name[:SHOWN_CHARS]}"
+        if name not in _STREAM_OPTIONS:
+            raise unsupported(place, f"those here are {', '.join(_STREAM_OPTIONS)}")
+        if value is not None and not isinstance(value, bool):
+            raise invalid(place, "give true or false", "invalid_type")
+    return Stream(with_usage=bool(options.get("include_usage")))
+
+
+_OF_STREAMS: Final = ("stream", "stream_options")
+# The second asks for noise that hides lengths; an answer in one piece shows none of a token.
+_STREAM_OPTIONS: Final = ("include_usage", "include_obfuscation")
 
 
 def with_messages(

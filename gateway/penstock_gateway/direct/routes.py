@@ -18,14 +18,20 @@ from starlette.responses import Response
 from penstock_gateway.backend import backend_of
 from penstock_gateway.bodies import object_of
 from penstock_gateway.callers.caller import Caller, caller_with
+from penstock_gateway.callers.shares import Shares
 from penstock_gateway.direct.calls import Asked, Calls, Told
 from penstock_gateway.direct.errors import refused_for_letter
 from penstock_gateway.direct.fields import (
     COMPLETIONS,
+    Stream,
     checked_body,
     invalid,
+    stream_of,
+    unsupported,
     with_messages,
 )
+from penstock_gateway.direct.streams import AnswerStream, events_of
+from penstock_gateway.middleware import request_id_of
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
 from penstock_gateway.settings import DirectFields
@@ -124,6 +130,8 @@ def bodies_of(given: Mapping[str, Any], limits: DirectFields) -> list[dict[str, 
         raise invalid("system", "give text", "invalid_type")
     if "messages" in given:
         raise invalid("messages", "give `prompts`: each may be a list of messages")
+    if given.get("stream"):
+        raise unsupported("stream", "several prompts are answered together: leave `stream` out")
     shared = {name: value for name, value in given.items() if name not in _OWN}
     first = [] if system is None else [{"role": "system", "content": system}]
     _check_shared(len(orjson.dumps([shared, first])), len(prompts))
@@ -319,29 +327,65 @@ async def _one(request: Request, caller: Caller, endpoint: str) -> Response:
         request, min(settings.gateway.max_body_bytes, settings.max_body_bytes)
     )
     body = await backend.run_sized(size, checked_body, given, endpoint, settings.gateway.direct)
-    asked = Asked(
-        caller,
-        endpoint,
-        [body],
-        size,
-        timeout_of(request, settings.gateway.direct),
-        key_of(request),
-    )
+    stream = stream_of(given)
+    timeout_s = timeout_of(request, settings.gateway.direct)
+    asked = Asked(caller, endpoint, [body], size, timeout_s, key_of(request))
+    if stream is not None:
+        return await _streamed(request, asked, stream)
+    answer, told = await _answered(request, asked)
+    return _answer(answer, told)
+
+
+async def _answered(request: Request, asked: Asked) -> tuple[bytes, Told]:
+    """Return the answer to one request as its caller's client reads it. Raises Refused."""
+    backend = backend_of(request)
     told = await backend.part(Calls).answered(asked, partial(gone, request))
     outcome = told.outcomes[0]
     if isinstance(outcome, Result):
-        answer = await backend.run_sized(len(outcome.body), _in_words_of, endpoint, outcome, body)
-        return _answer(answer, told)
+        size = len(outcome.body)
+        return await backend.run_sized(size, _in_words_of, asked, outcome), told
     refused = refused_for_letter(outcome) if isinstance(outcome, DeadLetter) else told.late
     assert refused is not None, "an outcome is missing, and a reason for it"
     refused.headers = {**(refused.headers or {}), **_headers(told)}
     raise refused
 
 
-def _in_words_of(endpoint: str, result: Result, asked: Mapping[str, Any]) -> bytes:
+async def _streamed(request: Request, asked: Asked, stream: Stream) -> Response:
+    """Answer by events: those of the whole answer where it comes soon, else comments until then.
+
+    What is refused soon is answered with its status, as clients act on it.
+    """
+    backend = backend_of(request)
+    shares, tenant = backend.part(Shares), asked.caller.tenant
+
+    async def events() -> tuple[bytes, Told]:
+        answer, told = await _answered(request, asked)
+        write = partial(events_of, asked.endpoint, answer, with_usage=stream.with_usage)
+        return await backend.run_sized(len(answer), write), told
+
+    shares.take("streams", tenant)
+    coming = asyncio.create_task(events(), name="streamed answer")
+    try:
+        await asyncio.wait({coming}, timeout=SOON_S)
+        if not coming.done():
+            leave = partial(shares.leave, "streams", tenant)
+            return AnswerStream(coming, asked.endpoint, request_id_of(request), leave)
+        written, told = coming.result()
+    except BaseException:
+        coming.cancel()
+        shares.leave("streams", tenant)
+        raise
+    shares.leave("streams", tenant)
+    return Response(written, media_type=AnswerStream.media_type, headers=_headers(told))
+
+
+SOON_S: Final = 5.0  # a provider that refuses has mostly done so; no proxy gives up before
+
+
+def _in_words_of(asked: Asked, result: Result) -> bytes:
     """Return an answer as the caller's client reads it. Raises Refused (502)."""
     try:
-        return answer_for(endpoint, result.body, time.time(), asked)
+        return answer_for(asked.endpoint, result.body, time.time(), asked.bodies[0])
     except Untranslatable as error:
         raise Refused(502, f"{error}; it is kept in its job", code="invalid_answer") from None
 

@@ -22,9 +22,11 @@ from penstock_producer.dialects import (
     to_gemini,
 )
 from penstock_producer.dialects.answers import as_message, as_response, chat_of
+from penstock_producer.prompts.messages import BadMessages
 
 __all__ = [
     "USUAL_TOKENS",
+    "BadMessages",
     "Untranslatable",
     "answer_for",
     "is_translated",

@@ -13,6 +13,7 @@ from doors import asked, door
 from fleet import Fleet
 from servers import free_port
 
+from penstock_gateway.direct import routes, streams
 from penstock_gateway.settings import DirectFields, GatewayFields, GatewaySettings
 from penstock_producer import ProducerSettings
 from penstock_producer.job.provider_facts import ProviderFacts
@@ -166,6 +167,86 @@ def test_answers_are_stored_as_they_came(fleet: Fleet, urls: Mapping[str, str]) 
     job, document = first.headers["x-penstock-job"], first.headers["x-penstock-document"]
     stored = [one for one in fleet.producer.results(job) if one.key.doc_id == document]
     assert [one.json()["type"] for one in stored] == ["message"]
+
+
+def test_openais_chat_is_streamed(url: str) -> None:
+    """By the client's own stream: the text, why it ended, and usage where it is asked for."""
+    chunks = list(
+        chats(url).chat.completions.create(
+            model=MODEL, messages=SAY, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    assert "".join(one.choices[0].delta.content or "" for one in chunks if one.choices)
+    assert [one.choices[0].finish_reason for one in chunks if one.choices][-1] == "stop"
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens > 0
+    with chats(url).chat.completions.stream(model=MODEL, messages=SAY) as stream:
+        assert stream.get_final_completion().choices[0].message.content
+
+
+def test_anthropics_messages_are_streamed(url: str) -> None:
+    """By `client.messages.stream`, which puts the message together again."""
+    with claude(url).messages.stream(model=MODEL, max_tokens=50, messages=SAY) as stream:
+        text = "".join(stream.text_stream)
+        message = stream.get_final_message()
+    assert text
+    assert message.content[0].type == "text"
+    assert message.content[0].text == text
+    assert (message.stop_reason, message.usage.output_tokens > 0) == ("end_turn", True)
+
+
+def test_openais_responses_are_streamed(url: str) -> None:
+    """By `client.responses.stream`."""
+    with chats(url).responses.stream(model=MODEL, input="Say something.") as stream:
+        events = list(stream)
+        response = stream.get_final_response()
+    assert events[0].type == "response.created"
+    assert "".join(one.delta for one in events if one.type == "response.output_text.delta")
+    assert response.output_text
+
+
+def test_a_stream_that_waits_is_kept_and_says_how_it_failed(
+    fleet: Fleet, urls: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Comments until the answer is there; a failure is an event that each client raises."""
+    monkeypatch.setattr(routes, "SOON_S", 0.0)
+    monkeypatch.setattr(streams, "QUIET_S", 0.05)
+    fleet.provider.tell(latency_ms=400)
+    try:
+        body = b'{"model": "sim-small", "stream": true, "messages": [{"role": "user", "content": "x"}]}'
+        headers = {"content-type": "application/json"}
+        answer = asked(f"{urls['openai']}/v1/chat/completions", body, method="POST", **headers)
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert answer.body.count(b": still there\n\n") > 2
+        assert answer.body.endswith(b"data: [DONE]\n\n")
+        late = {"X-Penstock-Timeout": "0.1"}
+        for url in urls.values():
+            with pytest.raises(openai.APIError, match="no answer in"):
+                list(
+                    chats(url).chat.completions.create(
+                        model=MODEL, messages=SAY, stream=True, extra_headers=late
+                    )
+                )
+            with (
+                pytest.raises(anthropic.APIStatusError, match="no answer in"),
+                claude(url).messages.stream(
+                    model=MODEL, max_tokens=5, messages=SAY, extra_headers=late
+                ) as stream,
+            ):
+                stream.get_final_message()
+    finally:
+        fleet.provider.tell(latency_ms=5)
+
+
+def test_what_is_refused_soon_has_its_status_though_it_is_streamed(
+    urls: Mapping[str, str],
+) -> None:
+    """So that a client acts on it as on any other."""
+    with pytest.raises(openai.BadRequestError) as caught:
+        chats(urls["anthropic"]).chat.completions.create(
+            model=MODEL, messages=SAY, seed=3, stream=True
+        )
+    assert caught.value.param == "seed"
 
 
 def test_what_a_provider_has_no_equal_for_is_refused_by_its_field(urls: Mapping[str, str]) -> None:
