@@ -11,6 +11,7 @@ from penstock_cli.errors import EXIT_DEAD_LETTERS, EXIT_FAILED, EXIT_OK, UsagePr
 from penstock_cli.files import STDOUT, write_lines
 from penstock_ledger.lone_surrogates import replace_surrogates
 from penstock_producer.reporting.account import Report
+from penstock_producer.reporting.advice import on_terminal
 from penstock_producer.reporting.course import course_of
 from penstock_producer.reporting.forms.plain import effort, headline, plain_text
 from penstock_producer.reporting.gather import gathered
@@ -75,7 +76,7 @@ def show(
             console.print(Text(text, style="yellow"), soft_wrap=True)
         console.print(Text.assemble("list them:  ", (dlq_command, "bold")), soft_wrap=True)
     for text in effort(report):
-        console.print(text, style="dim")
+        console.print(on_terminal(text), style="dim")
     for name, place in (files or {}).items():
         console.print(Text(f"{name:<10} {place}"), soft_wrap=True)
 

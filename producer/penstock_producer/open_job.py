@@ -21,6 +21,7 @@ from typing import Any, Final, Self
 
 from penstock_ledger import JobError, JobStore, Spool, SpoolConflict
 from penstock_ledger.model import Job, JobState
+from penstock_ledger.texts import Text
 from penstock_producer.errors import InvalidDocument, JobCancelled, seen
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.rows import DEFAULT_MAX_BODY_BYTES
@@ -60,7 +61,7 @@ class DocumentChecker:
             saw = f" Seen: {fault.value}." if fault.value else ""
             raise InvalidDocument(
                 fault.code,
-                f"document {seen(doc_id)}:{field} {fault.message}{saw} Fix: {fault.fix}",
+                Text(f"document {seen(doc_id)}:{field} {fault.message}{saw} Fix: ", fault.fix),
                 public=f"document {seen(doc_id)}{f' ({fault.field})' if fault.field else ''}",
             ) from None
 
@@ -225,7 +226,7 @@ class OpenJob:
             if self._timer is None and self._buffer:
                 timer = threading.Timer(FLUSH_AFTER_S, self._time_is_up)
                 timer.daemon = True
-                timer.name = f"penstock flush {self.job_id}"
+                timer.name = f"penstock-flush {self.job_id}"
                 # the interpreter is ending and starts no more threads
                 with contextlib.suppress(RuntimeError):
                     timer.start()

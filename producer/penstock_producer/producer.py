@@ -34,6 +34,7 @@ from penstock_ledger.model import (
     Result,
     TakenFiles,
 )
+from penstock_ledger.texts import Command, Run, Text
 from penstock_ledger.vectors import Vectors
 from penstock_producer.accepting.acceptance import estimated_usd
 from penstock_producer.accepting.borders import Borders
@@ -347,8 +348,11 @@ class Producer:
             what = " and ".join(where) or "any condition"
             raise SourceError(
                 "empty_source",
-                f"no outcome of job {pin['job_key']} satisfies {seen(what)}; penstock report "
-                "counts what it has",
+                Text(
+                    f"no outcome of job {pin['job_key']} satisfies {seen(what)}; ",
+                    Run(Command.REPORT),
+                    " counts what it has",
+                ),
             ) from error
         taken = None
         if started_by is not None:

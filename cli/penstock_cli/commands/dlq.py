@@ -11,6 +11,7 @@ import typer
 from penstock_cli import examples
 from penstock_cli.errors import UsageProblem
 from penstock_cli.job import options
+from penstock_ledger.texts import Text
 
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
@@ -220,6 +221,7 @@ def replay(
     from penstock_cli.connect import books
     from penstock_cli.job.replays import changes_in_force, say_in_force
     from penstock_producer.errors import SpecError
+    from penstock_producer.reporting.advice import on_terminal
     from penstock_producer.reporting.text import count, safe
 
     overrides = _overrides(set_fields or [], unset or [], edit_prompt)
@@ -228,7 +230,8 @@ def replay(
         try:
             done = ledger.operations.replay(found, reason=reason, doc_ids=doc, overrides=overrides)
         except SpecError as error:
-            raise UsageProblem("\n".join(map(_as_flag, error.problems))) from error
+            told = "\n".join(on_terminal(_as_flag(one)) for one in error.problems)
+            raise UsageProblem(told) from error
         typer.echo(
             f"{count(done.documents)} documents of {safe(found.job_key)} go again as generation "
             f"{done.job.generation}"
@@ -260,14 +263,14 @@ def _overrides(set_fields: list[str], unset: list[str], edit_prompt: str | None)
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _as_flag(problem: Problem) -> str:
+def _as_flag(problem: Problem) -> Text:
     """Write a problem of a replay in the words of the flags.
 
     ``/set/max_tokens`` was typed as ``--set max_tokens``.
     """
     name, _, rest = problem.pointer.lstrip("/").partition("/")
     flag = "--edit-prompt" if name == "prompt" else f"--{name}"
-    return f"{flag}{' ' + rest if rest else ''}: {problem.message}; {problem.fix}"
+    return Text(f"{flag}{' ' + rest if rest else ''}: ", problem.message, "; ", problem.fix)
 
 
 def _earlier(ledger: Books, job: Job, letter: DeadLetter) -> dict[str, str]:

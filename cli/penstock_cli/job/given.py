@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock_cli.errors import UsageProblem
 from penstock_cli.job.pairs import parse_pairs
+from penstock_ledger.texts import Text
 from penstock_producer.job.endpoints import CHAT, GENERATE, MESSAGES
 from penstock_producer.job.lanes import DEFAULT_LANE, permitted
 from penstock_producer.job.options import OPTIONS, FlagForm
@@ -203,7 +204,7 @@ def _in_words(problem: Problem) -> str:
     there.
     """
     if problem.place:
-        return str(problem)
+        return problem.text
     name, _, rest = problem.pointer.lstrip("/").partition("/")
     flag = f"--{OPTIONS[name].name}" if name in OPTIONS else f"--{name}"
-    return f"{flag}{' ' + rest if rest else ''}: {problem.message}; {problem.fix}"
+    return Text(f"{flag}{' ' + rest if rest else ''}: ", problem.message, "; ", problem.fix)

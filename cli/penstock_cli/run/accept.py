@@ -110,7 +110,7 @@ def _take_over_samples(plan: Plan, ledger: Books, job: Job) -> None:
         taken = take_over(ledger, job, plan.state, plan.request.source, plan.spec)
         if taken:
             plan.progress.say(
-                f"{count(taken)} documents are taken over from a sample, with what they cost"
+                f"{count(taken)} documents are taken over from a sample, which has paid for them"
             )
 
 

@@ -45,6 +45,7 @@ from penstock_ledger.model import DeadLetter, Job, JobState, Result
 from penstock_producer import SpecError
 from penstock_producer.job.endpoints import MESSAGES
 from penstock_producer.outputs import on_one_line
+from penstock_producer.reporting.advice import over_http
 from penstock_producer.sources import Document, open_source
 
 __all__ = ["batch_shown", "result_lines"]
@@ -294,7 +295,7 @@ def _check_provider(backend: Backend, caller: Caller, window_s: float) -> None:
             deadline_s=window_s,
         )
     except SpecError as error:
-        raise Refused(400, error.public_message, code="unsupported") from None
+        raise Refused(400, over_http(error.public_message), code="unsupported") from None
 
 
 def _origin(request: Request) -> str:

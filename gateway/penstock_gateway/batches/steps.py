@@ -35,7 +35,9 @@ from penstock_ledger import (
     PenstockError,
 )
 from penstock_ledger.model import Job, JobState
+from penstock_ledger.reasons import By, Reason
 from penstock_producer import JobRefused, SourceError, SourceUnavailable, SpecError, TooManyBadRows
+from penstock_producer.reporting.advice import over_http
 
 __all__ = ["BatchStates", "Steps", "Stopped"]
 
@@ -146,7 +148,7 @@ class Steps:
                 {
                     "code": error.problems[0].code,
                     "line": None,
-                    "message": error.public_message,
+                    "message": over_http(error.public_message),
                     "param": None,
                 }
             ]
@@ -161,8 +163,8 @@ class Steps:
             with contextlib.suppress(JobRefused):  # it has ended meanwhile
                 self._backend.operations.cancel(job, "cancelled by its caller")
         elif batch.expires_at <= time.time():
-            reason = f"{DEADLINE}: the batch is older than its window of {batch.window_s:g} s"
-            self._jobs.set_state(job.job_id, JobState.CANCELLING, reason=reason, expect=LIVE)
+            why = Reason(DEADLINE, By.CONTROL, {"window_s": batch.window_s})
+            self._jobs.set_state(job.job_id, JobState.CANCELLING, why=why, expect=LIVE)
 
     def _finish(self, leased: LeasedBatch, job: Job | None) -> None:
         if job is None:  # cancelled before it was one

@@ -319,7 +319,7 @@ class KnownKeys:
             raise Refused(
                 403,
                 "This server has no API keys, so it answers requests to this machine only, not to "
-                f"{name[:80]!r}: make a key (penstock keys create), or name the host in "
+                f"{name[:80]!r}: make a key here, or name the host in "
                 "gateway.hosts.",
                 code="host_not_allowed",
             )

@@ -7,7 +7,6 @@ One desk per app: it keeps the clients, and what is dear to count, between two l
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,9 +43,11 @@ from penstock_ledger import (
     WorkerSeen,
     quotas_seen,
 )
+from penstock_ledger.texts import SetOption
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.job.lanes import packs
 from penstock_producer.reporting.account import Report
+from penstock_producer.reporting.advice import as_flag
 from penstock_producer.reporting.batches import batch_troubles, batches_line
 from penstock_producer.reporting.course import Course
 from penstock_producer.reporting.gather import gathered
@@ -226,7 +227,7 @@ def in_state_of(database_url: str) -> str:
     file = Path(unquote(path))
     if not kind.startswith("sqlite") or file.name != STATE_LEDGER:
         return ""
-    return f" --state {shlex.quote(str(file.parent))}"
+    return f" {as_flag(SetOption('state', str(file.parent)))}"
 
 
 _DESKS: WeakKeyDictionary[Backend, Desk] = WeakKeyDictionary()  # one entry per app that lives

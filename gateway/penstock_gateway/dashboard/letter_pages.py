@@ -15,8 +15,8 @@ from penstock_gateway.dashboard.viewer import Viewer
 from penstock_gateway.for_tenants import told_of
 from penstock_gateway.refused import Refused, not_found
 from penstock_ledger import DeadLetter, Job
+from penstock_producer.reporting.advice import on_page
 from penstock_producer.reporting.fixes import FIXES
-from penstock_producer.reporting.surfaces import on_page
 from penstock_producer.reporting.text import count, counted, one_line
 from penstock_producer.reporting.words import moment
 

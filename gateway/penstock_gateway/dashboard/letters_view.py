@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 from penstock_gateway.for_tenants import told_of
 from penstock_gateway.pages.chart import Part, parts
 from penstock_ledger import Job, LetterLine
+from penstock_producer.reporting.advice import on_page
 from penstock_producer.reporting.fixes import FIXES
-from penstock_producer.reporting.surfaces import on_page
 from penstock_producer.reporting.text import count, one_line
 
 __all__ = ["GROUPED_MAX", "Group", "LetterRow", "alike", "groups", "letter_rows", "members"]

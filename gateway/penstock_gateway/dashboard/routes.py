@@ -28,7 +28,8 @@ from penstock_gateway.pages import render
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
 from penstock_ledger import Job, JobState, MadeWith, Provenance, letter_lines
-from penstock_producer.reporting.text import argument
+from penstock_ledger.texts import Command, Run
+from penstock_producer.reporting.advice import command_line
 from penstock_producer.reporting.words import moment
 
 __all__ = ["router"]
@@ -175,7 +176,8 @@ async def answers(request: Request, viewer: Reader, job_id: str, doc: str = "") 
         some = sample(desk.database, found, viewer.backend.settings)
         return {"job": head, "documents": some.documents, "why": some.why if some.documents else ""}
 
-    command = f"penstock results {argument(found.job_key)} -o results.jsonl{viewer.desk.in_state}"
+    results = Run(Command.RESULTS, (found.job_key, "-o", "results.jsonl"))
+    command = f"{command_line(results)}{viewer.desk.in_state}"
     return page(
         "answers.html.jinja",
         viewer,

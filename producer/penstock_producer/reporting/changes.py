@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from penstock_ledger.texts import SetOption, Text
 from penstock_producer.accepting.estimates import CHARS_PER_TOKEN
 from penstock_producer.reporting.text import count, counted, safe
 
@@ -28,6 +29,6 @@ def changes(rows_cut: Mapping[str, int], tokens_saved: int) -> Iterator[str]:
         cut = ", ".join(
             f"{safe(name)} in {counted(rows, 'row')}" for name, rows in rows_cut.items()
         )
-        yield f"cut by --truncate: {cut}"
+        yield Text("cut by ", SetOption("truncate"), f": {cut}")
     if tokens_saved:
-        yield f"--compress-prompt saves about {count(tokens_saved)} tokens"
+        yield Text(SetOption("compress_prompt"), f" saves about {count(tokens_saved)} tokens")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
+from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import Problem, SpecError
 from penstock_producer.job.request_body import BodyBuilder, prompt_bodies
 from penstock_producer.job.spec import JobSpec
@@ -156,9 +157,10 @@ class RenderedPrompt:
                 "truncate_not_text",
                 f"The column {error.name!r} is to be cut, and it holds "
                 f"{type(error.value).__name__}, not text.",
-                fix=(
-                    "cut lists in the prompt, as {% for one in column[:10] %} (--template jinja), "
-                    "or give text"
+                fix=Text(
+                    "cut lists in the prompt, as {% for one in column[:10] %} (",
+                    SetOption("template", "jinja"),
+                    "), or give text",
                 ),
                 field=error.name,
             ) from None
@@ -229,8 +231,11 @@ class MessagesColumn:
             raise RowFault(
                 MISSING_FIELD,
                 f"The column of messages, {self._name!r}, {what} this row.",
-                fix=f"{meant(self._name, record)}fill it, or name another column "
-                f"(--messages-field); columns here: {columns_of(record)}",
+                fix=Text(
+                    f"{meant(self._name, record)}fill it, or name another column (",
+                    SetOption("messages_field"),
+                    f"); columns here: {columns_of(record)}",
+                ),
                 field=self._name,
             )
         return self._parsed(value) if isinstance(value, str) else value

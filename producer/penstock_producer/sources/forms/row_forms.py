@@ -9,10 +9,11 @@ which form it is: with one of both, plain records; without, batch lines."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import orjson
 
+from penstock_ledger.texts import SetOption, SetParam, Text
 from penstock_producer.dialects.translation import is_translated, request_for
 from penstock_producer.errors import SourceError, seen
 from penstock_producer.job.endpoints import generate_path
@@ -70,6 +71,11 @@ def form_of(
         if spec.takes_records
         else BatchLines(spec, max_body_bytes)
     )
+
+
+ANOTHER_ID: Final = Text(
+    "give every row an id of its own, or name another id column (", SetOption("id_field"), ")"
+)
 
 
 def check_doc_id(value: Any, field: str, *, fix: str = "give every row an id of its own") -> str:
@@ -161,10 +167,12 @@ class BatchLines:
     def mistaken_for(self, record: Mapping[str, Any]) -> str | None:
         if any(name in record for name in ("custom_id", "method", "url", "body")):
             return None
-        return (
+        return Text(
             f"the first row is a plain record with the columns {columns_of(record)}, not an "
             "OpenAI Batch line; "
-            f'give a prompt such as "Summarise: {{{next(iter(record), "text")}}}" (--prompt)'
+            f'give a prompt such as "Summarise: {{{next(iter(record), "text")}}}" (',
+            SetOption("prompt"),
+            ")",
         )
 
     def _is_translated(self, url: Any) -> bool:
@@ -227,7 +235,9 @@ class BatchLines:
         model = request.get("model")
         if (self._needs_model or model is not None) and (type(model) is not str or not model):
             raise _invalid_request(
-                "model", model, "name a model here, or one for all lines (--model)"
+                "model",
+                model,
+                Text("name a model here, or one for all lines (", SetOption("model"), ")"),
             )
         if self._is_gemini and generate_path(model) is None:
             raise _invalid_request(
@@ -238,7 +248,9 @@ class BatchLines:
         longest = request.get("max_tokens")
         if self._is_anthropic and (type(longest) is not int or longest < 1):
             raise _invalid_request(
-                "max_tokens", longest, "give it here, or for all lines (--param max_tokens=1024)"
+                "max_tokens",
+                longest,
+                Text("give it here, or for all lines (", SetParam("max_tokens", 1024), ")"),
             )
         if self._text_field is not None and not request.get(self._text_field):
             raise _invalid_request(
@@ -263,7 +275,7 @@ class PlainRecords:
         self._id_field = spec.id_field
         self._param_fields = spec.param_fields
         self._endpoint = spec.endpoint
-        self._flag = "--prompt" if spec.messages_field is None else "--messages-field"
+        self._asked_by = SetOption("prompt" if spec.messages_field is None else "messages_field")
         self.columns: tuple[str, ...] | None = tuple(
             dict.fromkeys((spec.id_field, *self._asked.required))
         )
@@ -305,9 +317,11 @@ class PlainRecords:
 
     def mistaken_for(self, record: Mapping[str, Any]) -> str | None:
         if all(name in record for name in ("custom_id", "method", "url", "body")):
-            return (
+            return Text(
                 "the first row is an OpenAI Batch line, which has a request of its own; leave the "
-                f"prompt out ({self._flag})"
+                "prompt out (",
+                self._asked_by,
+                ")",
             )
         return None
 
@@ -316,7 +330,11 @@ class PlainRecords:
             raise RowFault(
                 "missing_required_parameter",
                 f"There is no column {self._id_field!r} to take the id from.",
-                fix=f"name the id column (--id-field); columns here: {columns_of(record)}",
+                fix=Text(
+                    "name the id column (",
+                    SetOption("id_field"),
+                    f"); columns here: {columns_of(record)}",
+                ),
                 field=self._id_field,
             )
         value = record[self._id_field]
@@ -325,7 +343,7 @@ class PlainRecords:
         return check_doc_id(
             value,
             self._id_field,
-            fix="give every row an id of its own, or name another id column (--id-field)",
+            fix=ANOTHER_ID,
         )
 
 
@@ -334,9 +352,10 @@ def _missing(name: str, record: Mapping[str, Any]) -> RowFault:
     return RowFault(
         "missing_required_parameter",
         f"Missing required parameter: {name!r}.",
-        fix=(
-            "a batch line has custom_id, method, url and body; plain records need a prompt "
-            "(--prompt)"
+        fix=Text(
+            "a batch line has custom_id, method, url and body; plain records need a prompt (",
+            SetOption("prompt"),
+            ")",
         ),
         field=name,
         value=f"columns {columns_of(record)}",
@@ -366,22 +385,32 @@ def check_columns(uri: str, form: RowForm, names: Sequence[str], *, nested: bool
     if form.columns is None:
         raise SourceError(
             "wrong_form",
-            f"{uri} has rows of columns, and without a prompt a source holds OpenAI Batch lines; "
-            "give a prompt such as "
-            f'"Summarise: {{{next(iter(names), "text")}}}" (--prompt)',
+            Text(
+                f"{uri} has rows of columns, and without a prompt a source holds OpenAI Batch "
+                "lines; give a prompt such as "
+                f'"Summarise: {{{next(iter(names), "text")}}}" (',
+                SetOption("prompt"),
+                ")",
+            ),
         )
     shown = ", ".join(map(seen, names[:_SHOWN])) + (", …" if len(names) > _SHOWN else "")
     for name in form.columns:
         if name not in names and not (nested and name.partition(".")[0] in names):
             raise SourceError(
                 "missing_column",
-                f"{uri} has no column {seen(name)}; name the id column (--id-field) and the "
-                f"prompt's {{columns}} as they are: {shown}",
+                Text(
+                    f"{uri} has no column {seen(name)}; name the id column (",
+                    SetOption("id_field"),
+                    f") and the prompt's {{columns}} as they are: {shown}",
+                ),
             )
     for name in form.param_columns:
         if name not in names:
             raise SourceError(
                 "missing_column",
-                f"{uri} has no column {seen(name)} to take a parameter from; name it "
-                f"(--param-field) as it is: {shown}",
+                Text(
+                    f"{uri} has no column {seen(name)} to take a parameter from; name it (",
+                    SetOption("param_fields"),
+                    f") as it is: {shown}",
+                ),
             )

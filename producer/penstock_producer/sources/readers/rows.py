@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock_ledger.texts import Text
 from penstock_producer.errors import BadReference, SourceError, seen
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.pins import FORMAT, MEDIA_NEWEST
@@ -112,7 +113,9 @@ class PinnedRows(ABC):
                 "without a prompt, "
             )
             raise SourceError(
-                "wrong_form", f"{self.uri}: {advice}", public=public + "plain records need one"
+                "wrong_form",
+                Text(f"{self.uri}: ", advice),
+                public=public + "plain records need one",
             )
 
     def _bad(self, number: int, fault: RowFault, cursor: Cursor) -> BadRow:
