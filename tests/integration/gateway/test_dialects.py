@@ -16,9 +16,10 @@ from servers import free_port
 from penstock_gateway.direct import routes, streams
 from penstock_gateway.settings import DirectFields, GatewayFields, GatewaySettings
 from penstock_producer import ProducerSettings
+from penstock_producer.job.endpoints import Kind
 from penstock_producer.job.provider_facts import ProviderFacts
 
-KINDS = ("openai", "anthropic", "gemini")
+KINDS: tuple[Kind, ...] = ("openai", "anthropic", "gemini")
 MODEL = "sim-small"
 SAY: Any = [{"role": "user", "content": "Say something."}]
 TOOL: Any = {

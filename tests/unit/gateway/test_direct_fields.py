@@ -109,7 +109,7 @@ def test_a_name_far_inside_is_told_with_its_place() -> None:
     inner: dict[str, object] = {"text": [{"url": [{"a" * 100_000: 1}]}]}
     given = {"model": "m", "messages": [{"role": "user", "content": "x", "tools": [inner]}]}
     with pytest.raises(Refused) as caught:
-        fields.checked_body(given, fields.CHAT, DirectFields())
+        fields.checked_body(given, CHAT, DirectFields())
     assert str(caught.value.param).startswith("messages[0].tools[0].text[0].url[0].aaa")
     assert len(str(caught.value.param)) == fields.SHOWN_CHARS
 

@@ -140,7 +140,8 @@ def test_a_response_comes_item_by_item() -> None:
 @pytest.mark.parametrize("endpoint", [CHAT, COMPLETIONS, MESSAGES, RESPONSES])
 def test_an_odd_answer_does_not_break_a_stream(endpoint: str) -> None:
     """What is no list of objects has no events of its own."""
-    for odd in (None, 7, "x", [7], {}):
+    odds: tuple[Any, ...] = (None, 7, "x", [7], {})
+    for odd in odds:
         answer = {"choices": odd, "content": odd, "output": odd, "usage": odd}
         assert told(endpoint, answer)
 

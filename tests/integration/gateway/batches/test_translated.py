@@ -10,9 +10,10 @@ import pytest
 from batch_door import BatchDoor, batch_door, line, read
 from fleet import Fleet
 
+from penstock_producer.job.endpoints import Kind
 from penstock_producer.job.provider_facts import ProviderFacts
 
-KINDS = ("anthropic", "gemini")
+KINDS: tuple[Kind, ...] = ("anthropic", "gemini")
 SAY = [{"role": "user", "content": "Say something."}]
 MODEL = "sim-small"
 

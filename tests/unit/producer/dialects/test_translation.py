@@ -22,7 +22,10 @@ from penstock_producer.prompts.messages import BadMessages
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 PNG = "data:image/png;base64,AAAA"
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}}
-TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": SCHEMA}}
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "f", "description": "d", "parameters": SCHEMA},
+}
 FORM = {
     "type": "json_schema",
     "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True},
@@ -573,7 +576,8 @@ def test_what_is_no_answer_is_not_made_one(stored: bytes) -> None:
 
 def test_odd_answers_do_not_fail() -> None:
     """Nulls, numbers and lists where objects should be, and half of an emoji."""
-    for odd in (None, 7, [], {}, "x"):
+    odds: tuple[Any, ...] = (None, 7, [], {}, "x")
+    for odd in odds:
         answer = {"choices": [{"message": odd, "finish_reason": odd}], "usage": odd, "id": odd}
         assert as_message(answer)["type"] == "message"
         assert as_response(answer, {})["object"] == "response"
