@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from penstock_gateway.pages.render import error_page
-from penstock_gateway.refused import INVALID_REQUEST, Refused
+from penstock_gateway.refused import INVALID_REQUEST, Refused, not_json
 from penstock_ledger import (
     BatchLost,
     DatabaseUnavailable,
@@ -318,6 +318,9 @@ def _of_validation(faults: Any) -> Refused:
     param = ".".join(place[1:]) or None
     if first.get("type") == "json_invalid":
         return Refused(400, "The body is not valid JSON.", code="invalid_json")
+    # the framework hands on a body as it came where its type is not JSON
+    if place == ["body"] and isinstance(first.get("input"), bytes):
+        return not_json()
     code = "missing_required_parameter" if first.get("type") == "missing" else "invalid_value"
     where = f"{param}: " if param else ""
     return Refused(

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Annotated, Any, Final
 
 import orjson
-from fastapi import Depends, Query
+from fastapi import Depends, Header, Query
 from starlette.concurrency import iterate_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
@@ -30,6 +30,8 @@ from penstock_gateway.files.store import FileStore
 from penstock_gateway.ids import new_id
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
+from penstock_gateway.webhook_delivery import URL_MAX
+from penstock_gateway.webhooks import call_back, check_receiver
 from penstock_ledger import (
     BatchesAsked,
     DoorBatch,
@@ -197,6 +199,7 @@ router = Router(tags=["messages"])
 
 PAGE, PAGE_MAX = 20, 1000
 JSONL: Final = "application/x-jsonl"
+CALLBACK: Final = "x-penstock-callback-url"  # a header, as the body is that of Anthropic's API
 
 Reader = Annotated[Caller, Depends(caller_with("read"))]
 Writer = Annotated[Caller, Depends(caller_with("write"))]
@@ -204,11 +207,20 @@ Edge = Annotated[str | None, Query(max_length=100)]
 
 
 @router.post(PATH, operation_id="create_message_batch")
-async def create(request: Request, caller: Writer) -> JSONResponse:
+async def create(
+    request: Request,
+    caller: Writer,
+    callback_url: Annotated[
+        str | None,
+        Header(alias=CALLBACK, max_length=URL_MAX, description="Where its events are sent."),
+    ] = None,
+) -> JSONResponse:
     """Create a batch, whose shape is checked at once.
 
     What is wrong with a request itself is that request's result."""
     backend, batch_id = backend_of(request), new_id("msgbatch")
+    if callback_url is not None:
+        await check_receiver(backend, callback_url, CALLBACK)
     window_s = backend.settings.gateway.batches.messages_window_s
     _check_provider(backend, caller, window_s)
     file, requests = await taken_in(backend, request.stream(), caller.tenant, batch_id)
@@ -222,8 +234,9 @@ async def create(request: Request, caller: Writer) -> JSONResponse:
         counts={"total": requests},
     )
     batch, _ = await backend.run(DoorBatchStore(backend.database).add, new)
+    headers = await backend.run(call_back, backend, batch_id, batch.tenant, callback_url)
     backend.batch_made.set()
-    return JSONResponse(batch_shown(batch, batch.counts, _origin(request)))
+    return JSONResponse(batch_shown(batch, batch.counts, _origin(request)), headers=headers)
 
 
 @router.get(PATH, operation_id="list_message_batches")

@@ -122,7 +122,14 @@ ENDPOINTS: Final = (
     "/v1/moderations",
 )
 FIELDS: Final = frozenset(
-    {"input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after"}
+    {
+        "input_file_id",
+        "endpoint",
+        "completion_window",
+        "metadata",
+        "output_expires_after",
+        "callback_url",
+    }
 )
 MAX_WINDOW_S: Final = 30 * 86_400.0  # files of batches expire then
 OUTPUT_S: Final = (3_600, 2_592_000)  # the least and the most, OpenAI's
@@ -135,6 +142,7 @@ class AskedBatch(Struct, frozen=True):
     window_s: float
     metadata: dict[str, str] | None
     output_expires_s: float | None
+    callback_url: str | None = None
 
 
 def asked_batch(given: dict[str, Any]) -> AskedBatch:
@@ -147,7 +155,14 @@ def asked_batch(given: dict[str, Any]) -> AskedBatch:
         _window_s(given.get("completion_window")),
         metadata_of(given.get("metadata")),
         _output_s(given.get("output_expires_after")),
+        _callback(given.get("callback_url")),
     )
+
+
+def _callback(given: Any) -> str | None:
+    if given is not None and not isinstance(given, str):
+        raise _refused("callback_url", "give the URL as text", "invalid_type")
+    return given
 
 
 def _file_id(given: Any) -> str:

@@ -15,7 +15,7 @@ from penstock_gateway.backend import Backend
 from penstock_gateway.refused import Refused
 from penstock_ledger import RedisLedger, WorkerSeen
 from penstock_producer.dialects.translation import ways_to
-from penstock_producer.feed.queues import ALIVE_S, Served, serving_of
+from penstock_producer.feed.queues import ALIVE_S, Served, listed_models, serving_of
 from penstock_producer.job.endpoints import RESPONSES
 from penstock_producer.job.lanes import can_answer, has_own_model, packs
 
@@ -58,6 +58,14 @@ class Fleet:
         await self._looked()
         lanes = filter(has_own_model, self._backend.settings.gateway.direct.lanes)
         return [served for lane in lanes for served in serving_of(self._workers, lane).models()]
+
+    async def listed(self, provider: str) -> list[str]:
+        """Return the models that a provider lists, as living workers say.
+
+        Raises Refused (503) where Redis does not answer.
+        """
+        await self._looked()
+        return listed_models(self._workers, provider)
 
     async def _looked(self) -> None:
         """Look at the workers, unless the last look is fresh enough. Raises Refused (503)."""

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from penstock_gateway.direct.fields import COMPLETIONS
 from penstock_gateway.errors import anthropic_error, openai_error, refused_for
 from penstock_gateway.refused import Refused
-from penstock_gateway.sse import QUIET_S, STILL_THERE, EventResponse
+from penstock_gateway.routing import QUIET_S, STILL_THERE, EventResponse
 from penstock_ledger import PenstockError
 from penstock_ledger.lone_surrogates import parse_json
 from penstock_producer.job.endpoints import CHAT, MESSAGES, RESPONSES
@@ -55,7 +55,7 @@ class AnswerStream(EventResponse):
             pass  # it has gone while something was sent
         finally:
             if not self._coming.cancel() and not self._coming.cancelled():
-                self._coming.exception()  # which a reader that has gone was not told
+                self._coming.exception()  # of which a reader that has gone heard nothing
             self._leave()
 
     def _events(self) -> bytes:

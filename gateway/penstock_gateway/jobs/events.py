@@ -17,8 +17,7 @@ from starlette.types import Receive, Scope, Send
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.jobs.names import Reader, find_job
 from penstock_gateway.jobs.watches import Progress, Watches, event_id
-from penstock_gateway.routing import Router
-from penstock_gateway.sse import QUIET_S, SLOW_S, STILL_THERE, EventResponse
+from penstock_gateway.routing import QUIET_S, SLOW_S, STILL_THERE, EventResponse, Router
 from penstock_ledger import OutcomeStore
 
 router = Router()

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from penstock_producer.job.endpoints import BASE_URLS, RESPONSES, Kind, check_path
-from penstock_producer.prices.known import known_discount, known_prices, without_date
+from penstock_producer.prices.known import known_discount, known_models, known_prices, without_date
 from penstock_producer.prices.token_prices import Discount, ModelPrices
 
 # models of the table that are kept with another discount; one more is made again
@@ -32,6 +32,11 @@ class ProviderFacts(BaseModel):
     # of models that name none; None: as the table of prices has it, where it knows the provider
     batch_discount: Discount = None
     prices: Mapping[str, ModelPrices] = Field(default_factory=dict)  # by model
+
+    @property
+    def priced_models(self) -> list[str]:
+        """The models whose prices are known by name, those of the operator's settings first."""
+        return list(dict.fromkeys([*sorted(self.prices), *known_models(self.base_url)]))
 
     @property
     def has_responses(self) -> bool:

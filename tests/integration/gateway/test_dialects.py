@@ -10,7 +10,7 @@ import anthropic
 import openai
 import pytest
 from doors import asked, door
-from fleet import Fleet
+from fleet import Fleet, until
 from servers import free_port
 
 from penstock_gateway.direct import routes, streams
@@ -197,7 +197,7 @@ def test_anthropics_messages_are_streamed(url: str) -> None:
 
 
 def test_openais_responses_are_streamed(url: str) -> None:
-    """By `client.responses.stream`."""
+    """By `client.responses.stream`, which puts the response together again."""
     with chats(url).responses.stream(model=MODEL, input="Say something.") as stream:
         events = list(stream)
         response = stream.get_final_response()
@@ -273,6 +273,12 @@ def test_errors_have_the_callers_envelope(urls: Mapping[str, str]) -> None:
     assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
     with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
         claude(urls["openai"]).messages.create(model=MODEL, messages=SAY, max_tokens=0)
+
+
+def test_models_that_the_provider_lists_are_listed(urls: Mapping[str, str]) -> None:
+    """Workers have asked the provider, and their heartbeats say what it has."""
+    until(lambda: bool(list(chats(urls["openai"]).models.list())), 30, "models are listed")
+    assert MODEL in [one.id for one in claude(urls["openai"]).models.list()]
 
 
 def test_settings_of_producers_have_the_kinds() -> None:

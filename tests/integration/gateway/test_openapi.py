@@ -180,6 +180,7 @@ OPERATIONS: Final = {
     "POST /v1/embeddings": "create_embeddings",
     "POST /v1/messages": "create_message",
     "POST /v1/responses": "create_response",
+    "GET /v1/batch/stats": "show_batch_stats",
     "POST /v1/batch/sync": "answer_prompts",
     "GET /v1/models": "list_models",
     "GET /v1/models/{model}": "retrieve_model",

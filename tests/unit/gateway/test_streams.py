@@ -36,7 +36,7 @@ ANSWER: dict[str, Any] = {
 
 
 def told(endpoint: str, answer: dict[str, Any], *, with_usage: bool = False) -> list[Any]:
-    """The data of each event; texts that are no JSON as they are."""
+    """The data of each event: JSON, but for the mark of the end."""
     written = events_of(endpoint, json.dumps(answer).encode(), with_usage=with_usage).decode()
     assert written.endswith("\n\n")
     found = list[Any]()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
+from penstock_producer.feed.queues import LISTED
 from penstock_producer.job.endpoints import GENERATE
 from penstock_workers.http import (
     AnswerTooLarge,
@@ -25,6 +26,7 @@ from penstock_workers.http import (
 from penstock_workers.item.answer import Answer, AnswerMemory, NoAnswer, Room, Tried, kept
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.lanes.api.gemini_request import generating
+from penstock_workers.lanes.api.model_list import ModelList
 from penstock_workers.provider_calls import address, headers_of
 from penstock_workers.settings import ANSWER_MEMORY_BYTES, MAX_ANSWER_BYTES, ProviderSettings
 
@@ -56,6 +58,7 @@ class ApiLane:
         self._max_answer_bytes = max_answer_bytes
         self._memory = AnswerMemory(answer_memory_bytes)
         self._http_client: ClientName = http_client
+        self.models = ModelList(providers, http_client)  # started where heartbeats are sent
         self._client: HttpClient | None = None
         self._headers: dict[str, dict[str, str]] = {}
         self._targets: dict[tuple[str, str], Target] = {}  # by provider and endpoint
@@ -74,7 +77,8 @@ class ApiLane:
         return Prepared(request)
 
     def gauges(self) -> Mapping[str, float | str]:
-        return {}
+        listed = self.models.to_text()
+        return {} if listed is None else {LISTED: listed}
 
     async def infer(self, prepared: Prepared) -> Tried:
         request, started = prepared.request, time.monotonic()
@@ -106,6 +110,7 @@ class ApiLane:
         """Do nothing: there is nothing to begin that takes long."""
 
     async def close(self) -> None:
+        await self.models.close()
         if self._client is not None:
             await self._client.close()
 
