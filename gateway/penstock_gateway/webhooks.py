@@ -192,7 +192,7 @@ def call_back(
 ) -> dict[str, str]:
     """Send the events of a batch or job to a URL that was checked; return headers for the caller.
 
-    They have the secret that signs, once: nothing where there is no URL, or a callback already.
+    They have the secret that signs, once: nothing without a URL, nor where there is a callback.
     """
     if url is None:
         return {}

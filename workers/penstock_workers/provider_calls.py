@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import version
-from typing import Final
 
 from penstock_producer.job.endpoints import Kind
 
@@ -38,9 +37,5 @@ def headers_of(kind: Kind, key: str | None) -> Mapping[str, str]:
 
 
 def list_address(kind: Kind, base_url: str) -> str:
-    """Return where a provider lists its models: of OpenAI's kind, behind its base URL as it is."""
-    listed = _LISTS.get(kind)
-    return f"{base_url.rstrip('/')}/models" if listed is None else address(base_url, listed)
-
-
-_LISTS: Final[Mapping[Kind, str]] = {"anthropic": "/v1/models", "gemini": "/v1beta/models"}
+    """Return where a provider lists its models."""
+    return address(base_url, "/v1beta/models" if kind == "gemini" else "/v1/models")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from redis import RedisError
@@ -87,12 +87,12 @@ class Fleet:
     def _chosen(self, model: str, endpoint: str) -> Way:
         settings = self._backend.settings
         direct = settings.gateway.direct
-        served, loading, unfit = [], False, ""
+        served, loading, unfit = list[str](), False, dict[str, str]()
         for lane in direct.lanes:
             sent = self._sent_to(lane, endpoint)
             if sent is None:
                 why = settings.refused_endpoint(direct.provider, endpoint, lane) or ""
-                unfit = unfit or f", and the provider cannot be asked: {why.rstrip('.')}"
+                unfit[lane] = why.rstrip(".")
                 continue
             if not has_own_model(lane):
                 if any(
@@ -134,15 +134,19 @@ class Fleet:
                 return sent
         return None
 
-    def _no_worker(self, endpoint: str, unfit: str) -> Refused:
-        """Return why there is no worker for a call.
+    def _no_worker(self, endpoint: str, unfit: Mapping[str, str]) -> Refused:
+        """Return why there is no worker for a call; ``unfit`` says why a lane answers none of them.
 
-        Where all workers that live ask by batches, trying again does not help.
+        Where all workers that live ask by batches, or a provider that has no such API, trying again
+        does not help.
         """
         alive = {one.info.get("lane", "") for one in self._workers if one.seconds_ago < ALIVE_S}
+        if alive and alive <= unfit.keys():
+            why = unfit[min(alive)] or f"no lane here answers {endpoint}"
+            return Refused(400, f"Nothing here answers {endpoint}: {why}.", code="unsupported")
         packing = sorted(filter(packs, alive))
         if not packing or alive - set(packing):
-            return _unavailable(f"no worker is there for {endpoint}{unfit}", "no_worker")
+            return _unavailable(f"no worker is there for {endpoint}", "no_worker")
         return Refused(
             503,
             f"nothing here answers at once: all workers are of the lane {packing[0]}, which asks "

@@ -386,7 +386,7 @@ class WebhookStore:
     def forget_before(self, when: float) -> int:
         """Remove deliveries that have arrived or were given up, made before a Unix time.
 
-        At most some at once; how many. Callbacks that were told of their end go at once."""
+        At most some at once; how many. Callbacks that have heard of an end go at once."""
         ended = (
             select(_END.endpoint_id)
             .join(webhook_deliveries, _OF_ENDPOINT)
@@ -398,9 +398,9 @@ class WebhookStore:
         )
 
         def forget(connection: Connection) -> int:
-            told = connection.execute(ended).scalars().all()
-            if told:
-                connection.execute(delete(webhook_endpoints).where(_END.endpoint_id.in_(told)))
+            heard = connection.execute(ended).scalars().all()
+            if heard:
+                connection.execute(delete(webhook_endpoints).where(_END.endpoint_id.in_(heard)))
             rows = connection.execute(old.limit(_FORGOTTEN_AT_ONCE)).all()
             for row in rows:
                 named = _DEL.event_id == row.event_id, _DEL.endpoint_id == row.endpoint_id

@@ -234,7 +234,7 @@ def as_response(chat: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, 
     """
     choice, usage = _first(chat), _map(chat.get("usage"))
     message, reason = _map(choice.get("message")), choice.get("finish_reason")
-    ident = str(chat.get("id", "")).removeprefix("chatcmpl-")
+    ident = str(chat.get("id", "")).removeprefix("chatcmpl-").removeprefix("msg_")
     why = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(str(reason))
     state = "completed" if why is None else "incomplete"
     output = list[dict[str, Any]]()

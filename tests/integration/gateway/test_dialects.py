@@ -265,6 +265,12 @@ def test_what_a_provider_has_no_equal_for_is_refused_by_its_field(urls: Mapping[
     assert caught.value.param == "previous_response_id"
 
 
+def test_what_nothing_here_answers_is_not_tried_again(urls: Mapping[str, str]) -> None:
+    """Embeddings in front of a provider that has none: 400 with the reason, and no "try again"."""
+    with pytest.raises(openai.BadRequestError, match="Nothing here answers /v1/embeddings"):
+        chats(urls["anthropic"]).embeddings.create(model=MODEL, input="x")
+
+
 def test_errors_have_the_callers_envelope(urls: Mapping[str, str]) -> None:
     """Anthropic's below `/v1/messages`, also where the provider is one of OpenAI's kind."""
     with pytest.raises(anthropic.BadRequestError) as caught:
