@@ -104,11 +104,16 @@ def answer_to(refused: Refused, path: str, request_id: str) -> Response:
     """Return the answer for an error, in the form that clients of the path read."""
     if path == "/" or _is_below(path, _PAGES):
         return error_page(refused.status, refused.message, request_id, refused.headers)
-    if _is_below(path, _ANTHROPIC):
+    if is_anthropic_path(path):
         return _json(refused, anthropic_error(refused, request_id))
     if is_problem_path(path):
         return _json(refused, _problem(refused, request_id), "application/problem+json")
     return _json(refused, openai_error(refused))
+
+
+def is_anthropic_path(path: str) -> bool:
+    """Return whether errors of this path are as Anthropic has them."""
+    return _is_below(path, _ANTHROPIC)
 
 
 def is_problem_path(path: str) -> bool:

@@ -30,6 +30,7 @@ from penstock_gateway.direct.fields import (
     unsupported,
     with_messages,
 )
+from penstock_gateway.direct.shapes import PROMPTS, documented
 from penstock_gateway.direct.streams import AnswerStream, events_of
 from penstock_gateway.middleware import request_id_of
 from penstock_gateway.refused import Refused
@@ -263,17 +264,8 @@ router = Router(tags=["direct"])
 
 May = Annotated[Caller, Depends(caller_with("infer"))]
 
-_ERRORS: Final[dict[int | str, dict[str, Any]]] = {
-    400: {"description": "a field is missing, wrong or not taken here"},
-    409: {"description": "a request with this Idempotency-Key is under way"},
-    422: {"description": "this Idempotency-Key was used for another request"},
-    429: {"description": "too many calls wait, or the provider limits this server"},
-    503: {"description": "no worker, or a store is away"},
-    504: {"description": "no answer in the time that the call had"},
-}
 
-
-@router.post(CHAT, responses=_ERRORS, operation_id="create_chat_completion")
+@router.post(CHAT, operation_id="create_chat_completion", **documented(CHAT))
 async def chat_completions(request: Request, caller: May) -> Response:
     """Answer a chat completion, as OpenAI's API has it.
 
@@ -281,31 +273,31 @@ async def chat_completions(request: Request, caller: May) -> Response:
     return await _one(request, caller, CHAT)
 
 
-@router.post(COMPLETIONS, responses=_ERRORS, operation_id="create_completion")
+@router.post(COMPLETIONS, operation_id="create_completion", **documented(COMPLETIONS))
 async def completions(request: Request, caller: May) -> Response:
     """Answer one completion of a prompt, as OpenAI's API has it."""
     return await _one(request, caller, COMPLETIONS)
 
 
-@router.post(EMBEDDINGS, responses=_ERRORS, operation_id="create_embeddings")
+@router.post(EMBEDDINGS, operation_id="create_embeddings", **documented(EMBEDDINGS))
 async def embeddings(request: Request, caller: May) -> Response:
     """Return the embeddings of one input, or of several, as OpenAI's API has it."""
     return await _one(request, caller, EMBEDDINGS)
 
 
-@router.post(MESSAGES, responses=_ERRORS, operation_id="create_message")
+@router.post(MESSAGES, operation_id="create_message", **documented(MESSAGES))
 async def messages(request: Request, caller: May) -> Response:
     """Answer a message, as Anthropic's API has it, whatever API the provider behind has."""
     return await _one(request, caller, MESSAGES)
 
 
-@router.post(RESPONSES, responses=_ERRORS, operation_id="create_response")
+@router.post(RESPONSES, operation_id="create_response", **documented(RESPONSES))
 async def responses(request: Request, caller: May) -> Response:
     """Answer a response, as OpenAI's API has it, whatever API the provider behind has."""
     return await _one(request, caller, RESPONSES)
 
 
-@router.post("/v1/batch/sync", responses=_ERRORS, operation_id="answer_prompts")
+@router.post(PROMPTS, operation_id="answer_prompts", **documented(PROMPTS))
 async def batch_sync(request: Request, caller: May) -> Response:
     """Answer several prompts together: outputs in their order, each with a text or an error."""
     backend = backend_of(request)

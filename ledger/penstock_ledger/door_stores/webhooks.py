@@ -164,12 +164,12 @@ class WebhookStore:
         def write(connection: Connection) -> bool:
             if connection.execute(statement).rowcount != 1:
                 return False
-            for kind, table, key in (
-                ("job", jobs, jobs.c.job_id),
-                ("batch", door_batches, door_batches.c.batch_id),
+            for begin, table, key in (
+                ("job.", jobs, jobs.c.job_id),
+                ("batch.", door_batches, door_batches.c.batch_id),
             ):
                 held = select(table.c.state).where(key == new.object_id).with_for_update()
-                event = f"{kind}.{connection.execute(held).scalar_one_or_none()}"
+                event = f"{begin}{connection.execute(held).scalar_one_or_none()}"
                 if event in EVENT_TYPES:
                     new_event(connection, [endpoint_id], event, new.object_id)
             return True

@@ -22,6 +22,8 @@ from schemathesis.specs.openapi.checks import (
 from servers import RedisServer
 
 from penstock_gateway import create_app
+from penstock_gateway.direct.fields import checked_body
+from penstock_gateway.settings import DirectFields
 from penstock_ledger import JobState, JobStore, open_database
 
 EXAMPLES: Final = 8  # of each operation
@@ -151,6 +153,19 @@ def has_example(document: Any, content: Any) -> bool:
         ):
             return False
     return True
+
+
+def test_calls_that_wait_are_told_with_bodies_that_are_taken(document: Any) -> None:
+    """The example of each is one that the door takes; errors are in the dialect of the path."""
+    for path in ("/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/completions"):
+        operation = document["paths"][path]["post"]
+        example = operation["requestBody"]["content"]["application/json"]["example"]
+        assert checked_body(example, path, DirectFields()) == example
+        assert "text/event-stream" in operation["responses"]["200"]["content"]
+    for path, name in (("/v1/messages", "Anthropic"), ("/v1/responses", "OpenAI")):
+        content = document["paths"][path]["post"]["responses"]["401"]["content"]
+        named = content["application/json"]["schema"]["$ref"]
+        assert named == f"#/components/schemas/{name}Error"
 
 
 # Method names of clients that are generated from the document: one that is here is not changed, and
