@@ -26,8 +26,7 @@ def leave_with(error: BaseException) -> NoReturn:
     """End the process with the message of ``error`` on stderr and its exit status.
 
     Its traceback comes first where one is wanted."""
-    from penstock_ledger.log_lines import several_lines
-    from penstock_ledger.redaction import redact
+    from penstock_ledger.redaction import redact, several_lines
 
     if debug():
         sys.stderr.write(several_lines(redact("".join(traceback.format_exception(error)))))

@@ -1,8 +1,12 @@
-"""`penstock dlq`: look at dead letters, take them out, try them again with something changed."""
+"""`penstock dlq`: look at dead letters, take them out, try them again with something changed.
+
+What earlier replays of a job have changed travels on with its requests until it is unset.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,8 +19,10 @@ from penstock_ledger.texts import Text
 
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
-    from penstock_ledger.model import DeadLetter, Job
+    from penstock_ledger.model import DeadLetter, Feed, Job
     from penstock_producer.errors import Problem
+
+PROMPT = "prompt"
 
 MAX_ID_CHARS = 512  # ids are shown whole, to be copied into the next command
 MAX_GENERATIONS_SHOWN = 20  # of one document
@@ -31,6 +37,34 @@ Reason = Annotated[str | None, typer.Option(help="Only dead letters with this re
 Docs = Annotated[
     list[str] | None, typer.Option("--doc", metavar="ID", help="Only this document. Repeatable.")
 ]
+
+
+def changes_in_force(feeds: Iterable[Feed]) -> dict[str, tuple[str, int]]:
+    """Return by field what the replays have set it to, as text, and in which generation."""
+    force: dict[str, tuple[str, int]] = {}
+    for feed in feeds:
+        for name in feed.overrides.get("unset") or ():
+            force.pop(name, None)
+        for name, value in (feed.overrides.get("set") or {}).items():
+            force[name] = (_as_text(value), feed.generation)
+        if feed.overrides.get(PROMPT) is not None:
+            force[PROMPT] = (_as_text(feed.overrides[PROMPT]), feed.generation)
+    return force
+
+
+def say_in_force(force: Mapping[str, tuple[str, int]]) -> str:
+    """Return one sentence about the changes; empty where there are none."""
+    if not force:
+        return ""
+    listed = ", ".join(
+        f"{name}={value} (generation {generation})" for name, (value, generation) in force.items()
+    )
+    names = " ".join(f"--unset {name}" for name in force)
+    return f"requests keep what replays have set: {listed}; {names} takes it back"
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 @app.command(name="list", epilog=examples.DLQ_LIST)
@@ -105,7 +139,6 @@ def _print_footer(
     """Print what to do next, and what is not shown."""
     from rich.text import Text
 
-    from penstock_cli.job.replays import changes_in_force, say_in_force
     from penstock_cli.show.terminal import console as make_console
     from penstock_producer.reporting.text import argument, count, safe
 
@@ -219,7 +252,6 @@ def replay(
 ) -> None:
     """Try dead letters again, as a new generation of the job. Nothing is overwritten."""
     from penstock_cli.connect import books
-    from penstock_cli.job.replays import changes_in_force, say_in_force
     from penstock_producer.errors import SpecError
     from penstock_producer.reporting.advice import on_terminal
     from penstock_producer.reporting.text import count, safe
@@ -253,7 +285,7 @@ def run_again(ledger: Books, job: Job) -> str:
 
 def _overrides(set_fields: list[str], unset: list[str], edit_prompt: str | None) -> dict[str, Any]:
     """Return what a replay changes. Raises UsageProblem."""
-    from penstock_cli.job.pairs import parse_pairs
+    from penstock_cli.job.given import parse_pairs
 
     given = {
         "set": parse_pairs("--set", set_fields) if set_fields else None,

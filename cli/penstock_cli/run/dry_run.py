@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from penstock_cli.run.lane_choice import beside, choice_lines, table
 from penstock_producer.accepting.estimates import MTOK, Estimate, Measure
 from penstock_producer.job.lanes import packs
+from penstock_producer.reporting.account import changes, saved_tokens
 from penstock_producer.reporting.advice import on_terminal
-from penstock_producer.reporting.changes import changes, saved_tokens
 from penstock_producer.reporting.prices import known_from, per_million
 from penstock_producer.reporting.text import count, counted, one_line, safe, usd
 

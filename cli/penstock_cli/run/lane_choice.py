@@ -52,18 +52,10 @@ def beside(
 
 def table(rows: Sequence[LaneGuess]) -> Table:
     """Return the table for people: a batch takes at most its window, others about their time."""
-    from rich.table import Table
 
-    shown = Table(
-        "lane",
-        "cost",
-        "time",
-        "bounded by",
-        box=None,
-        pad_edge=False,
-        padding=(0, 3, 0, 0),
-        header_style="dim",
-    )
+    from penstock_cli.show.terminal import plain_table
+
+    shown = plain_table("lane", "cost", "time", "bounded by")
     for row in rows:
         about = "up to" if packs(row.lane) else "about"
         shown.add_row(

@@ -15,8 +15,8 @@ import typer
 
 from penstock_cli.run.dry_run import asked_form, digest_of, estimate, token_limits
 from penstock_producer.accepting.estimates import Estimate
+from penstock_producer.reporting.account import changes, saved_tokens
 from penstock_producer.reporting.advice import on_terminal
-from penstock_producer.reporting.changes import changes, saved_tokens
 from penstock_producer.reporting.text import count, counted, safe, usd
 
 if TYPE_CHECKING:

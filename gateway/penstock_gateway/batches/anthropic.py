@@ -25,6 +25,7 @@ from penstock_gateway.batches.figures import (
 )
 from penstock_gateway.batches.lines import NotReached, in_words_of, why_failed
 from penstock_gateway.batches.specs import ANTHROPIC, input_path, spec_of, spec_of_batch
+from penstock_gateway.batches.steps import BatchMade
 from penstock_gateway.callers.caller import Caller, caller_with, whose
 from penstock_gateway.files.store import FileStore
 from penstock_gateway.ids import new_id
@@ -235,7 +236,7 @@ async def create(
     )
     batch, _ = await backend.run(DoorBatchStore(backend.database).add, new)
     headers = await backend.run(call_back, backend, batch_id, batch.tenant, callback_url)
-    backend.batch_made.set()
+    backend.part(BatchMade).event.set()
     return JSONResponse(batch_shown(batch, batch.counts, _origin(request)), headers=headers)
 
 

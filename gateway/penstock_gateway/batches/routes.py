@@ -15,6 +15,7 @@ from penstock_gateway.batches.figures import stats_of
 from penstock_gateway.batches.finish import error_lines, never_begun
 from penstock_gateway.batches.lines import outputs_of
 from penstock_gateway.batches.specs import OPENAI, asked_batch
+from penstock_gateway.batches.steps import BatchMade
 from penstock_gateway.bodies import object_of
 from penstock_gateway.callers.caller import Caller, caller_with, whose
 from penstock_gateway.refused import Refused
@@ -50,7 +51,7 @@ async def create(request: Request, caller: Writer) -> JSONResponse:
     headers = await backend.run(
         call_back, backend, batch.batch_id, batch.tenant, asked.callback_url
     )
-    backend.batch_made.set()
+    backend.part(BatchMade).event.set()
     return JSONResponse(batch_shown(batch, counts, job), headers=headers)
 
 

@@ -19,8 +19,7 @@ from sqlalchemy.exc import DBAPIError
 from starlette.requests import HTTPConnection
 
 from penstock_gateway.backend import Backend
-from penstock_gateway.callers.addresses import Proxies
-from penstock_gateway.callers.caller import OPERATOR, Caller
+from penstock_gateway.callers.caller import OPERATOR, Caller, Proxies
 from penstock_gateway.refused import Refused
 from penstock_gateway.settings import is_loopback
 from penstock_ledger import (

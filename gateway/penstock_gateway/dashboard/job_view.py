@@ -20,9 +20,8 @@ from penstock_ledger.reasons import examples_of, explain
 from penstock_producer.job.lanes import has_own_model, packs
 from penstock_producer.reporting.advice import on_page
 from penstock_producer.reporting.engines import engines_line, engines_of
-from penstock_producer.reporting.feeders import feeders_line
 from penstock_producer.reporting.fixes import FIXES
-from penstock_producer.reporting.origin import from_job_line, started_by_line
+from penstock_producer.reporting.origin import feeders_line, from_job_line, started_by_line
 from penstock_producer.reporting.pauses import advice_for, pause_steps
 from penstock_producer.reporting.reasons import (
     Wait,

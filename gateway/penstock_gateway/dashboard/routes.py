@@ -16,13 +16,10 @@ from penstock_gateway.dashboard import actions, sign_in
 from penstock_gateway.dashboard.answers import answered, sample
 from penstock_gateway.dashboard.job_view import job_view
 from penstock_gateway.dashboard.jobs_view import job_rows, page_links, place_in, tabs
-from penstock_gateway.dashboard.letter_pages import letter_page
-from penstock_gateway.dashboard.letters_view import GROUPED_MAX, groups, letter_rows
-from penstock_gateway.dashboard.one_job import head_of, job_of
-from penstock_gateway.dashboard.pages import page
+from penstock_gateway.dashboard.letters_view import GROUPED_MAX, groups, letter_page, letter_rows
 from penstock_gateway.dashboard.quotas_view import quota_rows
 from penstock_gateway.dashboard.spending_view import PERIODS, price_rows, spend_rows, total_of
-from penstock_gateway.dashboard.viewer import Viewer, viewer_with
+from penstock_gateway.dashboard.viewer import Viewer, head_of, job_of, page, viewer_with
 from penstock_gateway.dashboard.workers_view import lane_views
 from penstock_gateway.pages import render
 from penstock_gateway.refused import Refused

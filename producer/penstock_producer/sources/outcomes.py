@@ -22,6 +22,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from penstock_ledger import JobNotFound, JobStore, OutcomeStore
@@ -298,18 +299,8 @@ class OutcomesSource:
                 else self._again(outcome)
             )
         except RowFault as fault:
-            return BadRow(
-                self.uri,
-                0,
-                fault.code,
-                fault.field,
-                fault.message,
-                fault.value,
-                fault.fix,
-                doc_id,
-                cursor,
-                request,
-            )
+            row = fault.row(self.uri, 0, cursor)
+            return replace(row, doc_id=doc_id, request=request)
         endpoint = None if self._spec.takes_records else outcome.endpoint
         return Document(doc_id, body, f"{generation}:{doc_id}", 0, cursor, endpoint)
 

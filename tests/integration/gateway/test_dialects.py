@@ -36,7 +36,7 @@ ANSWERED[1]["tool_calls"][0]["function"] = {"name": "f", "arguments": "{}"}
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    settings = {f"providers__{kind}__kind": kind for kind in KINDS}
+    settings: dict[str, str] = {f"providers__{kind}__kind": kind for kind in KINDS}
     folder = tmp_path_factory.mktemp("dialects")
     with Fleet(folder, appendonly=False, settings=settings) as fleet:
         settings |= {f"providers__{kind}__base_url": fleet.provider.root for kind in KINDS}
@@ -50,7 +50,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 @pytest.fixture(scope="module")
 def urls(fleet: Fleet) -> Iterator[Mapping[str, str]]:
     """A server in front of each kind of provider."""
-    facts = {kind: ProviderFacts(kind=kind, base_url=fleet.provider.root) for kind in KINDS}
+    facts: dict[str, ProviderFacts] = {
+        kind: ProviderFacts(kind=kind, base_url=fleet.provider.root) for kind in KINDS
+    }
     with contextlib.ExitStack() as stack:
         yield {kind: stack.enter_context(door(settings_for(fleet, facts, kind))) for kind in KINDS}
 

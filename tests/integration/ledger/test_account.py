@@ -41,11 +41,10 @@ def test_what_is_added_adds_up(either: Database) -> None:
             add_spent(
                 connection,
                 "job",
+                Paid(calls=calls, cost_microusd=10 * calls),
                 kind=UNREAD,
                 lane="batch",
                 documents=calls,
-                calls=calls,
-                cost_microusd=10 * calls,
             )
 
     either.write(pay)
@@ -175,9 +174,7 @@ class Histories:
     def loses_a_batch(self) -> None:
         lost = self.call()
         self.db.write(
-            lambda connection: add_spent(
-                connection, self.job_id, kind=UNREAD, lane="batch", **lost._asdict()
-            )
+            lambda connection: add_spent(connection, self.job_id, lost, kind=UNREAD, lane="batch")
         )
 
     def replays(self) -> None:

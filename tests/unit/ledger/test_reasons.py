@@ -278,6 +278,6 @@ def test_why_a_batch_gave_no_answers_comes_back_from_its_row(failure: BatchFailu
 def test_a_batch_of_a_release_before_is_recognised_once(
     why: str | None, failure: BatchFailure | None
 ) -> None:
-    """Alone, beside what is over, and beside what nobody can read."""
+    """Alone, beside what is over, and beside what cannot be read."""
     for stored in (None, BatchFailure("batch_lost").columns()["failure"], "{", "[]", "7"):
         assert BatchFailure.read(stored, why) == failure

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -248,19 +249,8 @@ class TableSource:
             return self._bad(line, fault, {"line": line}, f"row {line}")
 
     def _bad(self, line: int, fault: RowFault, cursor: Cursor, place: str) -> BadRow:
-        return BadRow(
-            self.uri,
-            line,
-            fault.code,
-            fault.field,
-            fault.message,
-            fault.value,
-            fault.fix,
-            fault.doc_id,
-            cursor,
-            named=place,
-            is_new=self._keys is not None,
-        )
+        row = fault.row(self.uri, line, cursor)
+        return replace(row, named=place, is_new=self._keys is not None)
 
     # -- what is read ------------------------------------------------------------------------------
 

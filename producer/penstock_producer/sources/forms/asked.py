@@ -116,7 +116,12 @@ class RenderedPrompt:
             return bounded(self._build(self._rendered(record), params), self._max_body_bytes)
         texts = record if self._media is None else self._media.texts(record, self._prompt.fields)
         row, cut = self._shortened(texts) if self._cuts else (texts, [])
-        text = self._rendered(row)
+        try:
+            text = self._rendered(row)
+        except RowFault:
+            if self._media is not None:  # what is no picture has no type either, and says more
+                self._media.content("", record)
+            raise
         sent = compressed(text) if self._compresses else text
         content = sent if self._media is None else self._media.content(sent, record)
         body = bounded(self._build(content, params), self._max_body_bytes)
@@ -179,7 +184,7 @@ class RenderedPrompt:
                 fix="correct the prompt or the row",
             ) from None
         except MissingField as missing:
-            what = "is null in" if missing.null else "is missing from"
+            what = "is empty in" if missing.empty else "is missing from"
             raise RowFault(
                 MISSING_FIELD,
                 f"The prompt uses the column {missing.name!r}, which {what} this row.",

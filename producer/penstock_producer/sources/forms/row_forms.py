@@ -73,6 +73,16 @@ def form_of(
     )
 
 
+def columns_read(spec: JobSpec) -> tuple[str, ...] | None:
+    """Return the columns that requests are made of; None where each row is needed whole.
+
+    Raises SpecError as ``form_of`` does."""
+    form = form_of(spec)
+    if form.read_columns is None:
+        return None
+    return tuple(dict.fromkeys((*form.read_columns, *form.media_columns)))
+
+
 ANOTHER_ID: Final = Text(
     "give every row an id of its own, or name another id column (", SetOption("id_field"), ")"
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock_ledger.texts import Text
@@ -119,16 +119,4 @@ class PinnedRows(ABC):
             )
 
     def _bad(self, number: int, fault: RowFault, cursor: Cursor) -> BadRow:
-        return BadRow(
-            self.uri,
-            number,
-            fault.code,
-            fault.field,
-            fault.message,
-            fault.value,
-            fault.fix,
-            fault.doc_id,
-            cursor,
-            unit=self.unit,
-            endpoint=fault.endpoint,
-        )
+        return replace(fault.row(self.uri, number, cursor), unit=self.unit)

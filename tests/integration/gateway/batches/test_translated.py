@@ -20,7 +20,7 @@ MODEL = "sim-small"
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    settings = {f"providers__{kind}__kind": kind for kind in KINDS}
+    settings: dict[str, str] = {f"providers__{kind}__kind": kind for kind in KINDS}
     with Fleet(tmp_path_factory.mktemp("translated"), settings=settings) as fleet:
         settings |= {f"providers__{kind}__base_url": fleet.provider.root for kind in KINDS}
         fleet.provider.start("--latency-ms", "5", "--latency-sigma", "0")
@@ -33,7 +33,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 @pytest.fixture(params=KINDS)
 def doors(fleet: Fleet, request: pytest.FixtureRequest) -> Iterator[BatchDoor]:
     """One at a time: each brings forward all batches there are."""
-    facts = {kind: ProviderFacts(kind=kind, base_url=fleet.provider.root) for kind in KINDS}
+    facts: dict[str, ProviderFacts] = {
+        kind: ProviderFacts(kind=kind, base_url=fleet.provider.root) for kind in KINDS
+    }
     with batch_door(fleet, facts, provider=request.param) as doors:
         yield doors
 

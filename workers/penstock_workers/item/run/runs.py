@@ -28,8 +28,8 @@ from dataclasses import replace
 from typing import Final
 
 from penstock_ledger import Cause
-from penstock_ledger.log_lines import one_line
 from penstock_ledger.reasons import By, Code, Reason
+from penstock_ledger.redaction import one_line
 from penstock_ledger.texts import SetOption, SetSetting, Text
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure, Reply, TurnedAway, refuses_format
