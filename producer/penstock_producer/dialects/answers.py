@@ -204,7 +204,7 @@ def as_message(chat: Mapping[str, Any]) -> dict[str, Any]:
     if thought := _thought(message):
         content.append({"type": "thinking", "thinking": thought, "signature": ""})
     if text := _text(message.get("content")) or _text(message.get("refusal")):
-        content.append({"type": "text", "text": text, "citations": None})
+        content.append({"type": "text", "text": text})
     for call in _rows(message.get("tool_calls")):
         function = _map(call.get("function"))
         used = {"id": call.get("id"), "name": function.get("name")}

@@ -5,6 +5,7 @@ Each request goes by OpenAI's chat, so there is one reader and one writer for ea
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -58,6 +59,25 @@ _WRITTEN: Final[Mapping[str, Callable[[_Body], dict[str, Any]]]] = {
 }
 
 
+# Of fields of a chat, how callers of the other APIs know them. Places inside them are others there.
+_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
+    MESSAGES: {
+        "parallel_tool_calls": "tool_choice",
+        "reasoning_effort": "output_config",
+        "response_format": "output_config",
+        "stop": "stop_sequences",
+        "user": "metadata",
+    },
+    RESPONSES: {
+        "messages": "input",
+        "reasoning_effort": "reasoning",
+        "response_format": "text",
+        "verbosity": "text",
+    },
+}
+_FIELD: Final = re.compile(r"\w+")
+
+
 class Untranslatable(ValueError):
     """An answer that is of no API that is known here."""
 
@@ -79,7 +99,17 @@ def request_for(sent: str, body: _Body, asked: str) -> dict[str, Any]:
 
     Raises BadMessages, whose place is the caller's field.
     """
-    return dict(body) if sent == asked else _WRITTEN[sent](_READ[asked](body))
+    if sent == asked:
+        return dict(body)
+    chat = _READ[asked](body)
+    try:
+        return _WRITTEN[sent](chat)
+    except BadMessages as error:
+        if asked in _NAMES:
+            field = _FIELD.match(error.place)
+            name = error.place if field is None else field[0]
+            error.place = _NAMES[asked].get(name, name)
+        raise
 
 
 def answer_for(asked: str, answer: bytes, created: float, request: _Body | None = None) -> bytes:

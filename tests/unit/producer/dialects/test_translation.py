@@ -396,6 +396,45 @@ def test_what_a_chat_has_no_equal_for_in_responses_is_refused(
     assert caught.value.place == place
 
 
+@pytest.mark.parametrize(
+    ("asked", "given", "place"),
+    [
+        (
+            MESSAGES,
+            {"tool_choice": {"type": "any", "disable_parallel_tool_use": True}},
+            "tool_choice",
+        ),
+        (MESSAGES, {"metadata": {"user_id": "u"}}, "metadata"),
+        (MESSAGES, {"output_config": {"effort": "max"}}, "output_config"),
+        (
+            MESSAGES,
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "image", "source": {"type": "url", "url": "https://x"}}
+                        ],
+                    }
+                ]
+            },
+            "messages",
+        ),
+        (RESPONSES, {"input": [{"role": "user", "content": "x"}], "user": "u"}, "user"),
+        (RESPONSES, {"reasoning": {"effort": "xhigh"}}, "reasoning"),
+        (RESPONSES, {"input": [{"type": "function_call_output", "output": "x"}]}, "input"),
+    ],
+)
+def test_what_only_the_provider_refuses_has_the_callers_name(
+    asked: str, given: dict[str, Any], place: str
+) -> None:
+    """Not that of the chat in between, which the caller has never seen."""
+    body = {"messages": SAY} if asked == MESSAGES else {"input": "Hi"}
+    with pytest.raises(BadMessages) as caught:
+        request_for(GENERATE, {"model": "g", **body, **given}, asked)
+    assert caught.value.place == place
+
+
 def chat_answer(**message: Any) -> dict[str, Any]:
     finish = message.pop("finish", "stop")
     said = {"role": "assistant", "content": None, "refusal": None} | message
@@ -441,11 +480,11 @@ USED = {"type": "tool_use", "id": "c1", "name": "f", "input": {"x": 1}}
     [
         (
             chat_answer(content="Ho"),
-            message_answer({"type": "text", "text": "Ho", "citations": None}, stop="end_turn"),
+            message_answer({"type": "text", "text": "Ho"}, stop="end_turn"),
         ),
         (
             chat_answer(content="Ho", finish="length"),
-            message_answer({"type": "text", "text": "Ho", "citations": None}, stop="max_tokens"),
+            message_answer({"type": "text", "text": "Ho"}, stop="max_tokens"),
         ),
         (
             chat_answer(tool_calls=[CALL], finish="tool_calls"),
@@ -455,7 +494,7 @@ USED = {"type": "tool_use", "id": "c1", "name": "f", "input": {"x": 1}}
             chat_answer(content="Ho", reasoning_content="Hm"),
             message_answer(
                 {"type": "thinking", "thinking": "Hm", "signature": ""},
-                {"type": "text", "text": "Ho", "citations": None},
+                {"type": "text", "text": "Ho"},
                 stop="end_turn",
             ),
         ),
