@@ -58,7 +58,7 @@ demo-clean: ## remove the files of the demos, so that the next one starts from n
 test test-fast: export PYTHONDONTWRITEBYTECODE :=
 
 test: $(STAMP) ## run every test that CI runs, four at a time
-	@$(BIN)/python -m compileall -q cli gateway ledger producer ratelimit simulate workers
+	@$(BIN)/python -m compileall -q cli gateway ledger penstock producer ratelimit simulate workers
 	@$(IN_MEMORY) $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not ($(LEFT_OUT))" $(PYTEST)
 
 test-all: $(STAMP) ## run them on both databases each, with more examples, seeds, sizes and shapes
@@ -117,11 +117,11 @@ format: $(STAMP) ## format the code
 	@$(BIN)/ruff check --fix .
 
 # `make bench --check` would be an option of make's own.
-bench: $(STAMP) ## measure, each figure beside its comparison (20 minutes; CHECK=1: hold the ratios to their limits, 5 minutes)
+bench: $(STAMP) ## measure, each figure beside its comparison (15 minutes; CHECK=1: hold the ratios to their limits, 5 minutes)
 	@$(BIN)/python $(INSTALL) --group bench
 	@$(BIN)/python -m benchmarks $(if $(CHECK),--check)
 
-bench-vllm: $(ENGINES)/.installed ## measure the gpu lane beside vLLM's own batch tools, on the CPU (an hour; a GPU: --gpu)
+bench-vllm: $(ENGINES)/.installed ## measure the gpu lane beside vLLM's own batch class, on the CPU (half an hour; a GPU: --gpu)
 	@$(ENGINES)/bin/python -m benchmarks.engine
 
 soak: $(STAMP) ## run every fault of tests/harness/fault_table.py on both databases, and the long kill storms (about an hour; seeds: FAULT_SEEDS=1,2)

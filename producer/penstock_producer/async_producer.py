@@ -46,7 +46,7 @@ class AsyncProducer:
         self, settings: ProducerSettings | None = None, *, database_url: str | None = None
     ) -> None:
         self._make: Callable[[], Producer] = lambda: Producer(settings, database_url=database_url)
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="penstock producer")
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="penstock-producer")
         self._opening = asyncio.Lock()
         self._opened: Producer | None = None  # on first use: a file of SQLite may be migrated then
 
@@ -100,6 +100,16 @@ class AsyncProducer:
     async def status(self, job: str) -> JobStatus:
         producer = await self._producer()
         return await self._run(lambda: producer.status(job))
+
+    async def wait(
+        self, job: str, *, timeout_s: float | None = None, look_every_s: float = 1.0
+    ) -> JobStatus:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                found = await self.status(job)
+                if found.has_stopped:
+                    return found
+                await asyncio.sleep(look_every_s)
 
     async def results(self, job: str) -> AsyncIterator[Result]:
         """Yield every visible result so far, in flat memory.

@@ -35,13 +35,14 @@ from penstock_workers.preload import preload
 from penstock_workers.settings import WorkerSettings
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("producer", "workers", "ratelimit", "ledger", "cli", "gateway", "simulate")
+PACKAGES = ("penstock", "producer", "workers", "ratelimit", "ledger", "cli", "gateway", "simulate")
 LANES_FOLDER = ROOT / "workers/penstock_workers/lanes"
 # Where a lane may be named outside of its folder, and why.
 MAY_NAME_LANES = {
     "ledger/penstock_ledger/model.py": (
         "the lane of jobs from before there were several; it cannot import the producer"
     ),
+    "ledger/penstock_ledger/reasons.py": "the id of a provider batch, among parameters",
     "producer/penstock_producer/job/lanes.py": "the producer's table; it cannot import workers",
     "producer/penstock_producer/job/options.py": "the flag --api, which is about a provider's API",
     "producer/penstock_producer/jobfile/fields.py": "as above",
@@ -52,6 +53,7 @@ MAY_NAME_LANES = {
     "cli/penstock_cli/commands/plan.py": "as above",
     "cli/penstock_cli/commands/submit.py": "as above",
     "cli/penstock_cli/commands/preview.py": "as above",
+    "penstock/calls.py": "the option api, which is about a provider's API",
     "gateway/penstock_gateway/batches/calls.py": (
         "OpenAI's word for the purpose of a file, and the kind of an id"
     ),

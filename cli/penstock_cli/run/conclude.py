@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock_cli import files, result_forms
 from penstock_cli.connect import Books
@@ -13,22 +13,19 @@ from penstock_cli.run.all_alike import advice
 from penstock_cli.run.check import asks_a_provider
 from penstock_cli.run.request import Plan
 from penstock_cli.show.figures import KeptFigures
-from penstock_cli.show.terminal import this_command, this_command_with
-from penstock_ledger.pause import explain
+from penstock_ledger.reasons import Code
 from penstock_producer.job.lanes import packs
-from penstock_producer.prices.spent_budget import (
-    BUDGET_EXHAUSTED,
-    budget_of,
-    next_budget,
-    proposed_budget,
-    without_command,
-)
+from penstock_producer.prices.spent_budget import next_budget
+from penstock_producer.reporting.advice import Advice, on_terminal
 from penstock_producer.reporting.money import MICRO
-from penstock_producer.reporting.pauses import Advice, advice_for, as_flag
+from penstock_producer.reporting.pauses import advice_for
 from penstock_producer.reporting.text import argument, count
 from penstock_producer.reporting.words import counted_batches
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from penstock_cli.show.terminal import Repetition
     from penstock_ledger.model import Job
     from penstock_producer.reporting.account import Report
 
@@ -53,7 +50,7 @@ def batches_left(plan: Plan, ledger: Books, job: Job) -> str | None:
     if not left:
         return None
     again = (
-        f"the same command reads them:  {this_command()}"
+        f"this reads them:  {plan.request.again.unchanged()}"
         if has_batch_workers(plan)
         else "a worker of their lane reads them"
     )
@@ -64,27 +61,46 @@ def batches_left(plan: Plan, ledger: Books, job: Job) -> str | None:
     )
 
 
-def concluded(plan: Plan, ledger: Books, job: Job, screen: ExitStack) -> int:
-    """Write the files, print the report. Raises JobStopped for a job that is paused."""
-    from penstock_cli.reports import exit_status, show
+class Conclusion(NamedTuple):
+    """What a job ended with, and where its files are by their purpose."""
 
+    report: Report
+    files: Mapping[str, str]
+    dlq_command: str
+    said: Sequence[str]  # what is left to know
+
+
+def concluded(plan: Plan, ledger: Books, job: Job) -> Conclusion:
+    """Write the files. Raises JobStopped for a job that is paused."""
     report, place = keep_report(plan, ledger, job)
     if not job.state.final:
         raise JobStopped(_why_stopped(plan, job, report))
     places = files.write_outputs(ledger, job, plan.request.out)
     places |= result_forms.write_tables(plan.tables, ledger, job, plan.request.out)
-    screen.close()
     command = f"penstock dlq list {argument(job.job_key)}{ledger.option()}"
     asks = asks_a_provider(plan.spec)
     url = plan.settings.provider(plan.spec.provider).shown_url if asks else None
-    hints = advice(ledger, job, report, url=url, again=this_command())
+    hints = advice(ledger, job, report, url=url, again=plan.request.again.unchanged())
     if hints:
         report = replace(report, advice=hints)
         files.write_report(report, plan.request.out)
-    show(report, plan.console, dlq_command=command, advice=hints, files={**places, "report": place})
-    if said := batches_left(plan, ledger, job):
-        plan.console.print(said, soft_wrap=True)
-    return exit_status(report)
+    left = batches_left(plan, ledger, job)
+    return Conclusion(report, {**places, "report": place}, command, () if left is None else (left,))
+
+
+def print_conclusion(console: Console, ended: Conclusion) -> None:
+    """Print the report of a run."""
+    from penstock_cli.reports import show
+
+    show(
+        ended.report,
+        console,
+        dlq_command=ended.dlq_command,
+        advice=ended.report.advice,
+        files=ended.files,
+    )
+    for line in ended.said:
+        console.print(line, soft_wrap=True)
 
 
 def _why_stopped(plan: Plan, job: Job, report: Report) -> str:
@@ -92,39 +108,39 @@ def _why_stopped(plan: Plan, job: Job, report: Report) -> str:
 
     With a budget that is spent it would only be paused again.
     """
+    again = plan.request.again
     done = f"{count(report.finished)} of {count(report.total)} documents are finished and kept."
-    if job.pause is not None and (found := advice_for(job.pause)):
-        lines = [
-            f"job {job.job_key} is paused: {explain(job.pause)}. {done}",
-            *map(_advised, found),
-        ]
-        return "\n".join([*lines, f"To go on:  {this_command()}"])
-    why = without_command(job.reason or "no reason was recorded")
-    message = f"job {job.job_key} is {job.state}: {why}. {done}"
-    if "--response-format" in (job.reason or ""):
-        anew = this_command_with(
-            response_format="json_object", out=f"{plan.request.out.rstrip('/')}-2"
-        )
+    message = f"job {job.job_key} is {job.state}: {job.reason or 'no reason was recorded'}. {done}"
+    pause = job.pause
+    code = None if pause is None else pause.code
+    if code == Code.FORMAT_REFUSED:
+        anew = again.changed(response_format="json_object", out=f"{plan.request.out.rstrip('/')}-2")
         return (
             f"{message} The requests of this job stay as they are; start another for example "
             f"with:  {anew}"
         )
-    if not is_out_of_budget(job):
-        doubt = (
-            " (with another --base-url, if that was wrong)"
-            if "--base-url" in (job.reason or "")
-            else ""
+    if code == Code.BUDGET_EXHAUSTED:
+        enough = _for_all(job, report)
+        return (
+            f"{message} Raise --budget-usd to {enough}, a little more than all documents are "
+            f"expected to cost in the end. Resume for example with:  "
+            f"{again.changed(budget_usd=enough)}"
         )
-        return f"{message} Once that is put right, resume with{doubt}:  {this_command()}"
-    enough = _for_all(report, proposed_budget(job.reason))
-    return (
-        f"{message} Raise --budget-usd to {enough}, a little more than all documents are expected "
-        f"to cost in the end. Resume for example with:  {this_command_with(budget_usd=enough)}"
+    if found := advice_for(job.pause):
+        advised = [_advised(one, again) for one in found]
+        return "\n".join([message, *advised, f"To go on:  {again.unchanged()}"])
+    is_astray = (
+        pause is not None
+        and code == Code.ANSWERS_ALIKE
+        and pause.params.get("failure") != "forbidden"
     )
+    doubt = " (with another --base-url, if that was wrong)" if is_astray else ""
+    return f"{message} Once that is put right, resume with{doubt}:  {again.unchanged()}"
 
 
-def _advised(one: Advice) -> str:
-    return f"What to do: {one.text}{'' if one.action is None else f' (add {as_flag(one.action)})'}"
+def _advised(one: Advice, again: Repetition) -> str:
+    added = "" if one.action is None else f" (add {again.option(one.action)})"
+    return f"What to do: {on_terminal(one.text)}{added}"
 
 
 def still_spent(plan: Plan, ledger: Books, job: Job) -> bool:
@@ -134,26 +150,28 @@ def still_spent(plan: Plan, ledger: Books, job: Job) -> bool:
     budget, counts = plan.spec.budget_usd, ledger.outcomes.counts(job.job_id)
     if budget is None:
         return False
-    before, spent = budget_of(job.reason), counts.cost_microusd / MICRO
+    before = None if job.pause is None else job.pause.number("budget_usd")
+    spent = counts.cost_microusd / MICRO
     return (before is not None and budget <= before) or budget - spent < spent / max(
         1, counts.succeeded
     )
 
 
 def is_out_of_budget(job: Job) -> bool:
-    return job.state == "paused" and (job.reason or "").startswith(BUDGET_EXHAUSTED)
+    return job.pause is not None and job.pause.code == Code.BUDGET_EXHAUSTED
 
 
-def _for_all(report: Report, proposed_usd: float) -> str:
+def _for_all(job: Job, report: Report) -> str:
     """Return a budget in USD for all documents, at the mean cost so far and a tenth on top.
 
-    It is rounded up to two significant digits, and at least what the reason of the pause proposes,
-    which has room for the next call.
+    It is rounded up to two significant digits, and at least what the pause says is enough, which
+    has room for the next call.
     """
+    enough_usd = (None if job.pause is None else job.pause.number("enough_usd")) or 0.0
     spent = report.cost_usd or 0.0
     mean = spent / max(1, report.succeeded)
     return next_budget(
-        max(max(spent, spent + mean * (report.total - report.finished)) * 1.1, proposed_usd)
+        max(max(spent, spent + mean * (report.total - report.finished)) * 1.1, enough_usd)
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypedDict
 
 from penstock_cli.run.all_alike import so_far
@@ -11,6 +11,7 @@ from penstock_cli.show.figures import Counter, JobFigures, Speed
 from penstock_cli.show.quota import QuotaSeen, bound, lift_command, troubles
 from penstock_producer.feed.queues import missing_provider, queue_name
 from penstock_producer.job.lanes import has_own_model, packs
+from penstock_producer.reporting.advice import on_terminal
 from penstock_producer.reporting.batches import batch_troubles, batches_line
 from penstock_producer.reporting.engines import engines_of
 from penstock_producer.reporting.reasons import (
@@ -86,7 +87,7 @@ class Watch:
             prompt_tokens=counts.prompt_tokens + moved.get("prompt_tokens", 0),
             completion_tokens=counts.completion_tokens + moved.get("completion_tokens", 0),
             cost_microusd=counts.cost_microusd + moved.get("cost_microusd", 0),
-            unpriced=counts.unpriced,
+            unpriced=counts.unpriced or _unpriced_yet(counts, moved),
             deduplicated=counts.reused.get("dedup", 0) + moved.get("reused:dedup", 0),
             cached=counts.reused.get("cache", 0) + moved.get("reused:cache", 0),
             claimed=depth.unacked - depth.relayed if depth else 0,
@@ -132,7 +133,9 @@ class Watch:
         cause = latest_cause(redis.failing.of(provider, self.job.job_id))
         line = None if cause is None else cause_line(cause)
         standing = standing_of(redis, self._books.database, self.job, seen)
-        found: list[str | None] = [wait.said for wait in waits(standing, served=served)]
+        found: list[str | None] = [
+            on_terminal(wait.said) for wait in waits(standing, served=served)
+        ]
         found += in_hooks(seen, (self.job.spec.get("preprocess"), self.job.spec.get("postprocess")))
         budget_usd = self.job.spec.get("budget_usd")
         # there batches say it
@@ -170,6 +173,11 @@ class Watch:
             if kept is not None
             else (self.job.finished_at or time.time()) - self.job.created_at
         )
+
+
+def _unpriced_yet(counts: Counts, moved: Mapping[str, int]) -> int:
+    """Return how many answers may have no price, until SQL has counted the first ones."""
+    return 0 if counts.calls or moved.get("cost_microusd") else moved.get("calls", 0)
 
 
 class Stall:

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock_cli.state import StateFolder, write_private
+from penstock_ledger.texts import SetOption
+from penstock_producer.reporting.advice import as_flag
 from penstock_producer.reporting.text import safe
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 
 PIPE_WIDTH = 200  # into a file or a pipe nothing wraps at 80 columns
@@ -26,6 +29,13 @@ def console() -> Console:
     from rich.console import Console
 
     return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+
+
+def plain_table(*headings: str) -> Table:
+    """Return a table without lines, its headings dim."""
+    from rich.table import Table
+
+    return Table(*headings, box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
 
 
 MAX_ALIGNED = 40  # columns
@@ -89,9 +99,28 @@ def this_command_with(**changed: str) -> str:
     return shlex.join(["penstock", *kept, *(word for flag in flags.items() for word in flag)])
 
 
-def remember(state: StateFolder, job_id: str) -> None:
-    """Keep the `penstock run` command of a job, with its folder: `dlq replay` prints it later."""
-    write_private(_file(state, job_id), f"cd {shlex.quote(str(Path.cwd()))} && {this_command()}\n")
+class Repetition:
+    """How a run is repeated, in its caller's words: here a command, fit for a shell."""
+
+    def unchanged(self) -> str:
+        return this_command()
+
+    def changed(self, **values: str) -> str:
+        """Return it with other values of some options, or with options added."""
+        return this_command_with(**values)
+
+    def option(self, action: SetOption) -> str:
+        """Return one option as it is added."""
+        return as_flag(action)
+
+    def later(self) -> str:
+        """Return it for another day: with its folder."""
+        return f"cd {shlex.quote(str(Path.cwd()))} && {this_command()}"
+
+
+def remember(state: StateFolder, job_id: str, again: Repetition) -> None:
+    """Keep how the run of a job is repeated: `dlq replay` prints it later."""
+    write_private(_file(state, job_id), f"{again.later()}\n")
 
 
 def remembered(state: StateFolder, job_id: str) -> str:

@@ -26,8 +26,7 @@ from celery.exceptions import Retry as CeleryRetry
 from redis.exceptions import RedisError
 
 from penstock_ledger import Decision, FiringOutcome, Schedule, keys
-from penstock_ledger.log_lines import several_lines
-from penstock_ledger.redaction import redact
+from penstock_ledger.redaction import redact, several_lines
 from penstock_producer.schedules.marks import job_key
 from penstock_workers.decided_times import DecidedTimes
 from penstock_workers.item.outcome import Dead, Done, Outcome, Retry
@@ -133,8 +132,8 @@ def celery_result(outcome: Outcome) -> tuple[int, ErrorReport | None, float]:
                 ErrorReport(ItemFailed(_cut(f"{letter.reason}: {letter.last_error}")), ""),
                 0.0,
             )
-        case Retry(after_s, error):
-            words = _cut(error)
+        case Retry(after_s=after_s):
+            words = _cut(outcome.error)
             return (
                 1,
                 ErrorReport(CeleryRetry(words, exc=ItemWillRetry(words), when=after_s), ""),

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import orjson
 
+from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import SourceError, seen
 from penstock_producer.sources.blobs.blob import Blob
 from penstock_producer.sources.blobs.detect import (
@@ -115,11 +116,16 @@ def check(chosen: Chosen, entry: Entry) -> None:
     """Raise SourceError for an entry that is no file of rows."""
     uri = shown(chosen.listing.uri, entry.name)
     if entry.fault is not None:
-        raise SourceError(entry.fault.code, f"{uri}: {entry.fault.message} Fix: {entry.fault.fix}")
+        raise SourceError(
+            entry.fault.code, Text(f"{uri}: {entry.fault.message} Fix: ", entry.fault.fix)
+        )
     if not chosen.pattern and rows_by_name(entry.name) is None:
         raise SourceError(
             "unsupported_format",
-            f"{chosen.uri} holds {uri}, whose name does not say that it has rows; name the files "
-            f"to read by a pattern such as {chosen.uri}*.jsonl, or make each file one document "
-            "with --format text",
+            Text(
+                f"{chosen.uri} holds {uri}, whose name does not say that it has rows; name the "
+                f"files to read by a pattern such as {chosen.uri}*.jsonl, or make each file one "
+                "document with ",
+                SetOption("format", "text"),
+            ),
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import SourceError, seen
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.source_formats import TEXT, UTF_8
@@ -34,9 +35,10 @@ def text_of(name: str, data: bytes, encoding: str) -> str:
         text = plain.decode(encoding)
     except UnicodeDecodeError as error:
         why = f"its byte {error.start + len(data) - len(plain)} is 0x{plain[error.start]:02x}"
-        fix = (
-            "name the encoding of the files (--encoding cp1252); images and sounds are read from a "
-            "folder of their own"
+        fix = Text(
+            "name the encoding of the files (",
+            SetOption("encoding", "cp1252"),
+            "); images and sounds are read from a folder of their own",
         )
         raise _no_text(why, plain, error.start, fix) from None
     check_text(text, "text")
@@ -70,9 +72,12 @@ class TextFiles(WholeFiles):
         if not self._mixed and document_by_name(entry.name) is None:
             raise SourceError(
                 "unsupported_format",
-                f"{self.uri} holds texts, and {shown(self.uri, entry.name)}, whose name does not "
-                f"say that it is one; name the files to read by a pattern such as {self.uri}*.txt, "
-                "or read all as texts with --format text",
+                Text(
+                    f"{self.uri} holds texts, and {shown(self.uri, entry.name)}, whose name does "
+                    "not say that it is one; name the files to read by a pattern such as "
+                    f"{self.uri}*.txt, or read all as texts with ",
+                    SetOption("format", "text"),
+                ),
             )
 
     def _row(self, entry: Entry, data: bytes) -> dict[str, Any]:

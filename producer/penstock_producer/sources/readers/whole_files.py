@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -382,18 +382,8 @@ class WholeFiles(ABC):
                 )
         except RowFault as fault:
             is_id = self.id_field == "id" and id_fault(entry.name) is None
-            return BadRow(
-                shown(self._listing.uri, entry.name),
-                number,
-                fault.code,
-                fault.field,
-                fault.message,
-                fault.value,
-                fault.fix,
-                entry.name if is_id else fault.doc_id,
-                cursor,
-                unit=FILE,
-            )
+            row = fault.row(shown(self._listing.uri, entry.name), number, cursor)
+            return replace(row, doc_id=entry.name if is_id else fault.doc_id, unit=FILE)
         return Document(doc_id, body, position, number, cursor, endpoint)
 
     def _record(self, entry: Entry, data: bytes | None) -> dict[str, Any]:

@@ -15,8 +15,7 @@ from fleet import until
 from servers import RedisServer
 from starlette.requests import HTTPConnection
 
-from penstock_gateway.callers.addresses import Proxies
-from penstock_gateway.callers.caller import Caller, caller_with
+from penstock_gateway.callers.caller import Caller, Proxies, caller_with
 from penstock_gateway.callers.known_keys import TRIES_MAX, Session, read_session, signed_session
 from penstock_gateway.serve import DoorOpen, refuse_open_door
 from penstock_gateway.settings import GatewaySettings

@@ -422,7 +422,7 @@ def test_a_prompt_has_texts_beside_the_images(folder: Path) -> None:
     assert "leave it out of the prompt" in bad.fix
     (bad,) = of_table(folder, "parquet", [PNG], JobSpec(model="m", prompt="{image}"))
     assert isinstance(bad, BadRow)
-    assert "--image-field" in bad.fix
+    assert "image_fields" in bad.fix
 
 
 def test_rows_with_large_images_are_decoded_a_few_at_a_time(

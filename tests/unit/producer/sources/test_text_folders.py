@@ -81,7 +81,7 @@ def test_a_pattern_and_a_word_choose_the_files(folder: Path) -> None:
     (folder / "b" / "notes.cfg").write_text("setting")
     assert [row.doc_id for row in open_source(f"{folder}/b/*.txt", SPEC).documents({})] == ["1.txt"]
     with pytest.raises(
-        SourceError, match=r"notes\.cfg, whose name does not say that it is one.*--format text"
+        SourceError, match=r"notes\.cfg, whose name does not say that it is one.*format=text"
     ):
         survey(open_source(f"{folder}/", SPEC), SPEC)
     every = SPEC.model_copy(update={"format": "text"})

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from penstock_ledger import JobStore, RedisLedger
 from penstock_ledger.model import Job, JobState
-from penstock_ledger.redaction import redact
+from penstock_ledger.reasons import Reason
+from penstock_producer.errors import SourceError, SourceUnavailable
+from penstock_workers.errors import stop_reason
 
 
 class JobStates:
@@ -14,13 +19,21 @@ class JobStates:
         self._jobs = jobs
         self._hot = hot
 
-    def move(self, job: Job, to: JobState, reason: str | None) -> bool:
+    def move(self, job: Job, to: JobState, why: Reason | None) -> bool:
         """Move a job from the state in which this round found it.
 
         Return False when others have moved it meanwhile."""
-        moved = self._jobs.set_state(
-            job.job_id, to, reason=reason and redact(reason), expect={job.state}
-        )
+        moved = self._jobs.set_state(job.job_id, to, why=why, expect={job.state})
         if moved:
             self._hot.set_job_state(job.job_id, to)
         return moved
+
+    @contextlib.contextmanager
+    def of_source(self, job: Job) -> Iterator[None]:
+        """Pause or fail a job whose source cannot be read in the block."""
+        try:
+            yield
+        except SourceUnavailable as error:
+            self.move(job, JobState.PAUSED, stop_reason(error))
+        except SourceError as error:
+            self.move(job, JobState.FAILED, stop_reason(error))

@@ -28,7 +28,9 @@ from dataclasses import replace
 from typing import Final
 
 from penstock_ledger import Cause
-from penstock_ledger.log_lines import one_line
+from penstock_ledger.reasons import By, Code, Reason
+from penstock_ledger.redaction import one_line
+from penstock_ledger.texts import SetOption, SetSetting, Text
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure, Reply, TurnedAway, refuses_format
 from penstock_workers.item.outcome import Parked
@@ -250,8 +252,7 @@ class Runs:
             await self._wait(run, attempt.sent_at)
         if not run.is_long or attempt.sent_at <= run.proven_at:
             return
-        why = f"{run.in_words()}; the last said: {happened.detail}; {_fix(attempt, happened)}"
-        raise TurnedAway(Parked(why, pauses=True))
+        raise TurnedAway(Parked(pauses=_alike(run, attempt, happened)))
 
     def close(self) -> None:
         """Release the documents that still wait here: the worker drains.
@@ -301,21 +302,27 @@ def _is_format_refused(attempt: Attempt, failure: Failure) -> bool:
     )
 
 
-def _fix(attempt: Attempt, failure: Failure) -> str:
+def _alike(run: Run, attempt: Attempt, failure: Failure) -> Reason:
+    provider, url = attempt.job.spec.provider, attempt.job.provider.base_url
+    said = {
+        "detail": f"{run.in_words()}; the last said: {failure.detail}",
+        "failure": failure.name,
+        "provider": provider,
+    }
     if _is_format_refused(attempt, failure):
-        return other_format(attempt.job.spec.provider)
-    return (
-        f"{to_check(failure.name, attempt.job.spec.provider, attempt.job.provider.base_url)}, then "
-        "resume"
-    )
+        fix = {"fix": other_format(provider)}
+        return Reason(Code.FORMAT_REFUSED, By.PROVIDER, said | fix)
+    fix = {"fix": f"{to_check(failure.name, provider, url)}, then resume"}
+    return Reason(Code.ANSWERS_ALIKE, By.PROVIDER, said | fix)
 
 
 def other_format(provider: str) -> str:
     """Return what to do where a provider refuses a job's `response_format`."""
-    return (
+    return Text(
         f"provider {provider} refuses the response_format of the job's requests: submit the "
-        "documents as a new job with --response-format json_object or none, and say in the prompt "
-        "which JSON is wanted"
+        "documents as a new job with ",
+        SetOption("response_format", "json_object"),
+        " or none, and say in the prompt which JSON is wanted",
     )
 
 
@@ -329,5 +336,6 @@ def to_check(failure: str, provider: str, url: str | None) -> str:
             f"the key may not use this model or project, or a firewall is in between ({at}): "
             "change either"
         )
-    at = f"of provider {provider}" if url is None else f"(providers.{provider}.base_url is {url})"
-    return f"check --base-url {at}, the endpoint and the model"
+    at = "" if url is None else f" (now {url})"
+    setting = SetSetting(f"providers.{provider}.base_url")
+    return Text("check ", setting, f"{at}, the endpoint and the model")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from typing import Final
 from uuid import uuid4
 
-from penstock_ledger import BatchLost, JobState
+from penstock_ledger import BatchFailure, BatchLost, JobState
+from penstock_ledger.reasons import By, Code, Reason
 from penstock_workers.item.attempt import JobView
-from penstock_workers.lane_changes import BATCH_REFUSED
-from penstock_workers.lanes.batch.answers import Collected, Parting
+from penstock_workers.lanes.batch.answers import Collected, Collector, Parting
 from penstock_workers.lanes.batch.apis.provider import (
     TOKEN_CAP_CODES,
     AnswersMissing,
@@ -22,6 +23,7 @@ from penstock_workers.lanes.batch.apis.provider import (
 from penstock_workers.lanes.batch.jobs import Standing
 from penstock_workers.lanes.batch.led_batch import LedBatch, counts_of
 from penstock_workers.lanes.batch.packed import PackedBatch
+from penstock_workers.lanes.batch.settings import BatchSettings
 from penstock_workers.lanes.batch.troubles import Troubles
 
 log = logging.getLogger(__name__)
@@ -32,11 +34,22 @@ FULL_TRIES: Final = 7
 REFUSED_MAX: Final = 8
 
 
+LOST: Final = BatchFailure("batch_lost")
+
+
 class Ending:
     """The steps of a batch that its provider has finished with."""
 
-    def __init__(self, led: LedBatch, troubles: Troubles) -> None:
-        self._led, self._troubles = led, troubles
+    def __init__(
+        self,
+        led: LedBatch,
+        troubles: Troubles,
+        settings: BatchSettings,
+        collector: Collector,
+        collecting: asyncio.Semaphore,
+    ) -> None:
+        self._led, self._troubles, self._settings = led, troubles, settings
+        self._collector, self._collecting = collector, collecting
         self._is_all_answered = False  # as far as this process has seen
         self._is_seen = self._has_outputs = False  # at the look of this reading
         # in a row that the provider failed it because the account had no room for its tokens
@@ -44,7 +57,7 @@ class Ending:
 
     async def collect(self) -> None:
         try:
-            async with self._led.around.collecting:
+            async with self._collecting:
                 full = await self._read()
         # what was read of its outputs until then is settled
         except (BatchGone, AnswersMissing) as error:
@@ -59,13 +72,11 @@ class Ending:
         if await self._has_unanswered():
             view, packed = await led.view(), await led.files()
             if view is not None:
-                await led.around.collector.unanswered(
-                    batch, view, packed, batch.why or "batch_lost"
-                )
+                await self._collector.unanswered(batch, view, packed, batch.failure or LOST)
         if not batch.unread:  # else a person may still fetch what this program could not
             await led.delete()
         led.hit("batch_before_settled")
-        await led.settled(batch.why if batch.why not in (None, "batch_lost") else None)
+        await led.settled(None if batch.failure == LOST else batch.failure)
 
     async def _has_unanswered(self) -> bool:
         """Return whether documents of it may have to go on.
@@ -91,7 +102,7 @@ class Ending:
             error, what, may_come=unread > 0 and not is_partly_there
         ):
             why = error.why if isinstance(error, AnswersMissing) else "batch_lost"
-            await led.collected(f"{why}: {error}", unread=unread)
+            await led.collected(BatchFailure(why, str(error)), unread=unread)
 
     async def _read(self) -> BatchSeen | None:
         """Give its documents what they came to; return the batch where it found no room.
@@ -106,7 +117,7 @@ class Ending:
             return seen
         view, packed = await led.view(), await led.files()
         if view is None:
-            await led.collected("batch_cancelled")
+            await led.collected(BatchFailure("batch_cancelled"))
             return None
         if seen.problems:
             await self._refused(view, packed, seen)
@@ -118,7 +129,7 @@ class Ending:
 
         collected = Collected()
         try:
-            await led.around.collector.answers(
+            await self._collector.answers(
                 led.batch, view, packed, led.provider, seen, parting, collected
             )
         except BatchError:
@@ -135,7 +146,8 @@ class Ending:
         if collected.is_short(led.batch, seen):
             raise _missing(seen, collected)
         self._is_all_answered = not collected.left
-        await led.collected("lane_left" if led.has_left and seen.cancelled else _why(seen))
+        why = "lane_left" if led.has_left and seen.cancelled else _why(seen)
+        await led.collected(BatchFailure(why))
         return None
 
     async def _check_whole(self, seen: BatchSeen) -> None:
@@ -147,7 +159,7 @@ class Ending:
         if any(getattr(led.batch, name) != value for name, value in counts.items()):
             await led.write(**counts)
         if not seen.ended:
-            if time.time() - (led.batch.ended_at or 0.0) <= led.around.settings.batch.stuck_after_s:
+            if time.time() - (led.batch.ended_at or 0.0) <= self._settings.stuck_after_s:
                 raise TryLater(None, f"the provider shows it as {seen.status} again")
         elif not seen.outputs and seen.counts is not None and seen.counts.succeeded:
             raise _missing(seen, Collected())
@@ -163,7 +175,7 @@ class Ending:
         names one bad line at a time, or none, costs no more rounds than a batch can be halved.
         """
         led, batch = self._led, self._led.batch
-        at_fault = await led.around.collector.refused(batch, view, packed, seen.problems)
+        at_fault = await self._collector.refused(batch, view, packed, seen.problems)
         first = seen.problems[0]
         words = f"{first.code}: {first.message}"
         log.warning(
@@ -175,34 +187,37 @@ class Ending:
             at_fault,
             batch.requests,
         )
-        await led.collected(f"{BATCH_REFUSED}: {words}")
-        refused_in_a_row = led.around.store.refused_in_a_row
+        await led.collected(BatchFailure(Code.BATCH_REFUSED, words))
+        failed_in_a_row = led.journal.store.failed_in_a_row
         if not at_fault and await led.in_thread(
-            refused_in_a_row, batch.job_id, REFUSED_MAX, BATCH_REFUSED
+            failed_in_a_row, batch.job_id, REFUSED_MAX, Code.BATCH_REFUSED
         ):
-            reason = (
-                f"{BATCH_REFUSED}: the provider {batch.provider} has refused {REFUSED_MAX} batches "
+            detail = (
+                f"the provider {batch.provider} has refused {REFUSED_MAX} batches "
                 f"of this job in a row and named no line ({words}); correct what it says and "
                 "resume the job, which tries smaller batches"
             )
-            await led.around.jobs.stop(batch.job_id, JobState.PAUSED, reason)
+            reason = Reason(Code.BATCH_REFUSED, By.LANE, {"detail": detail})
+            await led.jobs.stop(batch.job_id, JobState.PAUSED, reason)
 
     async def _again(self, seen: BatchSeen) -> None:
         """Let the same documents wait as another batch, since this one found no room."""
         led = self._led
         tag, why = uuid4().hex, f"{seen.problems[0].code}: {seen.problems[0].message}"
         if self._times_full >= FULL_TRIES and not await led.in_thread(
-            led.around.store.tokens_beside, led.batch
+            led.journal.store.tokens_beside, led.batch
         ):
             await self._give_up_size(why)
             return
         await led.delete(unasked=True)  # each try uploads a file, and no batch was made of this one
         led.tags.add(tag)
-        fresh = await led.in_thread(led.around.store.replace, led.batch, led.around.owner, tag, why)
+        fresh = await led.in_thread(
+            led.journal.store.replace, led.batch, led.journal.owner, tag, why
+        )
         if fresh is None:
             raise BatchLost(led.batch.tag)
         await led.unreserve()
-        await led.in_thread(led.around.folder.rename, led.batch.tag, tag)
+        await led.in_thread(led.packing.rename, led.batch.tag, tag)
         led.batch, led.tags = fresh, {tag}
         await led.write(why=why)
         self._times_full += 1
@@ -213,15 +228,16 @@ class Ending:
 
         A person says how much does, and its documents go into smaller batches then."""
         led, batch = self._led, self._led.batch
-        words = (
-            f"{BATCH_REFUSED}: provider batch {batch.tag} of {batch.requests} requests has more "
+        detail = (
+            f"provider batch {batch.tag} of {batch.requests} requests has more "
             f"tokens than the account takes even alone ({why}); set "
             f"providers.{batch.provider}.batch_enqueued_tokens to what the account may have, start "
             "the worker again, and resume the job"
         )
-        await led.around.jobs.stop(batch.job_id, JobState.PAUSED, words)
+        reason = Reason(Code.BATCH_REFUSED, By.LANE, {"detail": detail})
+        await led.jobs.stop(batch.job_id, JobState.PAUSED, reason)
         await led.delete(unasked=True)
-        await led.collected(f"{BATCH_REFUSED}: {why}")
+        await led.collected(BatchFailure(Code.BATCH_REFUSED, why))
 
 
 def _missing(seen: BatchSeen, collected: Collected) -> AnswersMissing:

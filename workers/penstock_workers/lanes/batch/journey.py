@@ -11,20 +11,19 @@ import time
 from collections.abc import Awaitable, Callable
 
 from penstock_ledger import BatchLost, BatchState, JobState, ProviderBatch
+from penstock_ledger.reasons import By, Code, Reason
 from penstock_producer.errors import SourceError, SourceUnavailable
-from penstock_workers.errors import JobCannotRun
+from penstock_workers.errors import JobCannotRun, stop_reason
 from penstock_workers.failure_log import FailureLog
-from penstock_workers.lane_changes import BATCH_REFUSED
 from penstock_workers.lanes.batch.apis.provider import (
     BatchGone,
-    BatchProvider,
     BatchRefused,
     TokenCapReached,
     TryLater,
     Unclear,
 )
 from penstock_workers.lanes.batch.ending import Ending
-from penstock_workers.lanes.batch.led_batch import LOOK_AT_JOB_S, LedBatch, Surroundings
+from penstock_workers.lanes.batch.led_batch import LOOK_AT_JOB_S, LedBatch
 from penstock_workers.lanes.batch.packer import Stopped
 from penstock_workers.lanes.batch.sending import Sending
 from penstock_workers.lanes.batch.troubles import Troubles
@@ -36,12 +35,16 @@ log = logging.getLogger(__name__)
 class Journey:
     """Belongs to the event loop; one task runs it."""
 
-    def __init__(self, batch: ProviderBatch, provider: BatchProvider, around: Surroundings) -> None:
-        self._led = LedBatch(batch, provider, around)
+    def __init__(
+        self,
+        led: LedBatch,
+        troubles: Troubles,
+        sending: Sending,
+        watching: Watching,
+        ending: Ending,
+    ) -> None:
+        self._led, self._troubles = led, troubles
         self._failures = FailureLog(log)
-        self._troubles = Troubles(self._led)
-        sending, watching = Sending(self._led), Watching(self._led, self._troubles)
-        ending = Ending(self._led, self._troubles)
         self._steps: dict[BatchState, Callable[[], Awaitable[None]]] = {
             BatchState.PACKED: sending.upload,
             BatchState.UPLOADED: sending.create,
@@ -113,22 +116,24 @@ class Journey:
         """Note the failure, and pause or fail the job where it asks for that.
 
         Returns how long the step waits at least."""
-        jobs, job_id = self._led.around.jobs, self.batch.job_id
+        jobs, job_id = self._led.jobs, self.batch.job_id
         name = f"provider batch {self.batch.tag} of job {job_id}"
         if isinstance(error, SourceUnavailable | SourceError):
             to = JobState.PAUSED if isinstance(error, SourceUnavailable) else JobState.FAILED
-            await jobs.stop(job_id, to, str(error))
+            await jobs.stop(job_id, to, stop_reason(error))
             return 0.0
         if isinstance(error, JobCannotRun):
-            await jobs.stop(job_id, JobState.PAUSED, f"{name}: {error}")
+            await jobs.stop(job_id, JobState.PAUSED, stop_reason(error))
             return LOOK_AT_JOB_S
         trouble = await self._troubles.note(error, wait_s)
         if isinstance(error, BatchRefused) and not isinstance(error, BatchGone):
-            await jobs.stop(job_id, JobState.PAUSED, f"{BATCH_REFUSED}: {name}: {error}")
+            refused = Reason(Code.BATCH_REFUSED, By.LANE, {"detail": f"{name}: {error}"})
+            await jobs.stop(job_id, JobState.PAUSED, refused)
             return LOOK_AT_JOB_S
         pause_s = self._troubles.pause_s(error, trouble)
         if pause_s is None:
             return 0.0
         resume_at = time.time() + pause_s if pause_s else None
-        await jobs.stop(job_id, JobState.PAUSED, f"{name}: {error}", resume_at)
+        failed = Reason(trouble.name, By.PROVIDER, {"detail": f"{name}: {error}"})
+        await jobs.stop(job_id, JobState.PAUSED, failed, resume_at)
         return LOOK_AT_JOB_S

@@ -12,11 +12,12 @@ import random
 import time
 from typing import Any, Final
 
-from penstock_ledger import BatchState, JobState, ProviderBatch
-from penstock_workers.lane_changes import BATCH_STUCK
+from penstock_ledger import BatchFailure, BatchState, JobState, ProviderBatch
+from penstock_ledger.reasons import By, Code, Reason
 from penstock_workers.lanes.batch.apis.provider import BatchGone, BatchSeen
 from penstock_workers.lanes.batch.jobs import Standing
 from penstock_workers.lanes.batch.led_batch import LedBatch, counts_of
+from penstock_workers.lanes.batch.settings import BatchSettings
 from penstock_workers.lanes.batch.troubles import Troubles
 
 log = logging.getLogger(__name__)
@@ -35,8 +36,8 @@ CANCELLED: Final = (
 class Watching:
     """The step of a batch that was created."""
 
-    def __init__(self, led: LedBatch, troubles: Troubles) -> None:
-        self._led, self._troubles = led, troubles
+    def __init__(self, led: LedBatch, troubles: Troubles, settings: BatchSettings) -> None:
+        self._led, self._troubles, self._settings = led, troubles, settings
         self._polls = 0
         self._cancelled_at: float | None = None  # monotonic
 
@@ -47,7 +48,7 @@ class Watching:
             seen = await led.provider.look(led.remote_id)
         except BatchGone as error:
             if await self._troubles.is_given_up(error, "batch", may_come=led.answers_out > 0):
-                await self._ended(why=f"batch_lost: {error}")
+                await self._ended(failure=BatchFailure("batch_lost", str(error)))
             return
         shown = {"status": seen.status, **counts_of(seen), "trouble": None, "missing": None}
         if seen.ended:
@@ -89,39 +90,38 @@ class Watching:
                 seen.status,
             )
             await led.collected(
-                f"{BATCH_STUCK}: it was still {seen.status}", unread=led.answers_out
+                BatchFailure(Code.BATCH_STUCK, f"it was still {seen.status}"),
+                unread=led.answers_out,
             )
             return True
         if led.standing is Standing.RUNS and not self._is_stuck:
-            await led.around.jobs.stop(batch.job_id, JobState.PAUSED, _stuck_words(batch, seen))
-            await led.write(why=f"{BATCH_STUCK}: it should have ended long ago")
+            await led.jobs.stop(batch.job_id, JobState.PAUSED, _stuck(batch, seen))
+            stuck = BatchFailure(Code.BATCH_STUCK, "it should have ended long ago")
+            await led.write(failure=stuck)
             led.note_standing()
         return False
 
     @property
     def _is_stuck(self) -> bool:
         """Whether its job was paused for it."""
-        return (self._led.batch.why or "").startswith(BATCH_STUCK)
+        failure = self._led.batch.failure
+        return failure is not None and failure.name == Code.BATCH_STUCK
 
     @property
     def _is_overdue(self) -> bool:
         created_at = self._led.batch.created_at
-        return (
-            created_at is not None
-            and time.time() - created_at > self._led.around.settings.batch.stuck_after_s
-        )
+        return created_at is not None and time.time() - created_at > self._settings.stuck_after_s
 
     async def _ended(self, **shown: Any) -> None:
         led = self._led
         led.hit("batch_before_ended")
         await led.write(state=BatchState.ENDED, ended_at=time.time(), **shown)
-        led.around.changed.set()
+        led.note_change()
         self._polls, self._cancelled_at = 0, None
         led.hit("batch_ended")
 
     def _poll_s(self) -> float:
-        around = self._led.around
-        own, fixed = around.settings.batch, around.jobs.poll_s(self._led.batch.job_id)
+        own, fixed = self._settings, self._led.jobs.poll_s(self._led.batch.job_id)
         if fixed is not None:
             return fixed
         self._polls += 1
@@ -129,11 +129,12 @@ class Watching:
         return min(own.poll_cap_s, own.poll_first_s * growth) * random.uniform(0.9, 1.1)
 
 
-def _stuck_words(batch: ProviderBatch, seen: BatchSeen) -> str:
-    hours = (time.time() - (batch.created_at or 0.0)) / 3_600
-    return (
-        f"{BATCH_STUCK}: provider batch {batch.remote_id} at {batch.provider} with "
-        f"{batch.requests} documents is still {seen.status} after {hours:.0f} hours "
-        "(batch.stuck_after_s); look at it there. Resume the job to take its documents back: the "
-        "batch is cancelled, what it has answered is kept, and the rest goes into another one"
-    )
+def _stuck(batch: ProviderBatch, seen: BatchSeen) -> Reason:
+    params = {
+        "batch": batch.remote_id,
+        "provider": batch.provider,
+        "documents": batch.requests,
+        "status": seen.status,
+        "hours": (time.time() - (batch.created_at or 0.0)) / 3_600,
+    }
+    return Reason(Code.BATCH_STUCK, By.LANE, params)

@@ -17,7 +17,10 @@ from penstock_ledger import (
     RedisLedger,
     open_database,
 )
+from penstock_ledger.reasons import by_hand
+from penstock_workers.item.run.reading import JobBook, read_job
 from penstock_workers.lanes.batch.jobs import Jobs, Standing
+from penstock_workers.settings import WorkerSettings
 
 
 @pytest.fixture
@@ -30,7 +33,8 @@ def db(tmp_path: Path) -> Iterator[Database]:
 
 @pytest.fixture
 def jobs(db: Database) -> Jobs:
-    return Jobs(JobStore(db), RedisLedger(redis.Redis(), "epoch"))  # nothing here asks Redis
+    views = JobBook(read_job(JobStore(db), WorkerSettings()))
+    return Jobs(JobStore(db), RedisLedger(redis.Redis(), "epoch"), views)  # nothing here asks Redis
 
 
 def submit(db: Database, job_id: str) -> None:
@@ -51,7 +55,7 @@ async def test_a_job_that_is_over_or_gone_ends(db: Database, jobs: Jobs) -> None
     """What is at the provider is cancelled then."""
     submit(db, "over")
     JobStore(db).set_state(
-        "over", JobState.FAILED, reason="its source changed", expect={JobState.RUNNING}
+        "over", JobState.FAILED, why=by_hand("its source changed"), expect={JobState.RUNNING}
     )
     for job_id in ("over", "purged"):
         await jobs.look_if_new(job_id)
