@@ -52,7 +52,7 @@ demo-clean: ## remove the files of the demos, so that the next one starts from n
 
 # The tests start Penstock hundreds of times: compiled once, also where PYTHONDONTWRITEBYTECODE keeps each start from doing so.
 test: $(STAMP) ## run every test that CI runs, two at a time
-	@$(BIN)/python -m compileall -q cli gateway ledger producer ratelimit simulate workers
+	@$(BIN)/python -m compileall -q cli gateway ledger penstock producer ratelimit simulate workers
 	@$(IN_MEMORY) $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not soak and not engine and not servers and not images and not airflow" $(PYTEST)
 
 test-all: $(STAMP) ## run them with every test on both databases, SQLite and PostgreSQL

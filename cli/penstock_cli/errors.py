@@ -17,6 +17,25 @@ from __future__ import annotations
 
 from penstock_ledger.errors import EXIT_USAGE, PenstockError
 
+__all__ = [
+    "EXIT_DEAD_LETTERS",
+    "EXIT_FAILED",
+    "EXIT_INTERRUPTED",
+    "EXIT_OK",
+    "EXIT_USAGE",
+    "CliError",
+    "DatabaseAway",
+    "EmbeddedRedisFailed",
+    "ForeignRedis",
+    "Interrupted",
+    "JobStopped",
+    "NoRedisServer",
+    "RedisNotRunning",
+    "StateBusy",
+    "UsageProblem",
+    "WorkersKeepCrashing",
+]
+
 EXIT_OK = 0
 EXIT_FAILED = PenstockError.exit_status  # of every error that names no other
 EXIT_DEAD_LETTERS = 3

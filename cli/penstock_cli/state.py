@@ -18,15 +18,19 @@ import fcntl
 import os
 import shlex
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from penstock_cli.errors import StateBusy, UsageProblem
 
+__all__ = ["StateFolder", "private_opener", "write_private"]
+
 PRIVATE_MODE = 0o700
 PRIVATE_FILE_MODE = 0o600
 FOR_OTHERS = 0o077  # permissions
+LOCK_POLL_S = 0.1  # between two tries to take the lock of a folder
 NEARBY_MAX = 3  # state folders named in a hint
 
 
@@ -119,28 +123,39 @@ class StateFolder:
         return self.root / "figures"
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, wait: Callable[[str, str], None] | None = None) -> Iterator[None]:
         """Hold the folder for one run.
 
-        Raises StateBusy, naming the holder, when another run has it.
+        Raises StateBusy, naming the holder, when another run has it. With ``wait`` that run is
+        waited for, and ``wait`` is told so now and then.
 
         The lock belongs to the open file, so the kernel frees it however this process ends.
         """
         descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            while not _is_taken(descriptor):
                 holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip() or "unknown"
-                raise StateBusy(
-                    f"another `penstock run` or `serve` (pid {holder}) is working in {self.root}. "
-                    "Wait for it, stop it with Ctrl-C, or give this one a --state of its own."
-                ) from None
+                if wait is None:
+                    raise StateBusy(
+                        f"another `penstock run` or `serve` (pid {holder}) is working in "
+                        f"{self.root}. Wait for it, stop it with Ctrl-C, or give this one a "
+                        "--state of its own."
+                    )
+                wait(f"another run (pid {holder}) is working in {self.root}; waiting for it", "")
+                time.sleep(LOCK_POLL_S)
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
             yield
         finally:
             os.close(descriptor)
+
+
+def _is_taken(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _close_to_others(root: Path) -> None:

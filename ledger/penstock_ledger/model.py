@@ -142,6 +142,11 @@ class Job:
     # of what a stop-loss had paused it for, when a person let it go on
     accepted: Accepted | None = None
 
+    def __repr__(self) -> str:
+        """Return one short line: its fields are fifty."""
+        of = "" if self.total is None else f", {self.total:,} documents"
+        return f"<Job {self.job_key} ({self.job_id}): {self.state}{of}>"
+
     @property
     def lane(self) -> str:
         """Where its documents go now. What a lane is for making requests stays with the spec."""

@@ -101,6 +101,16 @@ class AsyncProducer:
         producer = await self._producer()
         return await self._run(lambda: producer.status(job))
 
+    async def wait(
+        self, job: str, *, timeout_s: float | None = None, look_every_s: float = 1.0
+    ) -> JobStatus:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                found = await self.status(job)
+                if found.has_stopped:
+                    return found
+                await asyncio.sleep(look_every_s)
+
     async def results(self, job: str) -> AsyncIterator[Result]:
         """Yield every visible result so far, in flat memory.
 

@@ -5,6 +5,7 @@ They submit a file as a job, or push documents into an open one, and read its ou
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from penstock_ledger.model import (
     FeedKind,
     ItemKey,
     Job,
+    JobState,
     Result,
     TakenFiles,
 )
@@ -83,6 +85,19 @@ class JobStatus:
 
     job: Job
     counts: Counts
+
+    @property
+    def state(self) -> JobState:
+        return self.job.state
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether nothing more happens by itself: it has ended, or waits for a person."""
+        return self.state.final or (self.state == JobState.PAUSED and self.job.resume_at is None)
+
+    def __repr__(self) -> str:
+        of = "?" if self.job.total is None else f"{self.job.total:,}"
+        return f"<Job {self.job.job_key}: {self.state}, {self.finished:,} of {of} documents>"
 
     @property
     def finished(self) -> int:
@@ -505,6 +520,20 @@ class Producer:
         found = self._jobs.get(job)
         return JobStatus(found, self._outcomes.counts(found.job_id))
 
+    def wait(
+        self, job: str, *, timeout_s: float | None = None, look_every_s: float = 1.0
+    ) -> JobStatus:
+        """Wait until a job has ended, or is paused until a person acts; return where it stands.
+
+        Raises JobNotFound, and TimeoutError where it takes longer than ``timeout_s``.
+        """
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while not (found := self.status(job)).has_stopped:
+            if until is not None and time.monotonic() >= until:
+                raise TimeoutError(f"{found!r} has not ended within {timeout_s:g} s")
+            time.sleep(look_every_s)
+        return found
+
     def results(self, job: str) -> Iterator[Result]:
         """Yield every visible result so far, in flat memory, in no promised order."""
         return self._outcomes.results(self._jobs.get(job).job_id)
@@ -547,6 +576,10 @@ class Producer:
         These are releases, engines, providers and prices; a result has its model.
         """
         return Provenance(self._database).of(self._jobs.get(job).job_id)
+
+    def latest(self, job: str, number: int) -> list[Result]:
+        """Return the results that were stored last, the newest first."""
+        return CommitOrder(self._database).latest(self._jobs.get(job).job_id, number)
 
     def vectors(self, job: str) -> Iterator[tuple[ItemKey, Vectors]]:
         """Return the stored embeddings of an embed job, in the order of ``results``.

@@ -15,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {
+    "penstock": ROOT / "penstock",
     "penstock_producer": ROOT / "producer/penstock_producer",
     "penstock_workers": ROOT / "workers/penstock_workers",
     "penstock_ratelimit": ROOT / "ratelimit/penstock_ratelimit",
@@ -29,7 +30,8 @@ MAY_IMPORT = {
     "penstock_ratelimit": set[str](),
     "penstock_ledger": set[str](),
     "penstock_gateway": {"penstock_producer", "penstock_ledger"},
-    "penstock_cli": set(PACKAGES),
+    "penstock": {"penstock_producer", "penstock_cli"},
+    "penstock_cli": set(PACKAGES) - {"penstock"},
     "penstock_simulate": set[str](),
 }
 # What other packages of this distribution may import besides the names in a package's `__init__`:
@@ -128,6 +130,7 @@ INTERNAL_SURFACE = {
         "tables.reading",
         "tables.database",
         "tables.growing_file",
+        "tables.joined",
         "tables.write",
     },
     "penstock_workers": {
@@ -153,7 +156,8 @@ INTERNAL_SURFACE = {
     },
     "penstock_simulate": set(),
     "penstock_gateway": set(),
-    "penstock_cli": set(),
+    "penstock_cli": {"errors", "state"},
+    "penstock": set(),
 }
 # Of a checkout only: no user installs them.
 WITH_ROOMS = PACKAGES | {"benchmarks": ROOT / "benchmarks", "kubelet": ROOT / "tests/kubelet"}
@@ -382,6 +386,20 @@ def test_no_rooms_import_one_another_in_a_circle(package: str) -> None:
         assert circles(room_edges(package, others)), (
             f"the exception {one} is no longer needed: remove it"
         )
+
+
+def test_importing_penstock_costs_next_to_nothing() -> None:
+    """A notebook's first line brings no library with it, ours not either: a call imports what it
+    needs."""
+    code = (
+        "import sys; before = set(sys.modules); import penstock; "
+        "print(*{name.partition('.')[0] for name in set(sys.modules) - before})"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert set(loaded) <= {"penstock", *sys.stdlib_module_names}
+    assert len(import_module("penstock").__all__) > 5
 
 
 def test_importing_the_producer_is_light() -> None:

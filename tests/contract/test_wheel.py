@@ -27,7 +27,7 @@ def test_every_file_of_every_package_is_in_the_wheel(wheel: Path) -> None:
     packed = set(zipfile.ZipFile(wheel).namelist())
     wanted = {
         str(file.relative_to(folder.parent))
-        for folder in ROOT.glob("*/penstock_*")
+        for folder in (ROOT / "penstock", *ROOT.glob("*/penstock_*"))
         for file in folder.rglob("*")
         if file.is_file() and "__pycache__" not in file.parts
     }

@@ -46,9 +46,9 @@ def run(given: GivenJob, typed: RunFlags, provider: ProviderFlags) -> None:
     lane = standby_lane(given.lanes)
     # first of all: its imports take as long as all of this command's
     with Standby(lane) as standby:
-        from penstock_cli.run.local import run_local
+        from penstock_cli.run.local import Terminal, run_local
 
-        status = run_local(request, standby)
+        status = run_local(request, standby, Terminal())
     if typed.sample is not None and status in (EXIT_OK, EXIT_DEAD_LETTERS):
         _tell_sample(request)
     raise typer.Exit(status)

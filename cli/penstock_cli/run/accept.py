@@ -71,7 +71,7 @@ def accepted(plan: Plan, ledger: Books) -> Job:
     _take_over_samples(plan, ledger, job)
     _say_where_it_stands(plan.console, ledger, job)
     _warn_of_deadline(plan, ledger, job)
-    remember(plan.state, job.job_id)
+    remember(plan.state, job.job_id, request.again.unchanged())
     return job
 
 

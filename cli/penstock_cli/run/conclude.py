@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock_cli import files, result_forms
 from penstock_cli.connect import Books
@@ -13,7 +13,6 @@ from penstock_cli.run.all_alike import advice
 from penstock_cli.run.check import asks_a_provider
 from penstock_cli.run.request import Plan
 from penstock_cli.show.figures import KeptFigures
-from penstock_cli.show.terminal import this_command, this_command_with
 from penstock_ledger.pause import explain
 from penstock_producer.job.lanes import packs
 from penstock_producer.prices.spent_budget import (
@@ -29,6 +28,8 @@ from penstock_producer.reporting.text import argument, count
 from penstock_producer.reporting.words import counted_batches
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from penstock_ledger.model import Job
     from penstock_producer.reporting.account import Report
 
@@ -53,7 +54,7 @@ def batches_left(plan: Plan, ledger: Books, job: Job) -> str | None:
     if not left:
         return None
     again = (
-        f"the same command reads them:  {this_command()}"
+        f"this reads them:  {plan.request.again.unchanged()}"
         if has_batch_workers(plan)
         else "a worker of their lane reads them"
     )
@@ -64,27 +65,46 @@ def batches_left(plan: Plan, ledger: Books, job: Job) -> str | None:
     )
 
 
-def concluded(plan: Plan, ledger: Books, job: Job, screen: ExitStack) -> int:
-    """Write the files, print the report. Raises JobStopped for a job that is paused."""
-    from penstock_cli.reports import exit_status, show
+class Conclusion(NamedTuple):
+    """What a job ended with, and where its files are by their purpose."""
 
+    report: Report
+    files: Mapping[str, str]
+    dlq_command: str
+    said: Sequence[str]  # what is left to know
+
+
+def concluded(plan: Plan, ledger: Books, job: Job) -> Conclusion:
+    """Write the files. Raises JobStopped for a job that is paused."""
     report, place = keep_report(plan, ledger, job)
     if not job.state.final:
         raise JobStopped(_why_stopped(plan, job, report))
     places = files.write_outputs(ledger, job, plan.request.out)
     places |= result_forms.write_tables(plan.tables, ledger, job, plan.request.out)
-    screen.close()
     command = f"penstock dlq list {argument(job.job_key)}{ledger.option()}"
     asks = asks_a_provider(plan.spec)
     url = plan.settings.provider(plan.spec.provider).shown_url if asks else None
-    hints = advice(ledger, job, report, url=url, again=this_command())
+    hints = advice(ledger, job, report, url=url, again=plan.request.again.unchanged())
     if hints:
         report = replace(report, advice=hints)
         files.write_report(report, plan.request.out)
-    show(report, plan.console, dlq_command=command, advice=hints, files={**places, "report": place})
-    if said := batches_left(plan, ledger, job):
-        plan.console.print(said, soft_wrap=True)
-    return exit_status(report)
+    left = batches_left(plan, ledger, job)
+    return Conclusion(report, {**places, "report": place}, command, () if left is None else (left,))
+
+
+def print_conclusion(console: Console, ended: Conclusion) -> None:
+    """Print the report of a run."""
+    from penstock_cli.reports import show
+
+    show(
+        ended.report,
+        console,
+        dlq_command=ended.dlq_command,
+        advice=ended.report.advice,
+        files=ended.files,
+    )
+    for line in ended.said:
+        console.print(line, soft_wrap=True)
 
 
 def _why_stopped(plan: Plan, job: Job, report: Report) -> str:
@@ -98,11 +118,11 @@ def _why_stopped(plan: Plan, job: Job, report: Report) -> str:
             f"job {job.job_key} is paused: {explain(job.pause)}. {done}",
             *map(_advised, found),
         ]
-        return "\n".join([*lines, f"To go on:  {this_command()}"])
+        return "\n".join([*lines, f"To go on:  {plan.request.again.unchanged()}"])
     why = without_command(job.reason or "no reason was recorded")
     message = f"job {job.job_key} is {job.state}: {why}. {done}"
     if "--response-format" in (job.reason or ""):
-        anew = this_command_with(
+        anew = plan.request.again.changed(
             response_format="json_object", out=f"{plan.request.out.rstrip('/')}-2"
         )
         return (
@@ -115,11 +135,15 @@ def _why_stopped(plan: Plan, job: Job, report: Report) -> str:
             if "--base-url" in (job.reason or "")
             else ""
         )
-        return f"{message} Once that is put right, resume with{doubt}:  {this_command()}"
+        return (
+            f"{message} Once that is put right, resume with{doubt}:  "
+            f"{plan.request.again.unchanged()}"
+        )
     enough = _for_all(report, proposed_budget(job.reason))
     return (
         f"{message} Raise --budget-usd to {enough}, a little more than all documents are expected "
-        f"to cost in the end. Resume for example with:  {this_command_with(budget_usd=enough)}"
+        "to cost in the end. Resume for example with:  "
+        f"{plan.request.again.changed(budget_usd=enough)}"
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from penstock_cli.connect import Books
 from penstock_cli.disk import free_bytes, is_full, is_read_only, megabytes
@@ -16,13 +16,16 @@ from penstock_cli.errors import EXIT_INTERRUPTED, EXIT_OK, Interrupted, JobStopp
 from penstock_cli.job.counting import for_a_look, meter
 from penstock_cli.processes.signals import Interrupts
 from penstock_cli.processes.standby import Standby
+from penstock_cli.reports import exit_status
 from penstock_cli.run.accept import accepted, opened_ledger
 from penstock_cli.run.check import asks_a_provider, checked, sampled_request, understood
 from penstock_cli.run.conclude import (
+    Conclusion,
     concluded,
     has_batch_workers,
     is_out_of_budget,
     keep_report,
+    print_conclusion,
     still_at_provider,
     still_spent,
 )
@@ -30,38 +33,70 @@ from penstock_cli.run.request import Plan, RunRequest, places_of
 from penstock_cli.show.figures import KeptFigures
 from penstock_cli.show.progress import for_console
 from penstock_cli.show.terminal import console as make_console
-from penstock_cli.show.terminal import this_command
 from penstock_producer.reporting.text import count
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from penstock_cli.show.progress import Progress
     from penstock_ledger.model import Job
 
 
-def run_local(request: RunRequest, standby: Standby) -> int:
+class Terminal:
+    """Who follows a run of `penstock run`: a person at a terminal, or a log."""
+
+    waits = False  # for another run in the same folder
+
+    def __init__(self) -> None:
+        self.console: Console = make_console()
+
+    def progress(self, request: RunRequest) -> Progress:
+        title = f"{request.job_key} · {request.given.flags['lane']}" + (
+            f" · {model}" if (model := request.given.flags["model"]) else ""
+        )
+        return for_console(self.console, title, panel=request.panel)
+
+    def concluded(self, ended: Conclusion) -> None:
+        print_conclusion(self.console, ended)
+
+
+class Follower(Protocol):
+    """Who is told what a run does, and what it ended with."""
+
+    waits: bool
+    console: Console
+
+    def progress(self, request: RunRequest) -> Progress: ...
+
+    def concluded(self, ended: Conclusion) -> None: ...
+
+
+def run_local(request: RunRequest, standby: Standby, follower: Follower) -> int:
     """Run the job and return the exit status; ``standby`` forks the workers.
 
     Raises CliError and the errors of the producer, the ledger and the workers.
     """
-    console = make_console()
+    console = follower.console
     with Interrupts() as interrupts, ExitStack() as screen:
-        title = f"{request.job_key} · {request.given.flags['lane']}" + (
-            f" · {model}" if (model := request.given.flags["model"]) else ""
-        )
         try:
-            progress = screen.enter_context(for_console(console, title, panel=request.panel))
+            progress = screen.enter_context(follower.progress(request))
             progress.note("setting up: settings, flags, the provider's address")
             if request.sample is not None:
                 request = sampled_request(request, progress)
             plan = checked(request, console, progress)
-            with plan.state.locked(), opened_ledger(plan) as ledger:
+            wait = progress.note if follower.waits else None
+            with plan.state.locked(wait), opened_ledger(plan) as ledger:
                 job = accepted(plan, ledger)
                 if _has_work(plan, ledger, job):
                     job = _worked(plan, ledger, job, interrupts, standby)
                 progress.note("writing result files")
-                return concluded(plan, ledger, job, screen)
+                ended = concluded(plan, ledger, job)
+                screen.close()
+                follower.concluded(ended)
+                return exit_status(ended.report)
         except Interrupted:
             screen.close()
-            console.print(f"interrupted; resume with:  {this_command()}", soft_wrap=True)
+            console.print(f"interrupted; resume with:  {request.again.unchanged()}", soft_wrap=True)
             return EXIT_INTERRUPTED
         except Exception as error:
             screen.close()
@@ -152,7 +187,7 @@ def _disk_trouble(request: RunRequest, error: BaseException) -> str | None:
         return (
             f"the file system has become read-only, of one of these: {places}. What is finished is "
             "kept, nothing of it is paid again. Make it writable (the system's log says why it is "
-            f"not), then resume with:  {this_command()}"
+            f"not), then resume with:  {request.again.unchanged()}"
         )
     room = [
         f"{place} ({megabytes(free)} left)"
@@ -161,5 +196,5 @@ def _disk_trouble(request: RunRequest, error: BaseException) -> str | None:
     ]
     return (
         f"a disk is full: {', '.join(room)}. What is finished is kept, nothing of it is paid "
-        f"again. Free some space, then resume with:  {this_command()}"
+        f"again. Free some space, then resume with:  {request.again.unchanged()}"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from penstock_cli.errors import UsageProblem
 from penstock_cli.job.given import FromJob, GivenJob
 from penstock_cli.job.options import ProviderFlags, RunFlags
 from penstock_cli.result_forms import Tables
+from penstock_cli.show.terminal import Repetition
 from penstock_cli.state import StateFolder
 from penstock_producer.job.lanes import has_own_model, packs
 
@@ -37,6 +38,7 @@ class RunRequest:
     panel: bool
     sample: int | None = None  # documents; None runs all
     outcomes: FromJob | None = None  # of a job in the same state folder, instead of a source
+    again: Repetition = field(default_factory=Repetition)
 
     @property
     def source(self) -> str:

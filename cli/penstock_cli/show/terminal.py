@@ -89,9 +89,20 @@ def this_command_with(**changed: str) -> str:
     return shlex.join(["penstock", *kept, *(word for flag in flags.items() for word in flag)])
 
 
-def remember(state: StateFolder, job_id: str) -> None:
-    """Keep the `penstock run` command of a job, with its folder: `dlq replay` prints it later."""
-    write_private(_file(state, job_id), f"cd {shlex.quote(str(Path.cwd()))} && {this_command()}\n")
+class Repetition:
+    """How a run is repeated, in words for whoever started it: here a command, fit for a shell."""
+
+    def unchanged(self) -> str:
+        return this_command()
+
+    def changed(self, **values: str) -> str:
+        """Return it with other values of some options, or with options added."""
+        return this_command_with(**values)
+
+
+def remember(state: StateFolder, job_id: str, again: str) -> None:
+    """Keep how the run of a job is repeated, with its folder: `dlq replay` prints it later."""
+    write_private(_file(state, job_id), f"cd {shlex.quote(str(Path.cwd()))} && {again}\n")
 
 
 def remembered(state: StateFolder, job_id: str) -> str:

@@ -27,6 +27,7 @@ from penstock_gateway.routing import Router
 from penstock_ledger.model import Job, Result
 from penstock_producer.errors import SinkError
 from penstock_producer.outputs import error_line, output_line
+from penstock_producer.tables.columns import Table, as_json
 from penstock_producer.tables.reading import Committed, Reading
 from penstock_producer.tables.write import TableFormat, table_pieces
 
@@ -81,8 +82,13 @@ async def results(
         int | None, Query(ge=1, le=10**9, description="At most this many lines.")
     ] = None,
     form: Annotated[
-        Literal["jsonl", "csv", "parquet"],
-        Query(description="Tables have a row for each outcome, dead letters included."),
+        Literal["jsonl", "rows", "csv", "parquet"],
+        Query(
+            description=(
+                "jsonl: OpenAI's lines; rows: a line for each row of the table; tables have a row "
+                "for each outcome, dead letters as well."
+            )
+        ),
     ] = "jsonl",
     escape_formulas: Annotated[
         bool, Query(description="CSV: put an apostrophe before texts that a spreadsheet would run.")
@@ -95,12 +101,12 @@ async def results(
     new. A table has no cursors: it is read whole.
     """
     backend = backend_of(request)
-    if form != "jsonl":
+    if form not in ("jsonl", "rows"):
         if after is not None or limit is not None or not dead_letters:
             raise Refused(
                 400,
-                "after, limit and dead_letters go with form=jsonl: leave them out, a table as "
-                f"{form} is whole",
+                "after, limit and dead_letters go with form=jsonl and rows: leave them out, a "
+                f"table as {form} is whole",
                 code="invalid_value",
                 param="form",
             )
@@ -119,6 +125,9 @@ async def results(
         found = find_job(backend, caller, job)
         state = str(found.state)
         outcomes = backend.producer.outcomes(found.job_id, after=after, dead_letters=dead_letters)
+        if form == "rows":
+            table = Table(found.spec)
+            return (_row(found, table, one) for one in outcomes)
         return (_line(found, one) for one in outcomes)
 
     answer = await streamed(backend, begin, limit)
@@ -204,6 +213,14 @@ def _next_piece(lines: Iterator[bytes]) -> bytes:
         if number >= LINES_TOGETHER or len(piece) >= BYTES_TOGETHER:
             break
     return bytes(piece)
+
+
+def _row(job: Job, table: Table, committed: Committed) -> bytes:
+    outcome = committed.outcome
+    told = outcome if isinstance(outcome, Result) else told_letter(job, outcome)
+    names = [column.name for column in table.columns]
+    line = orjson.dumps(dict(zip(names, map(as_json, table.row(told)), strict=True)))
+    return with_cursor(line, committed.cursor)
 
 
 def _line(job: Job, committed: Committed) -> bytes:

@@ -78,6 +78,18 @@ class CommitOrder:
         self._number: ColumnElement[int] = _ROWID if db.is_sqlite else _SEQ
         self._job: ColumnElement[str] = _JOB_IN_SQLITE if db.is_sqlite else outcomes.c.job_id
 
+    def latest(self, job_id: str, number: int) -> list[Result]:
+        """Return the results that were stored last, the newest first."""
+        query = (
+            select(outcomes)
+            .where(self._job == job_id, outcomes.c.superseded_by.is_(None))
+            .where(outcomes.c.kind == RESULT)
+            .order_by(self._number.desc())
+            .limit(number)
+        )
+        rows = self._db.read(lambda connection: connection.execute(query).all())
+        return [found for found in map(outcome_from, rows) if isinstance(found, Result)]
+
     def read(
         self,
         job_id: str,

@@ -39,7 +39,12 @@ from penstock_producer.prompts.jinja_nodes import (
     NodeRefused,
     checked,
 )
-from penstock_producer.prompts.template import MissingField, RenderFailed, TextTooLong
+from penstock_producer.prompts.template import (
+    MissingField,
+    RenderFailed,
+    TextTooLong,
+    is_empty,
+)
 from penstock_producer.rows import DEFAULT_MAX_BODY_BYTES
 
 __all__ = ["MAX_TEMPLATE_CHARS", "JinjaTemplate"]
@@ -137,7 +142,7 @@ def _steps(context: Context, value: Any) -> Iterator[Any]:
 def _shown(context: Context, value: Any, name: str) -> str:
     """Return a value as text: text as it is, all else as JSON, as in simple prompts."""
     if value is None or isinstance(value, Undefined):
-        raise MissingField(name, null=value is None)
+        raise MissingField(name, empty=value is None)
     text = as_text(value)
     work_of(context).spend(len(text))
     return text
@@ -192,7 +197,9 @@ class JinjaTemplate:
     def render(self, record: Mapping[str, Any], max_chars: int = DEFAULT_MAX_BODY_BYTES) -> str:
         """Return the text for one record. Raises MissingField, TextTooLong and RenderFailed."""
         work = Work(max_chars)
-        context = self._template.new_context({RECORD: record, **record, BUDGET: work}, shared=True)
+        # an empty cell is null here, too
+        cells = {name: None if is_empty(value) else value for name, value in record.items()}
+        context = self._template.new_context({RECORD: record, **cells, BUDGET: work}, shared=True)
         parts: list[str] = []
         try:
             for part in self._template.root_render_func(context):
@@ -260,4 +267,4 @@ def _missing(message: str) -> Exception:
     found = _MISSING.search(message)
     if found is None:
         return RenderFailed(message[:200])
-    return MissingField(found["name"] or found["inner"] or "", null=False)
+    return MissingField(found["name"] or found["inner"] or "", empty=False)

@@ -4,8 +4,9 @@ There is no logic to inject into.
 
 `{{` and `}}` stand for literal braces. A field is a column of the record; `{user.name}` first looks
 for a column of exactly that name, then for `name` inside the object `user`. A default is a JSON
-string without braces, and stands for a column that is absent or null; without one such a row is
-refused.
+string without braces, and stands for a column that is absent, null or empty; without one such a row
+is refused. CSV has no null and data frames have both, so an empty cell is no other thing than a
+null.
 """
 
 from __future__ import annotations
@@ -24,12 +25,17 @@ _DEFAULT = re.compile(r'(?P<name>[^|]*?)\s*\|\s*default:\s*(?P<text>"(?:[^"\\]|\
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 
-class MissingField(LookupError):
-    """The record lacks a field of the template, or holds null there."""
+def is_empty(value: Any) -> bool:
+    """Whether a cell holds nothing to ask about: null, or a text of blanks alone."""
+    return value is None or (isinstance(value, str) and (not value or value.isspace()))
 
-    def __init__(self, name: str, *, null: bool) -> None:
+
+class MissingField(LookupError):
+    """The record lacks a field of the template, or holds nothing there."""
+
+    def __init__(self, name: str, *, empty: bool) -> None:
         self.name = name
-        self.null = null
+        self.empty = empty  # the column is there, with null or an empty text
         super().__init__(name)
 
 
@@ -67,7 +73,7 @@ class Template:
     def render(self, record: Mapping[str, Any], max_chars: int = DEFAULT_MAX_BODY_BYTES) -> str:
         """Return the text for one record.
 
-        Raises MissingField: an absent or null column never becomes a paid request.
+        Raises MissingField: an absent or empty column never becomes a paid request.
 
         Raises TextTooLong once the parts are longer than ``max_chars`` together, before they are
         joined: a short template that names a long column often enough would fill any memory.
@@ -76,7 +82,7 @@ class Template:
         chars = len(self._literals[0])
         for name, default, literal in self._parts:
             value = record.get(name)
-            if value is None:
+            if is_empty(value):
                 value = _look_inside(record, name, default)
             text = value if isinstance(value, str) else orjson.dumps(value).decode()
             chars += len(text) + len(literal)
@@ -144,12 +150,12 @@ def _look_inside(record: Mapping[str, Any], name: str, default: str | None) -> A
 
 def _found_inside(record: Mapping[str, Any], name: str) -> Any:
     if name in record:
-        raise MissingField(name, null=True)
+        raise MissingField(name, empty=True)
     value: Any = record
     for part in name.split("."):
         if not isinstance(value, Mapping) or part not in value:
-            raise MissingField(name, null=False)
+            raise MissingField(name, empty=False)
         value = value[part]
-    if value is None:
-        raise MissingField(name, null=True)
+    if is_empty(value):
+        raise MissingField(name, empty=True)
     return value

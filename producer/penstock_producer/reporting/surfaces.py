@@ -8,11 +8,12 @@ and stays.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
-from penstock_producer.job.options import OPTIONS
+from penstock_producer.job.options import OPTIONS, RUN_OPTIONS
 
-__all__ = ["on_page", "over_http"]
+__all__ = ["in_python", "on_page", "over_http"]
 
 _OF_PROVIDERS: Final = (
     "base_url",
@@ -55,6 +56,12 @@ _FIELDS: Final = {
     **{name.replace("_", "-"): f"the setting providers.NAME.{name}" for name in _OF_PROVIDERS},
     "concurrency": "the setting concurrency",
 }
+_KEYWORDS: Final = {
+    **{name.replace("_", "-"): name for name in RUN_OPTIONS},
+    "out": "state",  # a call has one folder for both
+    **{option.name: option.field for option in OPTIONS.values()},
+    "job": "job",
+}
 
 
 def over_http(text: str) -> str:
@@ -62,8 +69,12 @@ def over_http(text: str) -> str:
 
     Flags that set no field of a request and no setting stay.
     """
-    parts = _QUOTED.split(text)
-    return "".join(part if number % 2 else _in_fields(part) for number, part in enumerate(parts))
+    return _outside_quotes(text, _FIELDS)
+
+
+def in_python(text: str) -> str:
+    """Return it for a call of `penstock.run`, whose keyword arguments have the flags' names."""
+    return _outside_quotes(text, _KEYWORDS).replace("`penstock run`", "`penstock.run`")
 
 
 def on_page(text: str) -> str:
@@ -74,9 +85,16 @@ def on_page(text: str) -> str:
     return _OF_A_REPLAY.sub("", over_http(text))
 
 
-def _in_fields(text: str) -> str:
+def _outside_quotes(text: str, fields: Mapping[str, str]) -> str:
+    parts = _QUOTED.split(text)
+    return "".join(
+        part if number % 2 else _in_fields(part, fields) for number, part in enumerate(parts)
+    )
+
+
+def _in_fields(text: str, fields: Mapping[str, str]) -> str:
     if "--" not in text and "penstock " not in text:
         return text
     for pattern, words in _RULES:
         text = pattern.sub(words, text)
-    return _SAID_TWICE.sub(r"\1", _FLAG.sub(lambda flag: _FIELDS.get(flag[1], flag[0]), text))
+    return _SAID_TWICE.sub(r"\1", _FLAG.sub(lambda flag: fields.get(flag[1], flag[0]), text))

@@ -24,7 +24,18 @@ from penstock_producer.job.endpoints import EMBEDDINGS
 from penstock_producer.prices.token_prices import usd_of_outcome
 from penstock_producer.texts_in_bodies import answer_text
 
-__all__ = ["FLOAT32_BYTES", "Column", "Kind", "Row", "Table", "parsed", "text_of", "vectors_of"]
+__all__ = [
+    "FLOAT32_BYTES",
+    "Column",
+    "Kind",
+    "Row",
+    "Table",
+    "as_json",
+    "from_json",
+    "parsed",
+    "text_of",
+    "vectors_of",
+]
 
 FLOAT32_BYTES: Final = 4
 _TEXT: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
@@ -128,6 +139,22 @@ _JSON_TYPES: Final = {
 }
 
 
+def as_json(value: Any) -> Any:
+    """Return a value of a row as JSON has it: a vector is a list of numbers."""
+    if isinstance(value, list):
+        return list(map(as_json, value))
+    if not isinstance(value, bytes):
+        return value
+    return list(struct.unpack(f"<{len(value) // FLOAT32_BYTES}f", value))
+
+
+def from_json(value: Any, kind: Kind) -> Any:
+    """Return what ``as_json`` was given."""
+    if value is None or kind not in ("vector", "vectors"):
+        return value
+    return _numbers(value) if kind == "vector" else list(map(_numbers, value))
+
+
 class Column(NamedTuple):
     name: str
     kind: Kind
@@ -164,6 +191,10 @@ class Table:
         taken = {column.name.casefold() for column in (*_BEGINNING, *middle, *_END)}
         self._fields = _fields(spec.get("response_schema"), taken)
         columns = [Column(name, kind) for _, name, kind in self._fields]
+        # what answers themselves say, beside their text
+        self.own = frozenset(
+            [column.name for column in columns] + [column.name for column in middle[:1]]
+        )
         self.columns: tuple[Column, ...] = (*_BEGINNING, *columns, *middle, *_END)
         self._no_answer: Row = [None] * (len(columns) + len(middle))
         params = spec.get("params")

@@ -177,7 +177,7 @@ class RenderedPrompt:
                 fix="correct the prompt or the row",
             ) from None
         except MissingField as missing:
-            what = "is null in" if missing.null else "is missing from"
+            what = "is empty in" if missing.empty else "is missing from"
             raise RowFault(
                 MISSING_FIELD,
                 f"The prompt uses the column {missing.name!r}, which {what} this row.",

@@ -73,6 +73,16 @@ def form_of(
     )
 
 
+def columns_read(spec: JobSpec) -> tuple[str, ...] | None:
+    """Return the columns that requests are made of; None where each row is needed whole.
+
+    Raises SpecError as ``form_of`` does."""
+    form = form_of(spec)
+    if form.read_columns is None:
+        return None
+    return tuple(dict.fromkeys((*form.read_columns, *form.media_columns)))
+
+
 def check_doc_id(value: Any, field: str, *, fix: str = "give every row an id of its own") -> str:
     """Return ``value`` as a document id: 1 to 512 bytes without control characters.
 

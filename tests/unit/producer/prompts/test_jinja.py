@@ -21,6 +21,7 @@ from penstock_producer.sources import open_source
 RECORD: dict[str, Any] = {
     "text": "hello",
     "nothing": None,
+    "blank": " ",
     "reviews": [{"text": "good", "stars": 5}, {"text": "bad", "stars": 1}],
     "numbers": list(range(10_000)),
     "long": "x" * 2_000_000,
@@ -74,13 +75,14 @@ def test_a_prompt_has_loops_and_conditions(text: str, wanted: str) -> None:
     [
         ("{{ absent }}", "absent"),
         ("{{ nothing }}", "nothing"),
+        ("{{ blank }}", "blank"),
         ("{{ reviews[0].price }}", "reviews.0.price"),
         ("{{ absent|upper }}", "absent"),
         ("{% for a in absent %}{% endfor %}", "absent"),
         ("{% if absent == 1 %}{% endif %}", "absent"),
     ],
 )
-def test_an_absent_or_null_column_is_refused(text: str, name: str) -> None:
+def test_an_absent_or_empty_column_is_refused(text: str, name: str) -> None:
     """It never becomes an empty text in a paid request."""
     with pytest.raises((MissingField, RenderFailed)) as caught:
         rendered(text)

@@ -20,7 +20,6 @@ def test_renders_columns_and_literal_braces() -> None:
         (True, "true"),
         (["a"], '["a"]'),
         ({"k": 1}, '{"k":1}'),
-        ("", ""),
     ],
 )
 def test_values_render_as_json_except_text(value: object, text: str) -> None:
@@ -34,9 +33,12 @@ def test_dots_reach_inside_and_exact_names_win() -> None:
     assert Template("{user.name}").render({"user": {"name": "in"}, "user.name": "exact"}) == "exact"
 
 
-@pytest.mark.parametrize("record", [{}, {"v": None}, {"a": {"b": 1}}, {"a": "text"}])
-def test_an_absent_or_null_column_is_refused(record: dict[str, object]) -> None:
-    """A column that is absent or null raises instead of becoming a paid request."""
+@pytest.mark.parametrize(
+    "record",
+    [{}, {"v": None}, {"v": ""}, {"v": " \n"}, {"a": {"b": 1}}, {"a": "text"}, {"a": {"c": ""}}],
+)
+def test_an_absent_or_empty_column_is_refused(record: dict[str, object]) -> None:
+    """A column that is absent, null or empty raises instead of becoming a paid request."""
     with pytest.raises(MissingField):
         Template("{v}{a.c}").render(record)
 
@@ -56,8 +58,8 @@ def test_template_injection_stays_text() -> None:
     assert Template("{{ ''.__class__ }}{v}").render({"v": "{v}{{x}}"}) == "{ ''.__class__ }{v}{{x}}"
 
 
-@pytest.mark.parametrize("record", [{}, {"v": None}, {"v": {"w": 1}, "v.x": None}])
-def test_a_default_stands_for_an_absent_or_null_column(record: dict[str, object]) -> None:
+@pytest.mark.parametrize("record", [{}, {"v": None}, {"v": {"w": 1}, "v.x": None}, {"v.x": ""}])
+def test_a_default_stands_for_an_absent_or_empty_column(record: dict[str, object]) -> None:
     """`{column|default:"…"}` renders its text where the record has no value, and the value where it
     has one (D31)."""
     template = Template('{v.x|default:"n/a \\"yet\\""}!')

@@ -389,7 +389,7 @@ def test_sounds_in_columns_go_into_the_request(folder: Path) -> None:
         ),
         ({"bytes": b"", "path": None}, "media_invalid", "neither text nor bytes"),
         ({"bytes": None, "path": "../outside/secret.png"}, "media_forbidden", "Files may lie in"),
-        (None, "missing_field", "is null in"),
+        (None, "missing_field", "is empty in"),
     ],
     ids=["text", "large", "empty", "outside", "null"],
 )

@@ -1,0 +1,265 @@
+"""The calls: rows and options in, a job or its answers out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Generator, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, Protocol, overload
+
+from penstock import place
+from penstock.answers import Answer, Answers
+from penstock.child import Child
+from penstock.job import STATE, Given, Job, LocalJob
+from penstock.options import Options, columns_needed, options_of
+from penstock.rows import ID, Once, Rows, SpooledRows, rows_of, rows_of_file, spool
+
+__all__ = ["Calls", "Prepared", "arun", "run", "stream"]
+
+# What may change without making another job.
+_LIMITS: Final = (
+    "budget_usd",
+    "deadline_s",
+    "over_budget",
+    "max_bad_rows",
+    "stop_at_dead",
+    "stop_at_usd_per_doc",
+)
+
+
+class Prepared(NamedTuple):
+    """A call whose rows and options were read: nothing was started yet."""
+
+    folder: Path  # of the job; its name is the job's key
+    named: bool  # by the caller, not by rows and options
+    source: str  # what the engine reads
+    held: Given
+    options: Options
+
+
+class Place(Protocol):
+    """Where jobs run."""
+
+    def begin(self, call: Prepared) -> Job:
+        """Start the job, or find it. Raises BadCall and RunFailed."""
+        ...
+
+
+class Here:
+    """This machine."""
+
+    def begin(self, call: Prepared) -> LocalJob:
+        key = call.folder.name
+        ended = LocalJob(call.folder, key, call.held, None)
+        if not call.named and ended.has_ended:
+            return ended
+        options = call.options
+        request = {
+            "source": call.source,
+            "options": options.job,
+            "provider": options.provider,
+            "folder": str(call.folder),
+            "state": str(call.folder / STATE),
+            "job": key,
+            "workers": options.machine.get("workers"),
+            "concurrency": options.machine.get("concurrency"),
+        }
+        return LocalJob(call.folder, key, call.held, Child(request, call.folder / "run.log"))
+
+
+class Calls:
+    """The calls, for jobs that run in one place."""
+
+    def __init__(self, where: Place) -> None:
+        self._where = where
+
+    def start(self, rows: Any, options: Mapping[str, Any]) -> Job:
+        return self._where.begin(prepared(rows, options))
+
+    @overload
+    def run(
+        self, rows: Any, *, progress: bool = True, wait: Literal[True] = True, **options: Any
+    ) -> Answers: ...
+    @overload
+    def run(
+        self, rows: Any, *, progress: bool = True, wait: Literal[False], **options: Any
+    ) -> Job: ...
+    def run(
+        self, rows: Any, *, progress: bool = True, wait: bool = True, **options: Any
+    ) -> Answers | Job:
+        """Do as ``penstock.run`` does."""
+        started = self.start(rows, options)
+        if not wait:
+            return started
+        try:
+            return started.wait(progress=progress)
+        except KeyboardInterrupt:
+            started.leave()
+            raise KeyboardInterrupt(started.left()) from None
+
+    async def arun(self, rows: Any, *, progress: bool = True, **options: Any) -> Answers:
+        """Do as ``penstock.arun`` does."""
+        started = await asyncio.to_thread(self.start, rows, options)
+        try:
+            return await started.awaited(progress=progress)
+        except asyncio.CancelledError:
+            await asyncio.shield(asyncio.to_thread(started.leave))
+            raise
+
+    def stream(self, rows: Any, **options: Any) -> Stream:
+        """Do as ``penstock.stream`` does."""
+        return Stream(self, rows, options)
+
+
+class Stream:
+    """Answers as they come, for ``for`` and for ``async for``."""
+
+    def __init__(self, calls: Calls, rows: Any, options: Mapping[str, Any]) -> None:
+        self._calls, self._rows, self._options = calls, rows, options
+
+    def __iter__(self) -> Generator[Answer, None, None]:
+        started = self._calls.start(self._rows, self._options)
+        try:
+            yield from started
+        finally:
+            started.leave()
+
+    async def __aiter__(self) -> AsyncIterator[Answer]:
+        answers = iter(self)
+        try:
+            while (answer := await asyncio.to_thread(next, answers, None)) is not None:
+                yield answer
+        finally:
+            await asyncio.shield(asyncio.to_thread(answers.close))
+
+
+@overload
+def run(
+    rows: Any,
+    *,
+    prompt: str | None = None,
+    model: str | None = None,
+    response_format: Any = None,
+    base_url: str | None = None,
+    api_key_env: str | None = None,
+    id_field: str | None = None,
+    job: str | None = None,
+    state: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+    wait: Literal[True] = True,
+    **options: Any,
+) -> Answers: ...
+@overload
+def run(
+    rows: Any,
+    *,
+    prompt: str | None = None,
+    model: str | None = None,
+    response_format: Any = None,
+    base_url: str | None = None,
+    api_key_env: str | None = None,
+    id_field: str | None = None,
+    job: str | None = None,
+    state: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+    wait: Literal[False],
+    **options: Any,
+) -> Job: ...
+def run(rows: Any, *, progress: bool = True, wait: bool = True, **options: Any) -> Answers | Job:
+    """Ask a model about each row, and return the rows with their answers.
+
+    ``rows`` are a frame of pandas or polars, an Arrow table, a dataset of Hugging Face, a list of
+    dicts or texts, an iterator of them (read to its end and kept on disk before the first call), or
+    a path or URL as `penstock run` takes it. ``prompt`` names columns in braces;
+    ``response_format`` is a class that Pydantic can describe, or a JSON schema, whose fields become
+    columns. ``id_field`` is a column that names rows where their number is no name. All options of
+    a job (docs/job-options.md) and of `penstock run` go by their names.
+
+    The job is kept in ``state`` (`.penstock` in the working folder), under a name that rows and
+    options give it: the same call goes on with it and pays nothing twice; another prompt is another
+    job. ``job`` gives it a name of your own. With ``wait=False`` the job is returned at once.
+
+    Raises BadCall before anything is paid, RunStopped for a job that a person has to decide about,
+    and RunFailed. KeyboardInterrupt stops the workers in an orderly way first.
+    """
+    here = Calls(Here())
+    if wait:
+        answers: Answers = here.run(rows, progress=progress, **options)
+        return answers
+    return here.run(rows, wait=False, **options)
+
+
+async def arun(rows: Any, *, progress: bool = True, **options: Any) -> Answers:
+    """Do as ``run`` does, and let other coroutines go on meanwhile.
+
+    Cancelled, it stops the workers in an orderly way first.
+    """
+    return await Calls(Here()).arun(rows, progress=progress, **options)
+
+
+def stream(rows: Any, **options: Any) -> Stream:
+    """Start as ``run`` does, and yield each answer as it comes, in no promised order.
+
+    What was answered by an earlier call comes first. Leaving the loop stops the job, and the same
+    call goes on. ``async for`` works as well.
+    """
+    return Calls(Here()).stream(rows, **options)
+
+
+def prepared(rows: Any, given: Mapping[str, Any]) -> Prepared:
+    """Read the rows and options of a call. Raises BadCall."""
+    options = dict(given)
+    name, state = options.pop("job", None), options.pop("state", None)
+    base = place.base_folder(state)
+    id_field = options.get("id_field")
+    read = options_of(options)
+    found = _found(rows, read)
+    if found is None:
+        source, content = _elsewhere(rows)
+        folder = _folder(base, name, Path(source).name.split(".")[0], content, read)
+        return Prepared(folder, name is not None, source, Given(None, None, read.model), read)
+    if read.spec.takes_records:
+        read = options_of({**options, "id_field": ID})
+    columns = columns_needed(found.columns, read, id_field)
+    whole = isinstance(found, Once)
+    spooled = spool(found, base, columns=None if whole else columns, id_field=id_field, say=_say)
+    folder = _folder(base, name, "rows", spooled.digest, read)
+    path = spooled.moved(folder)
+    kept: Rows = SpooledRows(path) if isinstance(found, Once) else found
+    held = Given(kept, spooled.ids, read.model)
+    return Prepared(folder, name is not None, str(path), held, read)
+
+
+def _folder(base: Path, name: str | None, stem: str, content: str, read: Options) -> Path:
+    """Return the folder of the job that these rows and options are, made where there is none."""
+    identity = {
+        "rows": content,
+        "options": {key: value for key, value in read.job.items() if key not in _LIMITS},
+        "provider": {key: read.provider.get(key) for key in ("api", "base_url")},
+    }
+    key = place.job_name(stem, identity) if name is None else place.safe_name(name)
+    folder = base / key
+    folder.mkdir(exist_ok=True, mode=place.PRIVATE)
+    return folder
+
+
+def _found(rows: Any, read: Options) -> Rows | Once | None:
+    found = rows_of(rows)
+    if found is None and read.spec.takes_records and "://" not in str(rows):
+        return rows_of_file(Path(rows))
+    return found
+
+
+def _elsewhere(rows: Any) -> tuple[str, str]:
+    """Return what the engine reads itself, and what tells its content."""
+    named = os.fspath(rows)
+    if "://" in named or "*" in named:
+        return named, named
+    whole = str(Path(named).absolute()) + ("/" if named.endswith("/") else "")
+    return whole, place.fingerprint(Path(whole))
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"penstock: {text}\n")

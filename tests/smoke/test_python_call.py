@@ -1,0 +1,328 @@
+"""`penstock.run` as a notebook or a script calls it: real workers, a real queue, a simulated
+provider."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from machine import Machine, Simulator, eventually, simulator
+from pydantic import BaseModel
+
+import penstock
+
+PROMPT = "Categorise: {text}"
+
+
+class Ticket(BaseModel):
+    """What an answer is asked to be."""
+
+    category: str
+    urgent: bool
+    score: float | None = None
+
+
+@pytest.fixture(scope="module")
+def provider() -> Iterator[Simulator]:
+    with simulator("--usd-per-mtok-in", "1", "--usd-per-mtok-out", "2") as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the working folder of a test, below which its jobs are kept."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def options(provider: Simulator, **more: Any) -> dict[str, Any]:
+    prices = {"usd_per_mtok_in": 1.0, "usd_per_mtok_out": 2.0}
+    return {
+        "prompt": PROMPT,
+        "model": "sim",
+        "base_url": provider.url,
+        "workers": 1,
+        **prices,
+    } | more
+
+
+def test_a_frame_of_pandas_comes_back_with_answers(provider: Simulator, folder: Path) -> None:
+    """Rows, order, index, names and types are those that went in; the answers stand behind them,
+    and merge by the frame's own id. An empty cell and a null are told before and cost nothing."""
+    frame = pd.DataFrame(
+        {
+            "ticket": [7, 3, 9, 4, 5],
+            "text": ["late", "broken", None, "lost", ""],
+            "when": pd.to_datetime(["2026-01-01"] * 5),
+            "shop": pd.Categorical(["x", "y", "x", "y", "x"]),
+        },
+        index=pd.Index([10, 20, 30, 40, 50], name="key"),
+    )
+    before = provider.stats()["requests"]
+    answers = penstock.run(frame, **options(provider, response_format=Ticket))
+    got = answers.to_pandas()
+    pd.testing.assert_frame_equal(got[list(frame.columns)], frame)
+    assert list(got.columns[4:]) == [
+        "category",
+        "urgent",
+        "score",
+        "status",
+        "error_code",
+        "error_message",
+        "cost_usd",
+    ]
+    assert got["urgent"].dtype == "boolean"
+    assert list(got["status"]) == ["succeeded", "succeeded", "failed", "succeeded", "failed"]
+    assert list(got["error_code"].dropna()) == ["missing_field", "missing_field"]
+    assert provider.stats()["requests"] - before == 3
+    assert isinstance(answers[0].value, Ticket)
+    assert [one.number for one in answers.dead] == [2, 4]
+    assert answers[2].value is None
+    assert answers.cost_usd == pytest.approx(got["cost_usd"].sum())
+    assert answers.report["succeeded"] == 3
+    assert len(frame.merge(got, on="ticket")) == 5
+    assert "5 rows, 3 answered, 2 failed, cost $0.00" in repr(answers)
+    assert "<table>" in answers._repr_html_()
+
+
+def test_the_same_call_again_pays_nothing_and_another_prompt_is_another_job(
+    provider: Simulator, folder: Path
+) -> None:
+    """A job is told by its rows and options: columns that no request has do not count. What is kept
+    of it can be forgotten."""
+    rows = [{"text": f"t{number}", "x": number} for number in range(6)]
+    first = penstock.run(rows, **options(provider))
+    paid = provider.stats()["requests"]
+    wider = [row | {"y": 1} for row in rows]
+    again = penstock.run(wider, **options(provider, budget_usd=5.0))
+    assert provider.stats()["requests"] == paid
+    assert [one["answer"] for one in again.to_list()] == [one["answer"] for one in first.to_list()]
+    assert (again.job, again.cost_usd) == (first.job, first.cost_usd)
+    other = penstock.run(rows, **options(provider, prompt="Sum up: {text}"))
+    assert (other.job != first.job, provider.stats()["requests"]) == (True, paid + 6)
+    assert Path(first.place).parent == folder / ".penstock"
+    assert (folder / ".penstock" / ".gitignore").read_text() == "*\n"
+    first.forget()
+    penstock.run(rows, **options(provider))
+    assert provider.stats()["requests"] == paid + 12
+
+
+def test_polars_arrow_lists_iterators_and_files_come_back_as_they_were(
+    provider: Simulator, folder: Path
+) -> None:
+    """Each kind of rows has its types and order again, with the answers as further columns."""
+    frame = pl.DataFrame(
+        {
+            "text": ["a", "b"],
+            "at": pl.date_range(pl.date(2026, 1, 1), pl.date(2026, 1, 2), eager=True),
+        }
+    )
+    got = penstock.run(frame, **options(provider)).to_polars()
+    assert got.columns[:3] == ["text", "at", "answer"]
+    assert got.select("text", "at").equals(frame)
+    assert got.schema["cost_usd"] == pl.Float64
+    table = pa.table({"text": ["c", "d"], "n": pa.array([1, None], pa.int32())})
+    back = penstock.run(table, **options(provider)).to_arrow(details=True)
+    assert back.select(["text", "n"]).equals(table)
+    assert back.column("answer").null_count == 0
+    assert back.column("attempts").to_pylist() == [1, 1]
+    texts = penstock.run(["e", "f"], **options(provider)).to_list()
+    assert [sorted(row)[:3] for row in texts] == [["answer", "cost_usd", "error_code"]] * 2
+    assert [row["text"] for row in texts] == ["e", "f"]
+    streamed = penstock.run(({"text": t, "n": len(t)} for t in ("g", "hh")), **options(provider))
+    assert [(one.row, one.ok) for one in streamed] == [
+        ({"text": "g", "n": 1}, True),
+        ({"text": "hh", "n": 2}, True),
+    ]
+    assert list(streamed.to_pandas()["n"]) == [1, 2]
+    pd.DataFrame({"text": ["i", "j"], "n": [1.5, 2.5]}).to_csv(folder / "mine.csv", index=False)
+    filed = penstock.run("mine.csv", **options(provider)).to_pandas()
+    assert list(filed["n"]) == [1.5, 2.5]
+    assert filed["answer"].str.contains("i|j").all()
+
+
+def test_an_id_column_names_rows_and_files_of_lines_keep_theirs(
+    provider: Simulator, folder: Path
+) -> None:
+    """Ids are the frame's own in answers and dead letters; OpenAI's batch lines go as they are."""
+    frame = pd.DataFrame({"ticket": [70, 30], "text": ["a", None]})
+    answers = penstock.run(frame, **options(provider, id_field="ticket"))
+    assert [one.id for one in answers] == ["70", "30"]
+    assert answers.to_pandas()["ticket"].dtype == "int64"
+    with pytest.raises(penstock.BadCall, match=r"'70' is in the column 'ticket' twice"):
+        penstock.run(pd.concat([frame, frame]), **options(provider, id_field="ticket"))
+    line = {
+        "custom_id": "one",
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": {"model": "sim", "messages": [{"role": "user", "content": "hello"}]},
+    }
+    (folder / "batch.jsonl").write_text(json.dumps(line) + "\n")
+    lines = penstock.run("batch.jsonl", base_url=provider.url, workers=1)
+    assert [(one.id, one.ok, one.row) for one in lines] == [("one", True, None)]
+    assert list(lines.to_pandas()["id"]) == ["one"]
+
+
+def test_what_cannot_be_is_refused_before_anything_is_paid(
+    provider: Simulator, folder: Path
+) -> None:
+    """Errors name the keyword argument and the fix, and refused calls leave nothing behind."""
+    before = provider.stats()["requests"]
+    frame = pd.DataFrame({"text": ["a"], "blob": [b"x"]})
+    for more, says in (
+        ({"prompt": "Say {txt}"}, "no column 'txt'; did you mean 'text'?"),
+        ({"base_ur": "x"}, "'base_ur' is no option; did you mean 'base_url'?"),
+        ({"max_attempts": 0}, "max_attempts"),
+        ({"prompt": "{blob}"}, "the column 'blob' has bytes in row 1"),
+        ({"model": None}, "model='…'"),
+        ({"base_url": "http://127.0.0.1:1/v1"}, "no server answers"),
+        ({"lane": "apj"}, "lane"),
+        ({"api_key_env": "NOT_SET"}, "name another with api_key_env"),
+        ({"response_format": int.__add__}, "response_format"),
+    ):
+        with pytest.raises(penstock.BadCall) as refused:
+            penstock.run(frame, **options(provider, **more))
+        assert says in str(refused.value)
+        assert "--" not in str(refused.value)
+    for rows in ([], [1], 7, {"text": "a"}):
+        with pytest.raises(penstock.BadCall):
+            penstock.run(rows, **options(provider))
+    assert provider.stats()["requests"] == before
+    assert sorted(one.name for one in (folder / ".penstock").iterdir()) == [".gitignore"]
+
+
+def test_a_job_that_stops_says_why_and_how_it_goes_on(provider: Simulator) -> None:
+    """A spent budget is an exception with the answers so far; more budget goes on with the job."""
+    rows = [{"text": f"t{number} " + "word " * 200} for number in range(40)]
+    with pytest.raises(penstock.RunStopped, match="the same call with budget_usd=") as stopped:
+        penstock.run(rows, **options(provider, budget_usd=0.002, concurrency=1))
+    some = stopped.value.answers
+    statuses = [one.status for one in some]
+    assert 0 < statuses.count("succeeded") < 40
+    assert statuses.count("waiting") == 40 - statuses.count("succeeded")
+    answers = penstock.run(rows, **options(provider, budget_usd=5.0))
+    assert answers.report["succeeded"] == 40
+
+
+def test_answers_come_while_the_job_runs(folder: Path) -> None:
+    """A loop gets each answer once, the earlier ones first; left, it stops the job in an orderly
+    way, and the same call goes on without paying twice."""
+    rows = [{"text": f"t{number}"} for number in range(60)]
+    with simulator("--latency-ms", "100") as slow:
+        more = options(slow, concurrency=2)
+        seen = []
+        for answer in penstock.stream(rows, **more):
+            seen.append(answer)
+            if len(seen) == 5:
+                break
+        eventually(lambda: not at_work(folder))
+        assert 5 <= slow.stats()["requests"] < 60
+        rest = list(penstock.stream(rows, **more))
+        assert sorted(int(one.id) for one in rest) == list(range(1, 61))
+        assert all(one.row == rows[one.number] for one in rest)
+        assert slow.stats()["requests"] == 60
+
+
+def at_work(folder: Path) -> list[str]:
+    """Return the processes in the folder that are neither this one nor a simulated provider."""
+    told = Machine(folder).leftovers()
+    return [one for one in told if "pytest" not in one and "simulate" not in one]
+
+
+async def test_it_runs_beside_other_coroutines_and_in_threads(provider: Simulator) -> None:
+    """Under a running loop, as in Jupyter, ``run`` works as anywhere; ``arun`` lets the loop go on;
+    a thread that is not the main one may call, too."""
+    rows = [{"text": f"t{number}"} for number in range(3)]
+    assert len(penstock.run(rows, **options(provider))) == 3
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.01)
+            ticks += 1
+
+    ticking = asyncio.create_task(tick())
+    answers = await penstock.arun(rows, **options(provider, prompt="Await {text}"))
+    assert (len(answers), ticks > 10) == (3, True)
+    got = [one async for one in penstock.stream(rows, **options(provider, prompt="Each {text}"))]
+    ticking.cancel()
+    assert len(got) == 3
+    found: list[penstock.Answers] = []
+    thread = threading.Thread(
+        target=lambda: found.append(penstock.run(rows, **options(provider, prompt="Thread {text}")))
+    )
+    thread.start()
+    await asyncio.to_thread(thread.join)
+    assert found[0].report["succeeded"] == 3
+
+
+def test_a_job_is_waited_for_later(provider: Simulator) -> None:
+    """``wait=False`` returns a job with a short repr, which says how far it is and is waited for."""
+    job = penstock.run(["a", "b"], wait=False, **options(provider))
+    assert job.key in repr(job)
+    answers = job.wait(60)
+    assert job.status.state == "completed"
+    assert repr(job) == f"<Job {job.key}: completed, 2 of 2 rows>"
+    assert len(answers) == 2
+
+
+SCRIPT = """
+import json, sys
+import penstock
+rows = [{"text": f"t{number}"} for number in range(150)]
+answers = penstock.run(
+    rows, prompt="S: {text}", model="sim", base_url=sys.argv[1], workers=1, concurrency=4
+)
+print(json.dumps(answers.report))
+"""
+
+
+def started(folder: Path, url: str) -> subprocess.Popen[str]:
+    """Run a script without `if __name__ == "__main__"` in the folder."""
+    script = folder / "script.py"
+    script.write_text(SCRIPT)
+    return subprocess.Popen(
+        [sys.executable, str(script), url],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_an_end_in_the_middle_leaves_no_process_and_pays_nothing_twice(
+    folder: Path, how: signal.Signals
+) -> None:
+    """Ctrl-C ends workers and queue in order and says how to go on; kill -9 of the caller ends them
+    as well. The same script then goes on."""
+    with simulator("--latency-ms", "200") as slow:
+        script = started(folder, slow.url)
+        eventually(lambda: slow.stats()["requests"] >= 12)
+        script.send_signal(how)
+        _, told = script.communicate(timeout=120)
+        assert script.returncode != 0
+        if how is signal.SIGINT:
+            assert "finished and kept in" in told
+            assert "The same call goes on" in told
+        eventually(lambda: not at_work(folder))
+        again = started(folder, slow.url)
+        out, told = again.communicate(timeout=180)
+        assert again.returncode == 0, told
+        assert json.loads(out)["succeeded"] == 150
+        assert slow.stats()["requests"] == 150
+        eventually(lambda: not at_work(folder))
