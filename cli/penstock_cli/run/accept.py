@@ -12,6 +12,7 @@ from penstock_cli.job.given import FromJob
 from penstock_cli.run.request import Plan
 from penstock_cli.show.terminal import remember
 from penstock_producer.job.options import STOP_FIELDS
+from penstock_producer.pins import skipped_in_words
 from penstock_producer.reporting.text import count, duration, usd
 
 if TYPE_CHECKING:
@@ -179,3 +180,5 @@ def _say_where_it_stands(console: Console, ledger: Books, job: Job) -> None:
         if counts.dead:
             message += f", {count(counts.dead)} of them unusable and dead letters already"
     console.print(message, soft_wrap=True)
+    if (skipped := skipped_in_words(job.source)) is not None:
+        console.print(skipped, soft_wrap=True, markup=False)

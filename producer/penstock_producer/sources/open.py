@@ -16,6 +16,7 @@ from penstock_producer.pins import (
     FORMAT,
     MEDIA_NEWEST,
     REMOTE,
+    SKIPPED,
     UPLOADED,
     shown_uri,
 )
@@ -40,8 +41,8 @@ from penstock_producer.sources.forms.media_places import MediaPlaces, places_of
 from penstock_producer.sources.listings.chosen import ROWS, Chosen, choose
 from penstock_producer.sources.listings.listing import ListedFiles
 from penstock_producer.sources.listings.new_files import Taken, new_files
-from penstock_producer.sources.listings.row_files import row_files
-from penstock_producer.sources.readers import whole_files
+from penstock_producer.sources.listings.row_files import has_rows, row_files
+from penstock_producer.sources.readers import texts, whole_files
 from penstock_producer.sources.readers.rows import RowOptions
 
 _DEFAULTS = ProducerSettings.model_construct()  # nothing is read from the environment
@@ -97,9 +98,11 @@ def open_source(
     form = files.form(spec.format)
     if form != ROWS:
         return _of_whole_files(files, form, spec, chosen, timeout_s)
-    return several.SeveralFiles(
-        str(where), [_of_blob(blob, spec, chosen, timeout_s) for blob in row_files(files)]
-    )
+    if not files.pattern:
+        files = files.only(has_rows)
+    blobs = row_files(files)
+    opened = [_of_blob(blob, spec, chosen, timeout_s) for blob in blobs]
+    return several.SeveralFiles(str(where), opened, files.skipped.pin())
 
 
 def open_new_files(
@@ -152,9 +155,13 @@ def unchanged(
         return not ended and is_database(str(where)) and whole(str(where)) == pin.get("uri")
     files = choose(str(where), chosen.s3_endpoint_url)
     if _format_of_files(pin) is not None:
+        if files is not None and SKIPPED in pin:
+            files = files.only(texts.is_text)
         return files is not None and whole_files.unchanged(pin, files)
     if pin["kind"] == several.KIND:
         pins = pin[FILES]
+        if files is not None and not files.pattern:
+            files = files.only(has_rows)
         return (
             files is not None
             and files.form(None) == ROWS

@@ -98,7 +98,11 @@ class JobSteps:
         self._specs = Specs()
         self._windows = FeedWindows(hot, settings.window, self._specs)
         self._sinks = JobSinks(
-            (TableRows(database), BucketParts(settings, database), OutputFiles(settings, database)),
+            (
+                TableRows(settings, database),
+                BucketParts(settings, database),
+                OutputFiles(settings, database),
+            ),
             outputs_written,
         )
         accounts = Accounts(hot.budgets, batches, TenantAccounts(database, hot.budgets))

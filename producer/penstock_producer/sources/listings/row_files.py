@@ -104,6 +104,14 @@ def row_files(chosen: Chosen) -> list[Blob]:
                 f"{chosen.uri} stands for more than {MAX_FILES} files of rows, the most that a job "
                 "has; join some of them",
             )
+    if not entries:
+        names = ", ".join(chosen.skipped.names)
+        raise SourceError(
+            "unsupported_format",
+            f"{chosen.uri} holds no file whose name says that it has rows ({names}); name the files "
+            f"to read by a pattern such as {chosen.uri}*.jsonl, or make each file one document with "
+            "--format text",
+        )
     if not chosen.pattern:
         entries = _shards(chosen.listing, entries) or entries
     for entry in entries:
@@ -111,15 +119,13 @@ def row_files(chosen: Chosen) -> list[Blob]:
     return [chosen.listing.fresh(entry) for entry in entries]
 
 
+def has_rows(name: str) -> bool:
+    """Return whether a name says that the file has rows."""
+    return rows_by_name(name) is not None
+
+
 def check(chosen: Chosen, entry: Entry) -> None:
     """Raise SourceError for an entry that is no file of rows."""
     uri = shown(chosen.listing.uri, entry.name)
     if entry.fault is not None:
         raise SourceError(entry.fault.code, f"{uri}: {entry.fault.message} Fix: {entry.fault.fix}")
-    if not chosen.pattern and rows_by_name(entry.name) is None:
-        raise SourceError(
-            "unsupported_format",
-            f"{chosen.uri} holds {uri}, whose name does not say that it has rows; name the files "
-            f"to read by a pattern such as {chosen.uri}*.jsonl, or make each file one document "
-            "with --format text",
-        )
