@@ -82,13 +82,13 @@ _FORMS: Final = (
         extra="excel",
     ),
 )
-_BY_NAME: Final = {form.name: form for form in _FORMS}
+_BY_NAME: Final[dict[str, TableForm]] = {form.name: form for form in _FORMS}
 assert tuple(_BY_NAME) == TABLE_FORMATS
 
 
 def form_named(name: str) -> TableForm:
     """Return the form of a name, once it is sure that it can be written. Raises SinkError."""
-    form = _BY_NAME.get(name)  # type: ignore[call-overload]
+    form = _BY_NAME.get(name)
     if form is None:
         raise SinkError(f"{seen(name)} is not a format of tables; use {tables_in_words()}")
     form.require()

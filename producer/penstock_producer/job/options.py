@@ -186,6 +186,7 @@ _TABLE: Final = (
         "The SELECT that a database as the source is read by, in the place of a table.",
         from_file=True,
     ),
+    Option("sheet", "The sheet of an Excel workbook; left out, its first one.", metavar="NAME"),
     Option(
         "encoding",
         "The encoding of CSV, TSV and texts that is not UTF-8, e.g. cp1252, latin-1 or shift_jis.",

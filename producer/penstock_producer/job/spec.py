@@ -175,6 +175,7 @@ class JobSpec(BaseModel):
     format: SourceFormatName | None = _of("format")
     table: str | None = _of("table", min_length=1, max_length=256)
     query: str | None = _of("query", min_length=1, max_length=MAX_QUERY_CHARS)
+    sheet: str | None = _of("sheet", min_length=1, max_length=100)
     encoding: str | None = _of("encoding", max_length=64)
     # checked by params.py
     params: dict[str, Any] = Field(default_factory=dict, description=OPTIONS["params"].help)

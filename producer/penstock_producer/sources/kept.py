@@ -257,7 +257,9 @@ def _kind_of(value: Any) -> Kind:
         return "boolean"
     if isinstance(value, int):
         return "integer" if -_INT64 <= value < _INT64 else "text"
-    return "number" if isinstance(value, float) else "text"
+    if isinstance(value, datetime):
+        return "timestamp"
+    return "date" if isinstance(value, date) else "number" if isinstance(value, float) else "text"
 
 
 def _joint(known: Kind | None, seen_now: Kind) -> Kind:

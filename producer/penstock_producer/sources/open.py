@@ -22,7 +22,7 @@ from penstock_producer.pins import (
 )
 from penstock_producer.rows import DEFAULT_MAX_BODY_BYTES, FileSource
 from penstock_producer.settings import ProducerSettings
-from penstock_producer.source_formats import FORMATS, JSONL, SourceFormat
+from penstock_producer.source_formats import FORMATS, JSONL, XLSX, SourceFormat
 from penstock_producer.source_names import is_database
 from penstock_producer.source_roots import SourceRoots
 from penstock_producer.sources import several
@@ -31,6 +31,8 @@ from penstock_producer.sources.blobs.blob import Blob, TimedBlob
 from penstock_producer.sources.blobs.detect import (
     cannot_open,
     format_of,
+    has_rows,
+    is_text,
     refuse_ending,
     refuse_kind,
 )
@@ -41,8 +43,8 @@ from penstock_producer.sources.forms.media_places import MediaPlaces, places_of
 from penstock_producer.sources.listings.chosen import ROWS, Chosen, choose
 from penstock_producer.sources.listings.listing import ListedFiles
 from penstock_producer.sources.listings.new_files import Taken, new_files
-from penstock_producer.sources.listings.row_files import has_rows, row_files
-from penstock_producer.sources.readers import texts, whole_files
+from penstock_producer.sources.listings.row_files import row_files
+from penstock_producer.sources.readers import whole_files
 from penstock_producer.sources.readers.rows import RowOptions
 
 _DEFAULTS = ProducerSettings.model_construct()  # nothing is read from the environment
@@ -156,7 +158,7 @@ def unchanged(
     files = choose(str(where), chosen.s3_endpoint_url)
     if _format_of_files(pin) is not None:
         if files is not None and SKIPPED in pin:
-            files = files.only(texts.is_text)
+            files = files.only(is_text)
         return files is not None and whole_files.unchanged(pin, files)
     if pin["kind"] == several.KIND:
         pins = pin[FILES]
@@ -219,6 +221,11 @@ def _of_blob(
             f"{blob.uri} is {found.format.name}, and the setting doors.formats allows "
             f"{', '.join(formats) or 'none'} here; write it as JSON Lines or CSV, or have the "
             f"operator add {found.format.name}",
+        )
+    if spec.sheet is not None and found.format.name != XLSX:
+        raise SourceError(
+            "unsupported_format",
+            f"{blob.uri} is {found.format.name}, which has no sheets; leave --sheet out",
         )
     plain: Blob = blob if found.packed is None else Unpacked(blob, found.packed)
     timed: Blob = plain if timeout_s is None else TimedBlob(plain, timeout_s)

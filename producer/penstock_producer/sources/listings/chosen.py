@@ -205,7 +205,7 @@ class Chosen:
     def __init__(
         self, listing: Listing, pattern: str, takes: Callable[[str], bool] | None = None
     ) -> None:
-        """``takes``: whether a file of this name is read; all are without it."""
+        """Take in what to list; ``takes`` says whether a file of this name is read."""
         self.uri = f"{listing.uri}{pattern}"
         self.listing = listing
         self.pattern = pattern

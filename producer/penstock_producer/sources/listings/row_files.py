@@ -13,9 +13,6 @@ import orjson
 
 from penstock_producer.errors import SourceError, seen
 from penstock_producer.sources.blobs.blob import Blob
-from penstock_producer.sources.blobs.detect import (
-    rows_by_name,
-)
 from penstock_producer.sources.listings.chosen import Chosen
 from penstock_producer.sources.listings.listing import Entry, Listing, shown
 
@@ -108,20 +105,15 @@ def row_files(chosen: Chosen) -> list[Blob]:
         names = ", ".join(chosen.skipped.names)
         raise SourceError(
             "unsupported_format",
-            f"{chosen.uri} holds no file whose name says that it has rows ({names}); name the files "
-            f"to read by a pattern such as {chosen.uri}*.jsonl, or make each file one document with "
-            "--format text",
+            f"{chosen.uri} holds no file whose name says that it has rows ({names}); name the "
+            f"files to read by a pattern such as {chosen.uri}*.jsonl, or make each file one "
+            "document with --format text",
         )
     if not chosen.pattern:
         entries = _shards(chosen.listing, entries) or entries
     for entry in entries:
         check(chosen, entry)
     return [chosen.listing.fresh(entry) for entry in entries]
-
-
-def has_rows(name: str) -> bool:
-    """Return whether a name says that the file has rows."""
-    return rows_by_name(name) is not None
 
 
 def check(chosen: Chosen, entry: Entry) -> None:

@@ -109,7 +109,7 @@ class ColumnarSource(PinnedRows):
                 raise record
             media = self._form.media_columns
             row = {
-                name: _plain(value, name, takes_bytes=name in media)
+                name: plain(value, name, takes_bytes=name in media)
                 for name, value in record.items()
             }
             doc_id, body, endpoint = self._form.read(self._with_number(row, number))
@@ -218,7 +218,7 @@ def _records(batch: Any) -> Iterator[dict[str, Any] | RowFault]:
             )
 
 
-def _plain(value: Any, column: str, *, takes_bytes: bool = False) -> Any:
+def plain(value: Any, column: str, *, takes_bytes: bool = False) -> Any:
     """Return a value of a column as JSON has it, or with the bytes of images and sounds.
 
     Raises RowFault.
@@ -243,10 +243,10 @@ def _plain(value: Any, column: str, *, takes_bytes: bool = False) -> Any:
             )
         case dict():
             return {
-                name: _plain(part, column, takes_bytes=takes_bytes) for name, part in value.items()
+                name: plain(part, column, takes_bytes=takes_bytes) for name, part in value.items()
             }
         case list() | tuple():
-            return [_plain(part, column, takes_bytes=takes_bytes) for part in value]
+            return [plain(part, column, takes_bytes=takes_bytes) for part in value]
         case datetime.date() | datetime.time():  # a datetime is a date
             return value.isoformat()
         case decimal.Decimal():

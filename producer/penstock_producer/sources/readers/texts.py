@@ -11,7 +11,7 @@ from penstock_producer.errors import seen
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.source_formats import TEXT, UTF_8
 from penstock_producer.sources.blobs.blob import BOM
-from penstock_producer.sources.blobs.detect import document_by_name
+from penstock_producer.sources.blobs.detect import is_text
 from penstock_producer.sources.forms.media import media_of
 from penstock_producer.sources.forms.row_forms import form_of
 from penstock_producer.sources.forms.strict_json import RowFault, check_text
@@ -20,11 +20,6 @@ from penstock_producer.sources.listings.listing import Entry
 from penstock_producer.sources.readers.whole_files import FileOptions, WholeFiles, check_name
 
 _WIDE: Final = (b"\xff\xfe", b"\xfe\xff")
-
-
-def is_text(name: str) -> bool:
-    """Return whether a name says that the file holds a text."""
-    return document_by_name(name) is not None
 
 
 def text_of(name: str, data: bytes, encoding: str) -> str:

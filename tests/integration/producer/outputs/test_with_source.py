@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import csv
 import json
+import sqlite3
+import zipfile
 from collections.abc import Iterator
 from datetime import date, datetime
 from decimal import Decimal
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +22,16 @@ import pytest
 from pyarrow import parquet
 
 from penstock_ledger.model import ItemKey, Job, Result
-from penstock_producer.errors import SinkError
+from penstock_producer.errors import SinkError, SourceError
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.producer import Producer
 from penstock_producer.rows import Document
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources import open_source
-from penstock_producer.tables.with_source import reading_of
+from penstock_producer.tables.columns import Table
+from penstock_producer.tables.database import Filled, TableSink
+from penstock_producer.tables.reading import Reading, end_of
+from penstock_producer.tables.with_source import reading_of, source_beside
 from penstock_producer.tables.write import write_table
 
 PROMPT = "Say: {text}"
@@ -38,11 +44,12 @@ class House:
         self.folder = folder
         self.settings = ProducerSettings(database_url=f"sqlite:///{folder}/ledger.db")
         self.producer = Producer(self.settings)
+        self._numbers = count()
 
     def done(self, source: Path | str, **options: Any) -> Job:
         """Submit a source and answer its documents, the last one first."""
         fields = {"model": "m", "prompt": PROMPT, "max_bad_rows": "100%"} | options
-        job = self.producer.submit(str(source), fields, job_key=f"job-{options}-{source}"[:60])
+        job = self.producer.submit(str(source), fields, job_key=f"job-{next(self._numbers)}")
         opened = open_source(job.source, JobSpec.accepted(job.spec), self.settings)
         refused = self.producer._outcomes.refused_lines(job.job_id)
         documents = [one for one in opened.documents({}) if isinstance(one, Document)]
@@ -70,6 +77,20 @@ class House:
             1,
         )
         self.producer._outcomes.settle([result], [])
+
+    def fill(self, job: Job, *, ended: bool) -> Filled:
+        """Write a job's rows into the table `answers` of `mine.db`, as a job that has ended or not."""
+        database = self.producer._database
+        source = source_beside(database, job, self.settings, keep="all", order="source")
+        sink = TableSink(
+            f"sqlite:///{self.folder}/mine.db", "answers", Table(job.spec), source=source
+        )
+        try:
+            sink.prepare()
+            reading = Reading(database, job, sink.place(job.job_id))
+            return sink.fill(job.job_id, reading, end_of(database, job) if ended else None)
+        finally:
+            sink.close()
 
     def table(self, job: Job, form: str, **how: Any) -> Path:
         found = reading_of(self.producer._database, job, self.settings, form=form, **how)
@@ -153,7 +174,7 @@ def test_a_csv_becomes_parquet_with_the_types_that_its_texts_say(
 
 def arrow_table() -> pa.Table:
     """Return a table of types that only Arrow has."""
-    day, moment = date(2026, 1, 2), datetime(2026, 1, 2, 3, 4, 5, 678_901)
+    day, moment = date(2026, 1, 2), datetime.fromisoformat("2026-01-02T03:04:05.678901")
     return pa.table(
         {
             "id": pa.array([3, 1, 2], pa.int32()),
@@ -292,3 +313,150 @@ def test_a_source_that_has_changed_is_named_with_what_can_be_done(
     with pytest.raises(SinkError, match=r"cannot be read.*--order done"):
         house.table(job, "csv")
     assert parquet.read_table(house.table(job, "parquet", order="done")).num_rows == 4
+
+
+def test_an_answered_table_of_a_database_has_the_columns_of_the_source(
+    house: House, tickets: Path
+) -> None:
+    """Each has its type, the id its name and its index; a row that was refused is there with its
+    reason, and the same call again writes nothing."""
+    job = house.done(tickets, id_field="ticket")
+    assert house.fill(job, ended=True) == Filled(4, 0)
+    with sqlite3.connect(house.folder / "mine.db") as mine:
+        mine.row_factory = sqlite3.Row
+        rows = [dict(row) for row in mine.execute("SELECT * FROM answers")]
+        key = mine.execute(
+            "SELECT name, type FROM pragma_table_info('answers') WHERE pk"
+        ).fetchone()
+    assert tuple(key) == ("ticket", "INTEGER")
+    assert [row["ticket"] for row in rows] == [3, 4, 7, 9]  # as SQLite orders integer keys
+    by_id = {row["ticket"]: row for row in rows}
+    assert (by_id[3]["zip"], by_id[3]["price"], by_id[3]["paid"]) == ("00017", 3.0, 0)
+    assert (by_id[7]["note"], by_id[7]["answer"]) == (None, "about 7")
+    assert (by_id[9]["status"], by_id[9]["error_code"]) == ("failed", "missing_field")
+    assert house.fill(job, ended=True) == Filled(0, 0)
+
+
+def test_a_table_that_grows_has_the_answers_first(house: House, tickets: Path) -> None:
+    """While the job runs, rows have ids and answers; at its end one pass adds the source's columns,
+    and what was written before stays."""
+    job = house.done(tickets, id_field="ticket")
+    house.fill(job, ended=False)
+    select = "SELECT ticket, zip, answer FROM answers ORDER BY ticket"
+    with sqlite3.connect(house.folder / "mine.db") as mine:
+        assert mine.execute(select).fetchall()[0] == (3, None, "about 3")
+    house.fill(job, ended=True)
+    house.fill(job, ended=False)
+    with sqlite3.connect(house.folder / "mine.db") as mine:
+        assert mine.execute(select).fetchall()[0] == (3, "00017", "about 3")
+
+
+def test_rows_without_an_id_of_their_own_are_not_in_a_table_whose_ids_are_numbers(
+    house: House, tmp_path: Path
+) -> None:
+    """They are counted. Where ids are texts, they go by the number of their line."""
+    numbers, texts = tmp_path / "numbers.csv", tmp_path / "texts.csv"
+    numbers.write_text("id,text,n\n1,a,1\n1,b,2\n,c,3\n2,d,4\n")
+    texts.write_text("id,text,n\na1,a,1\na1,b,2\n,c,3\na2,d,4\n")
+    assert house.fill(house.done(numbers), ended=True) == Filled(2, 2)
+    (house.folder / "mine.db").unlink()
+    assert house.fill(house.done(texts), ended=True) == Filled(4, 0)
+    with sqlite3.connect(house.folder / "mine.db") as mine:
+        found = mine.execute("SELECT id, n, error_code FROM answers").fetchall()
+    assert found == [
+        ("a1", 1, None),
+        ("line-3", 2, "duplicate_custom_id"),
+        ("line-4", 3, "invalid_id"),
+        ("a2", 4, None),
+    ]
+
+
+def test_a_table_of_ones_own_gets_the_answers_alone(house: House, tickets: Path) -> None:
+    """Its columns are not the source's to change, whatever they are called."""
+    with sqlite3.connect(house.folder / "mine.db") as mine:
+        mine.execute("CREATE TABLE answers (id INTEGER PRIMARY KEY, text TEXT, zip TEXT)")
+        mine.execute("INSERT INTO answers VALUES (7, 'old', 'mine')")
+    house.fill(house.done(tickets, id_field="ticket"), ended=True)
+    with sqlite3.connect(house.folder / "mine.db") as mine:
+        rows = mine.execute("SELECT id, text, zip FROM answers WHERE id = 7").fetchall()
+    assert rows == [(7, "about 7", "mine")]
+
+
+def test_a_sheet_of_excel_comes_back_as_a_sheet(house: House, tmp_path: Path) -> None:
+    """Numbers, days, times and texts are what they were, also those that begin as formulas do; a
+    formula has its value; pandas joins both by the id."""
+    source = tmp_path / "shop.xlsx"
+    frame = pd.DataFrame(
+        {
+            "order": [11, 5, 8],
+            "text": ["=1+1", "plain", "@x"],
+            "price": [1.5, 2.25, None],
+            "day": pd.to_datetime(["2026-01-02", "2026-03-04", None]),
+            "at": pd.to_datetime(["2026-01-02 03:04:05", None, "2026-03-04 05:06:07"]),
+            "paid": [True, False, True],
+        }
+    )
+    with pd.ExcelWriter(source) as book:
+        pd.DataFrame({"a": [1]}).to_excel(book, sheet_name="other", index=False)
+        frame.to_excel(book, sheet_name="orders", index=False)
+        for cell in book.sheets["orders"]["B"]:
+            cell.data_type = "s"
+    job = house.done(source, id_field="order", sheet="orders")
+    out = house.table(job, "xlsx")
+    got = pd.read_excel(out)
+    pd.testing.assert_frame_equal(got[list(frame.columns)], pd.read_excel(source, "orders"))
+    assert list(got["answer"]) == ["about 11", "about 5", "about 8"]
+    assert len(frame.merge(got[["order", "answer"]], on="order")) == 3
+    table = parquet.read_table(house.table(job, "parquet"))
+    assert table.schema.types[:6] == [
+        pa.int64(),
+        pa.string(),
+        pa.float64(),
+        pa.timestamp("us"),
+        pa.timestamp("us"),
+        pa.bool_(),
+    ]
+
+
+def test_workbooks_that_unpack_to_too_much_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what the zip says, before anything is unpacked; damaged ones and missing sheets are
+    named."""
+    spec = JobSpec(model="m", prompt=PROMPT)
+    bomb = tmp_path / "bomb.xlsx"
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("xl/sharedStrings.xml", b"\0" * 300_000_000)
+    assert bomb.stat().st_size < 1_000_000
+    with pytest.raises(SourceError, match="unpacks to 300,000,000 bytes"):
+        list(open_source(bomb, spec).documents({}))
+    broken = tmp_path / "broken.xlsx"
+    broken.write_bytes(b"PK\3\4 no zip")
+    with pytest.raises(SourceError, match="cannot be read as a workbook"):
+        list(open_source(broken, spec).documents({}))
+    good = tmp_path / "good.xlsx"
+    pd.DataFrame({"id": [1], "text": ["a"]}).to_excel(good, index=False)
+    with pytest.raises(SourceError, match=r"no sheet 'x'.*'Sheet1'"):
+        list(open_source(good, spec.model_copy(update={"sheet": "x"})).documents({}))
+    old = tmp_path / "old.xls"
+    old.write_bytes(b"\xd0\xcf\x11\xe0")
+    with pytest.raises(SourceError, match="Excel of before 2007"):
+        open_source(old, spec)
+
+
+def test_what_a_sheet_cannot_hold_is_cut_or_refused(house: House, tmp_path: Path) -> None:
+    """A long text ends in an ellipsis, a long number is text; too many columns are refused."""
+    source = tmp_path / "long.jsonl"
+    long = "x" * 40_000
+    source.write_text(json.dumps({"id": "a", "text": long, "n": 2**60, "odd": "a\u0001b"}) + "\n")
+    got = pd.read_excel(house.table(house.done(source), "xlsx"))
+    assert (len(got["text"][0]), got["text"][0][-1]) == (32_767, "…")
+    assert got["n"][0] in (2**60, str(2**60))
+    assert got["odd"][0] == "a\ufffdb"
+    wide = tmp_path / "wide.csv"
+    names = [f"c{at}" for at in range(16_400)]
+    wide.write_text(",".join(["id", "text", *names]) + "\n" + ",".join(["1", "a", *names]) + "\n")
+    job = house.done(wide)
+    with pytest.raises(SinkError, match=r"16,384 columns.*--keep-columns"):
+        house.table(job, "xlsx")
+    assert parquet.read_table(house.table(job, "parquet")).num_columns == 16_402 + 12
