@@ -48,7 +48,7 @@ def options_of(given: Mapping[str, Any]) -> Options:
             hint = f"did you mean {near[0]!r}?" if near else "docs/job-options.md lists them"
             raise BadCall(f"{name!r} is no option; {hint}")
     model = _response(said)
-    said.setdefault("max_bad_rows", "100%")  # rows that are empty are the caller's to judge
+    said.setdefault("max_bad_rows", "100%")  # what to do about empty rows is up to the caller
     fields = {name: _as_field(name, value) for name, value in said.items()}
     try:
         spec = JobSpec(**fields)

@@ -39,7 +39,7 @@ class Connection(Calls):
         self._place = where
 
     def job(self, key: str) -> Job:
-        """Return a job by its key or id, whoever has submitted it. Raises BadCall."""
+        """Return a job by its key or id, also one of another client. Raises BadCall."""
         return self._place.find(key)
 
     def __repr__(self) -> str:

@@ -300,8 +300,7 @@ def spool(
                 if id_field is not None and doc_id in seen:
                     raise BadCall(
                         f"the id {doc_id!r} is in the column {id_field!r} twice, the second time "
-                        f"in row {number}; leave id_field out, and rows are told apart by their "
-                        "number"
+                        f"in row {number}; leave id_field out, and rows go by their number"
                     )
                 ids.append(doc_id)
                 if id_field is not None:
@@ -333,7 +332,7 @@ def _id_of(record: Record, id_field: str, number: int) -> str:
     if plain is None or plain != plain:  # noqa: PLR0124, RUF100 - NaN is no id
         raise BadCall(
             f"row {number} has nothing in the id column {id_field!r}; fill it, name another, or "
-            "leave id_field out, and rows are told apart by their number"
+            "leave id_field out, and rows go by their number"
         )
     return str(plain)
 

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from penstock_cli.show.progress import Wait
+from penstock_ledger.model import Job
+from penstock_ledger.reasons import By, Code, Reason
 
 LOW_BYTES = 32 * 1024 * 1024  # room for what is in flight, the log of SQLite and the AOF of Redis
 ENOUGH_BYTES = 2 * LOW_BYTES  # before a held job goes on, so that it is not held again at once
@@ -48,10 +50,16 @@ def is_full(error: BaseException) -> bool:
 def is_read_only(error: BaseException) -> bool:
     """Return whether an error says that nothing can be written there any more.
 
-    It may come from the operating system or from SQLite."""
+    It may come from the operating system, from SQLite or from Redis."""
     if isinstance(error, OSError):
         return error.errno == errno.EROFS
-    return "readonly database" in str(error).lower()
+    text = str(error).lower()
+    return "readonly database" in text or "read-only file system" in text
+
+
+def is_held(job: Job) -> bool:
+    """Return whether the job waits for room on a disk, and for nothing else."""
+    return job.pause is not None and job.pause.code == Code.DISK_FULL
 
 
 def megabytes(number: int) -> str:
@@ -66,7 +74,7 @@ class DiskGuard:
         self,
         places: Sequence[Path],
         *,
-        hold: Callable[[str], bool],
+        hold: Callable[[Reason], bool],
         go_on: Callable[[], bool],
         free: Callable[[Path], int | None] = free_bytes,
     ) -> None:
@@ -96,7 +104,8 @@ class DiskGuard:
             return None
         free, place = min(short)
         if not self.holds:
-            self.holds = self._hold(f"disk_full: the disk of {place} has {megabytes(free)} left")
+            room = {"place": str(place), "free_bytes": free}
+            self.holds = self._hold(Reason(Code.DISK_FULL, By.CONTROL, room))
         return Wait(
             f"the disk of {place} is nearly full: no new calls until {megabytes(ENOUGH_BYTES)} are "
             "free; what is paid for is kept. Free some space and the job goes on by itself.",

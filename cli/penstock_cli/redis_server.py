@@ -46,6 +46,8 @@ LOAD_TIMEOUT_S = 600.0  # a server that says "loading" reads a large AOF and onl
 STOP_TIMEOUT_S = 30.0
 # a socket that is silent for longer is asked again, if the private server is behind it
 ANSWER_TIMEOUT_S = 10.0
+# short, so that the screen, Ctrl-C and crashed workers need not wait for a server that is slow
+PING_TIMEOUT_S = 2.0
 # a living server that says nothing for longer hangs: disks and swap stall for minutes at most
 SILENCE_MAX_S = 300.0
 POLL_S = 0.02
@@ -99,13 +101,16 @@ class EmbeddedRedis:
     def client(self) -> redis.Redis:
         return _connect(self.endpoint)
 
-    def ping(self, timeout_s: float) -> None:
-        """Ping it.
+    @cached_property
+    def _pinged(self) -> redis.Redis:
+        return _connect(self.endpoint, PING_TIMEOUT_S)
+
+    def ping(self) -> None:
+        """Ping it, over a connection that is kept: it is asked several times a second.
 
         Raises redis-py's errors: what the server refuses with, or that it is silent for
-        ``timeout_s``."""
-        with contextlib.closing(_connect(self.endpoint, timeout_s)) as client:
-            client.ping()
+        ``PING_TIMEOUT_S``."""
+        self._pinged.ping()
 
     @property
     def alive(self) -> bool:
@@ -126,6 +131,7 @@ class EmbeddedRedis:
             except redis.ConnectionError:  # it hangs up instead of answering
                 asked = True
         self.client.close()
+        self._pinged.close()
         if not asked or not _ended(self.pid, self.folder):
             end(self.pid, self.folder)
         pidfile(self.folder).unlink(missing_ok=True)

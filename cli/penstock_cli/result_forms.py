@@ -260,7 +260,9 @@ class Tables:
 def check_tables(wanted: Tables, spec: JobSpec, source: str, out: str) -> None:
     """Find out now what would fail at the end, and leave nothing of it behind.
 
-    Raises UsageProblem and SinkError."""
+    Raises UsageProblem, SinkError and SourceError."""
+    if wanted.form is not None or wanted.into is not None:
+        _check_columns(wanted, spec, source)
     if wanted.form is not None:
         _check_file(wanted.form, source, out)
     if wanted.into is not None:
@@ -272,6 +274,20 @@ def check_tables(wanted: Tables, spec: JobSpec, source: str, out: str) -> None:
             opened_table(tried, wanted.table, wanted.id_column, spec.to_json()) as sink,
         ):
             sink.try_out()
+
+
+def _check_columns(wanted: Tables, spec: JobSpec, source: str) -> None:
+    """Refuse columns to keep that the source does not have, as far as it says which it has."""
+    from penstock_producer.settings import ProducerSettings
+    from penstock_producer.sources import open_source
+    from penstock_producer.sources.kept import NONE, chosen_columns
+
+    if not spec.takes_records or wanted.keep_columns == NONE or source.startswith("job://"):
+        return
+    columns = open_source(source, spec, ProducerSettings.load()).columns()
+    if columns is not None:
+        names = [column.name for column in columns]
+        chosen_columns(wanted.keep_columns, names, spec.id_field)
 
 
 def write_tables(wanted: Tables, ledger: Books, job: Job, out: str) -> dict[str, str]:

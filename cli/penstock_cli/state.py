@@ -127,7 +127,7 @@ class StateFolder:
         """Hold the folder for one run.
 
         Raises StateBusy, naming the holder, when another run has it. With ``wait`` that run is
-        waited for, and ``wait`` is told so now and then.
+        waited for, and ``wait`` is called with words about it.
 
         The lock belongs to the open file, so the kernel frees it however this process ends.
         """

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock_gateway.ids import is_id
 from penstock_ledger.model import DeadLetter, Job
-from penstock_ledger.pause import explain
+from penstock_ledger.reasons import By, explain
 from penstock_producer.reporting.pauses import advice_for, as_field
 from penstock_producer.reporting.surfaces import over_http
 
@@ -50,10 +50,19 @@ def pause_shown(job: Job) -> dict[str, Any] | None:
         }
         for one in advice_for(job.pause)
     ]
-    params = dict(job.pause.params)
-    if examples := params.get("examples"):
+    # what a provider or a person has said stays as it is
+    ours = job.pause.by not in (By.PROVIDER, By.PERSON, By.STOP_LOSS)
+    params = {
+        name: (told_of if ours or name == "fix" else without_places)(job, value)
+        if isinstance(value, str)
+        else value
+        for name, value in job.pause.params.items()
+    }
+    if isinstance(examples := params.get("examples"), list):
         params["examples"] = [
-            {name: without_places(job, str(text)) for name, text in one.items()} for one in examples
+            {name: without_places(job, str(text)) for name, text in one.items()}
+            for one in examples
+            if isinstance(one, dict)
         ]
     pause = replace(job.pause, params=params)
     return pause.to_json() | {"message": explain(pause), "advice": advice}

@@ -154,6 +154,7 @@ if TYPE_CHECKING:
     from penstock_ledger.model import Result as Result
     from penstock_ledger.provider_batch import CANCEL_WAIT_S as CANCEL_WAIT_S
     from penstock_ledger.provider_batch import BatchesOpen as BatchesOpen
+    from penstock_ledger.provider_batch import BatchFailure as BatchFailure
     from penstock_ledger.provider_batch import BatchState as BatchState
     from penstock_ledger.provider_batch import BatchSum as BatchSum
     from penstock_ledger.provider_batch import BatchTrouble as BatchTrouble
@@ -268,8 +269,9 @@ else:
                 "PaidBeside Result"
             ),
             "penstock_ledger.provider_batch": (
-                "BatchState BatchSum BatchTrouble BatchesOpen CANCEL_WAIT_S KeptDocument "
-                "Missing NewProviderBatch ProviderBatch Remainder Waiting kept_documents"
+                "BatchFailure BatchState BatchSum BatchTrouble BatchesOpen CANCEL_WAIT_S "
+                "KeptDocument Missing NewProviderBatch ProviderBatch Remainder Waiting "
+                "kept_documents"
             ),
             "penstock_ledger.schedule": (
                 "CatchUp Decision Firing FiringOutcome NewSchedule Schedule"

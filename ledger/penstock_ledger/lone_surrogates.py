@@ -10,6 +10,7 @@ U+FFFD. docs/faults.md has the rule in words.
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any, Final
 
@@ -64,15 +65,37 @@ def dump_json(value: Any) -> bytes:
 def parse_json(body: bytes | str) -> Any:
     """Return the value of JSON that may escape lone surrogates.
 
-    Raises orjson.JSONDecodeError for anything else."""
+    A number that no double can hold is read as infinity. Raises orjson.JSONDecodeError for anything
+    else."""
     try:
         return orjson.loads(body)
-    except orjson.JSONDecodeError:
+    except orjson.JSONDecodeError as error:
         given = replace_surrogates(body).encode() if isinstance(body, str) else body
         readable = replace_escaped_surrogates(given)
-        if readable == body:
+        if readable == body and not _is_beyond_doubles(error):
             raise
-        return orjson.loads(readable)
+        try:
+            return orjson.loads(readable)
+        except orjson.JSONDecodeError as unread:
+            if not _is_beyond_doubles(unread):
+                raise
+            return _with_infinities(readable, unread)
+
+
+def _is_beyond_doubles(error: orjson.JSONDecodeError) -> bool:
+    return "infinity" in error.msg
+
+
+def _with_infinities(body: bytes, unread: orjson.JSONDecodeError) -> Any:
+    """Read JSON that orjson refuses for a number, by the same rules for all else."""
+
+    def refuse(_: str) -> Any:  # NaN and its kin are no JSON
+        raise unread
+
+    try:
+        return json.loads(body, parse_constant=refuse)
+    except (ValueError, RecursionError):
+        raise unread from None
 
 
 def _replaced(value: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from msgspec import Struct
 
 from penstock_ledger.lone_surrogates import parse_json
-from penstock_ledger.pause import Accepted, Pause
+from penstock_ledger.reasons import Accepted, Reason
 
 __all__ = [
     "COUNT_MAX",
@@ -127,7 +127,8 @@ class Job:
     source: dict[str, Any]
     digest: str
     state: JobState
-    reason: str | None  # why it is paused or failed, for people to read
+    # ``why`` as a sentence, for people and for processes of an earlier release
+    reason: str | None
     generation: int  # the highest generation there is
     total: int | None
     created_at: float  # Unix seconds
@@ -137,8 +138,8 @@ class Job:
     lane_now: str | None = None  # None: as its spec says
     # how often its lane was chosen or changed: with 0 it is where it was submitted to
     moves: int = 0
-    # why it is paused, as data; None: it is not, or the reason is all that is known
-    pause: Pause | None = None
+    # why it is paused, is being cancelled or has ended so
+    why: Reason | None = None
     # of what a stop-loss had paused it for, when a person let it go on
     accepted: Accepted | None = None
 
@@ -151,6 +152,11 @@ class Job:
     def lane(self) -> str:
         """Where its documents go now. What a lane is for making requests stays with the spec."""
         return self.lane_now or str(self.spec.get("lane", FIRST_LANE))
+
+    @property
+    def pause(self) -> Reason | None:
+        """Why it is paused; None where it is not, or nothing was noted."""
+        return self.why if self.state is JobState.PAUSED else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,12 @@ from typing import Any, Final, NamedTuple, Self
 import orjson
 
 from penstock_ledger.model import ItemKey
-from penstock_ledger.stored_values import json_text
+from penstock_ledger.old_reasons import failure_of_batch
+from penstock_ledger.stored_values import json_text, storable
 
 __all__ = [
     "CANCEL_WAIT_S",
+    "BatchFailure",
     "BatchState",
     "BatchSum",
     "BatchTrouble",
@@ -93,6 +95,37 @@ class BatchTrouble(NamedTuple):
             return None
 
 
+class BatchFailure(NamedTuple):
+    """Why a provider batch gave no answers: the name of a failure, and what was said of it."""
+
+    # as in the workers' table of fates; documents without an answer come to it
+    name: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.detail}" if self.detail else self.name
+
+    def columns(self) -> dict[str, str]:
+        """Return what is written of it.
+
+        The sentence is for processes of a release without the column `failure`, and repeated in
+        it: where they differ, such a process has written another one since."""
+        why = storable(str(self))
+        return {"why": why, "failure": json_text({**self._asdict(), "why": why})}
+
+    @classmethod
+    def read(cls, text: str | None, why: str | None) -> Self | None:
+        """Return what ``columns`` has written, or what the sentence of a row of before says."""
+        try:
+            found = orjson.loads(text or "null")
+            if found is not None and found["why"] == why:
+                return cls(str(found["name"]), str(found["detail"]))
+        except (orjson.JSONDecodeError, KeyError, TypeError):
+            pass
+        known = failure_of_batch(why or "")
+        return None if known is None else cls(*known)
+
+
 class Missing(NamedTuple):
     """Looks in a row that did not find what the provider should have."""
 
@@ -136,6 +169,7 @@ class ProviderBatch(NewProviderBatch):
     unread: int | None = None
     # what they cost at most, as estimated; None: no price is known
     unread_microusd: int | None = None
+    failure: BatchFailure | None = None  # ``why`` as data, where that is one
 
     @property
     def is_of_source(self) -> bool:

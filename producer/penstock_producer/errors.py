@@ -43,6 +43,7 @@ __all__ = [
     "MAX_SEEN_CHARS",
     "BadMessage",
     "BadReference",
+    "ContentError",
     "InvalidDocument",
     "JobCancelled",
     "JobRefused",
@@ -214,13 +215,13 @@ class ContentError(ProducerError):
 
     def __init__(self, code: str, message: str, *, public: str | None = None) -> None:
         """``public`` is the message without content of documents, where ``message`` shows some."""
-        self.code = code
-        self._public = message if public is None else public
+        self.code, self.message = code, message
+        self.public = message if public is None else public
         super().__init__(f"{code}: {message}")
 
     @property
     def public_message(self) -> str:
-        return f"{self.code}: {self._public}"
+        return f"{self.code}: {self.public}"
 
 
 class SourceError(ContentError):

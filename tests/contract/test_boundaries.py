@@ -46,7 +46,7 @@ INTERNAL_SURFACE = {
         "log_lines",
         "lone_surrogates",
         "model",
-        "pause",
+        "reasons",
         "redaction",
         "schedule",
         "sql.postgres",

@@ -34,7 +34,7 @@ from penstock_workers.preload import preload
 from penstock_workers.settings import WorkerSettings
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("producer", "workers", "ratelimit", "ledger", "cli", "gateway", "simulate")
+PACKAGES = ("penstock", "producer", "workers", "ratelimit", "ledger", "cli", "gateway", "simulate")
 LANES_FOLDER = ROOT / "workers/penstock_workers/lanes"
 # Where a lane may be named outside of its folder, and why.
 MAY_NAME_LANES = {
@@ -51,6 +51,7 @@ MAY_NAME_LANES = {
     "cli/penstock_cli/commands/plan.py": "as above",
     "cli/penstock_cli/commands/submit.py": "as above",
     "cli/penstock_cli/commands/preview.py": "as above",
+    "penstock/calls.py": "the option api, which is about a provider's API",
     "gateway/penstock_gateway/batches/calls.py": (
         "OpenAI's word for the purpose of a file, and the kind of an id"
     ),

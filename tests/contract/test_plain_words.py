@@ -53,7 +53,7 @@ TEXTS = (
     "tools/monitoring/*.py",
     "workers/penstock_workers/metrics/catalogue.py",
 )
-CODE = ("producer", "workers", "ratelimit", "ledger", "cli", "simulate")
+CODE = ("penstock", "producer", "workers", "ratelimit", "ledger", "cli", "simulate")
 READ = (
     *CODE,
     "gateway",

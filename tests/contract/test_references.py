@@ -22,6 +22,7 @@ FOLDERS = (
     "producer",
     "ratelimit",
     "simulate",
+    "penstock",
     "tests",
     "tools",
     "workers",

@@ -35,6 +35,7 @@ from penstock_ledger import (
     RedisLedger,
     Result,
 )
+from penstock_ledger.reasons import by_hand
 from penstock_producer import Producer, ProducerSettings
 
 HOSTILE = (
@@ -120,7 +121,7 @@ def seed(
     JobStore(database).set_state(
         paused.job_id,
         JobState.PAUSED,
-        reason="provider openai: out of credit (insufficient_quota)",
+        why=by_hand("provider openai: out of credit (insufficient_quota)"),
         expect=[JobState.RUNNING],
     )
     hostile = _job(

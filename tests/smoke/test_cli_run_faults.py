@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from machine import RUN_TIMEOUT_S, Machine, eventually, simulator
-from small_disk import fill, small_disk
+from small_disk import failing_disk, fill, small_disk
 
 DISK_MB = 120  # well above what is held back for calls in flight, small enough to be filled at once
 
@@ -92,6 +92,31 @@ def test_a_state_folder_that_turns_read_only_loses_nothing(machine: Machine, dis
         assert status == 0, told + machine.logs()
         assert provider.stats()["requests"] <= 200 + 10, "at most what was in flight is asked again"
     assert machine.report()["succeeded"] == 200
+
+
+def test_a_disk_that_gives_up_loses_nothing(machine: Machine) -> None:
+    """It takes no write more, to files that are open as well: the run ends and says so, and once
+    the disk is mended the same command pays for nothing twice but what was in flight."""
+    machine.source(200)
+    with (
+        simulator("--latency-ms", "200") as provider,
+        failing_disk(machine.folder / "out", 200) as disk,
+    ):
+        arguments = machine.run_arguments(provider, "--concurrency", "10", "--workers", "1")
+        process = machine.start(*arguments)
+        eventually(lambda: provider.stats()["requests"] > 40)
+        disk.fail()
+        told, _ = process.communicate(timeout=RUN_TIMEOUT_S)
+        assert process.returncode not in (0, None), told
+        assert "the file system has become read-only" in told, told + machine.logs()
+        assert re.search(r"resume with:  penstock run reviews\.jsonl", told)
+        assert "Traceback" not in told
+        eventually(lambda: machine.leftovers() == [])
+        disk.mend()
+        status, told = machine.penstock(*arguments)
+        assert status == 0, told + machine.logs()
+        assert provider.stats()["requests"] <= 200 + 10, "at most what was in flight is asked again"
+        assert machine.report()["succeeded"] == 200
 
 
 def test_ctrl_c_on_a_full_disk_is_resumable(machine: Machine, disk: Path) -> None:

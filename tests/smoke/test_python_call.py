@@ -60,7 +60,7 @@ def options(provider: Simulator, **more: Any) -> dict[str, Any]:
 
 def test_a_frame_of_pandas_comes_back_with_answers(provider: Simulator, folder: Path) -> None:
     """Rows, order, index, names and types are those that went in; the answers stand behind them,
-    and merge by the frame's own id. An empty cell and a null are told before and cost nothing."""
+    and merge by the frame's own id. An empty cell and a null cost nothing."""
     frame = pd.DataFrame(
         {
             "ticket": [7, 3, 9, 4, 5],
@@ -100,7 +100,7 @@ def test_a_frame_of_pandas_comes_back_with_answers(provider: Simulator, folder: 
 def test_the_same_call_again_pays_nothing_and_another_prompt_is_another_job(
     provider: Simulator, folder: Path
 ) -> None:
-    """A job is told by its rows and options: columns that no request has do not count. What is kept
+    """A job is known by its rows and options: columns that no request has do not count. What is kept
     of it can be forgotten."""
     rows = [{"text": f"t{number}", "x": number} for number in range(6)]
     first = penstock.run(rows, **options(provider))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 
 from fleet import Fleet, Process, until
@@ -164,18 +166,30 @@ def given_back(documents: int) -> dict[str, int]:
     }
 
 
+def is_frozen_at_work(fleet: Fleet, worker: Process) -> bool:
+    """Freeze it, unless it is in a transaction: that would hold SQLite for all."""
+    worker.send(signal.SIGSTOP)
+    path = fleet.database_url.removeprefix("sqlite:///")
+    with closing(sqlite3.connect(path, timeout=1, isolation_level=None)) as database:
+        try:
+            database.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            worker.send(signal.SIGCONT)
+            return False
+        database.execute("ROLLBACK")
+    return True
+
+
 def test_frozen_worker_comes_back_late(tmp_path: Path) -> None:
     """A worker that sleeps through its leases and wakes up changes no result, and goes on
     working."""
     with Fleet(tmp_path) as fleet:
-        # Long, so that on a busy machine, too, the freeze meets calls and no transaction: that
-        # would hold SQLite for all.
         fleet.provider.start("--latency-ms", "3000", "--latency-sigma", "0")
         fleet.control()
         sleeper = fleet.worker(8)
         job = fleet.submit(24)
         until(lambda: fleet.provider_calls() >= 8, 60, "calls are in flight")
-        sleeper.send(signal.SIGSTOP)
+        until(lambda: is_frozen_at_work(fleet, sleeper), 10, "it is frozen outside a transaction")
         fleet.provider.tell(latency_ms=200)  # of calls from here on
         finished = fleet.finished(job)
         other = fleet.worker(24)

@@ -30,8 +30,11 @@ WorkerError
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import ClassVar
 
 from penstock_ledger.errors import EXIT_USAGE, PenstockError
+from penstock_ledger.reasons import By, Code, Reason
+from penstock_producer.errors import ContentError
 
 __all__ = ["MissingApiKey", "PlainHttp"]
 
@@ -71,6 +74,8 @@ class JobCannotRun(WorkerError):
     """A worker cannot run a job as it is.
 
     The job pauses with this text as its reason, and its items wait."""
+
+    code: ClassVar[str] = Code.JOB_CANNOT_RUN
 
 
 class HookMissing(JobCannotRun):
@@ -170,13 +175,14 @@ class PricesMissing(JobCannotRun):
     Each answer would count as free."""
 
     exit_status = EXIT_USAGE
+    code = "prices_missing"
 
     def __init__(
         self, provider: str, model: str | None, budget_usd: float, tenant: str | None = None
     ) -> None:
         whose = "the job's budget" if tenant is None else f"the monthly budget of tenant {tenant!r}"
         super().__init__(
-            f"prices_missing: {whose} is {budget_usd:g} USD, and this worker knows no price of "
+            f"{whose} is {budget_usd:g} USD, and this worker knows no price of "
             f"{'its models' if model is None else f'model {model!r}'} at provider {provider!r}; "
             f"set providers.{provider}.usd_per_mtok_in and usd_per_mtok_out (US dollars per "
             "million tokens), restart the workers and resume the job"
@@ -258,3 +264,11 @@ class TracingMissing(WorkerError):
             "is not installed here: pip install 'penstock[otel]', or set trace_share "
             "(PENSTOCK_TRACE_SHARE) to 0"
         )
+
+
+def stop_reason(error: Exception) -> Reason:
+    """Return why a job pauses, or fails, for an error that is no failure of a call."""
+    if isinstance(error, ContentError):
+        return Reason(error.code, By.SOURCE, {"detail": error.message})
+    code = error.code if isinstance(error, JobCannotRun) else Code.JOB_CANNOT_RUN
+    return Reason(code, By.CONTROL, {"detail": str(error)})

@@ -37,6 +37,10 @@ PLACES = (
     "move_left",
     "move_handing",
     "move_arriving",
+    # of a job that is cancelled, in control
+    "cancel_waiting",
+    "cancel_writing_off",
+    "cancel_ending",
 )
 ACTS = ("kill", "raise", "cuda")
 

@@ -4,14 +4,11 @@ Light: every process of the fleet reads them."""
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["BATCH_REFUSED", "BATCH_STUCK", "LaneChangeSettings", "is_lane_at_fault"]
-
-BATCH_REFUSED: Final = "batch_refused"
-BATCH_STUCK: Final = "batch_stuck"
+__all__ = ["LaneChangeSettings"]
 
 
 class LaneChangeSettings(BaseModel):
@@ -31,10 +28,3 @@ class LaneChangeSettings(BaseModel):
     on_demand: tuple[str, ...] = ()
     # a lane is left once it has not worked for so long
     trouble_s: Annotated[float, Field(ge=0, le=3_600)] = 60.0
-
-
-def is_lane_at_fault(reason: str | None) -> bool:
-    """Return whether a job was paused for its lane alone, as its reason says.
-
-    Another lane that the job permits may go on with it."""
-    return (reason or "").startswith((f"{BATCH_REFUSED}: ", f"{BATCH_STUCK}: "))

@@ -61,15 +61,16 @@ def warning(serving: Serving | None, spec: JobSpec) -> str | None:
     The job, or what goes on to another model, may have to wait for a worker.
     """
     from penstock_producer.feed.queues import missing_model
+    from penstock_producer.reporting.reasons import wait_for_model
 
     if serving is None:
         return None
     waits = "The job waits"
     for model in (spec.model, *(spec.fallback or ())):
         missing = missing_model(serving, model)
-        if missing is not None and serving.loads(model):
-            return f"{missing}. {waits} for it"
         if missing is not None:
-            return f"{missing}. {waits} for one: penstock worker --lane {spec.lane} --model …"
+            start = f"one: penstock worker --lane {spec.lane} --model …"
+            said = wait_for_model(missing).said
+            return f"{said}. {waits} for {'it' if missing.loads else start}"
         waits = "Documents that go on to it wait"
     return None

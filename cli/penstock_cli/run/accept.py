@@ -72,7 +72,7 @@ def accepted(plan: Plan, ledger: Books) -> Job:
     _take_over_samples(plan, ledger, job)
     _say_where_it_stands(plan.console, ledger, job)
     _warn_of_deadline(plan, ledger, job)
-    remember(plan.state, job.job_id, request.again.unchanged())
+    remember(plan.state, job.job_id, request.again)
     return job
 
 
@@ -111,7 +111,7 @@ def _take_over_samples(plan: Plan, ledger: Books, job: Job) -> None:
         taken = take_over(ledger, job, plan.state, plan.request.source, plan.spec)
         if taken:
             plan.progress.say(
-                f"{count(taken)} documents are taken over from a sample, with what they cost"
+                f"{count(taken)} documents are taken over from a sample, which has paid for them"
             )
 
 

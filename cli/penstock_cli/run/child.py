@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from penstock_cli.run.conclude import Conclusion
     from penstock_cli.run.request import RunRequest
     from penstock_cli.show.figures import JobFigures
+    from penstock_producer.reporting.pauses import SetOption
 
 _STDIN: Final = 0
 _STDOUT: Final = 1
@@ -116,6 +117,12 @@ class SameCall(Repetition):
 
     def unchanged(self) -> str:
         return "the same call (run the cell again)"
+
+    def option(self, action: SetOption) -> str:
+        return f"{action.field}={action.value!r}"
+
+    def later(self) -> str:
+        return self.unchanged()
 
     def changed(self, **values: str) -> str:
         return (

@@ -13,23 +13,18 @@ from penstock_cli.run.all_alike import advice
 from penstock_cli.run.check import asks_a_provider
 from penstock_cli.run.request import Plan
 from penstock_cli.show.figures import KeptFigures
-from penstock_ledger.pause import explain
+from penstock_ledger.reasons import Code
 from penstock_producer.job.lanes import packs
-from penstock_producer.prices.spent_budget import (
-    BUDGET_EXHAUSTED,
-    budget_of,
-    next_budget,
-    proposed_budget,
-    without_command,
-)
+from penstock_producer.prices.spent_budget import next_budget
 from penstock_producer.reporting.money import MICRO
-from penstock_producer.reporting.pauses import Advice, advice_for, as_flag
+from penstock_producer.reporting.pauses import Advice, advice_for
 from penstock_producer.reporting.text import argument, count
 from penstock_producer.reporting.words import counted_batches
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from penstock_cli.show.terminal import Repetition
     from penstock_ledger.model import Job
     from penstock_producer.reporting.account import Report
 
@@ -112,43 +107,39 @@ def _why_stopped(plan: Plan, job: Job, report: Report) -> str:
 
     With a budget that is spent it would only be paused again.
     """
+    again = plan.request.again
     done = f"{count(report.finished)} of {count(report.total)} documents are finished and kept."
-    if job.pause is not None and (found := advice_for(job.pause)):
-        lines = [
-            f"job {job.job_key} is paused: {explain(job.pause)}. {done}",
-            *map(_advised, found),
-        ]
-        return "\n".join([*lines, f"To go on:  {plan.request.again.unchanged()}"])
-    why = without_command(job.reason or "no reason was recorded")
-    message = f"job {job.job_key} is {job.state}: {why}. {done}"
-    if "--response-format" in (job.reason or ""):
-        anew = plan.request.again.changed(
-            response_format="json_object", out=f"{plan.request.out.rstrip('/')}-2"
-        )
+    message = f"job {job.job_key} is {job.state}: {job.reason or 'no reason was recorded'}. {done}"
+    pause = job.pause
+    code = None if pause is None else pause.code
+    if code == Code.FORMAT_REFUSED:
+        anew = again.changed(response_format="json_object", out=f"{plan.request.out.rstrip('/')}-2")
         return (
             f"{message} The requests of this job stay as they are; start another for example "
             f"with:  {anew}"
         )
-    if not is_out_of_budget(job):
-        doubt = (
-            " (with another --base-url, if that was wrong)"
-            if "--base-url" in (job.reason or "")
-            else ""
-        )
+    if code == Code.BUDGET_EXHAUSTED:
+        enough = _for_all(job, report)
         return (
-            f"{message} Once that is put right, resume with{doubt}:  "
-            f"{plan.request.again.unchanged()}"
+            f"{message} Raise --budget-usd to {enough}, a little more than all documents are "
+            f"expected to cost in the end. Resume for example with:  "
+            f"{again.changed(budget_usd=enough)}"
         )
-    enough = _for_all(report, proposed_budget(job.reason))
-    return (
-        f"{message} Raise --budget-usd to {enough}, a little more than all documents are expected "
-        "to cost in the end. Resume for example with:  "
-        f"{plan.request.again.changed(budget_usd=enough)}"
+    if found := advice_for(job.pause):
+        advised = [_advised(one, again) for one in found]
+        return "\n".join([message, *advised, f"To go on:  {again.unchanged()}"])
+    is_astray = (
+        pause is not None
+        and code == Code.ANSWERS_ALIKE
+        and pause.params.get("failure") != "forbidden"
     )
+    doubt = " (with another --base-url, if that was wrong)" if is_astray else ""
+    return f"{message} Once that is put right, resume with{doubt}:  {again.unchanged()}"
 
 
-def _advised(one: Advice) -> str:
-    return f"What to do: {one.text}{'' if one.action is None else f' (add {as_flag(one.action)})'}"
+def _advised(one: Advice, again: Repetition) -> str:
+    action = "" if one.action is None else f" (add {again.option(one.action)})"
+    return f"What to do: {one.text}{action}"
 
 
 def still_spent(plan: Plan, ledger: Books, job: Job) -> bool:
@@ -158,26 +149,28 @@ def still_spent(plan: Plan, ledger: Books, job: Job) -> bool:
     budget, counts = plan.spec.budget_usd, ledger.outcomes.counts(job.job_id)
     if budget is None:
         return False
-    before, spent = budget_of(job.reason), counts.cost_microusd / MICRO
+    before = None if job.pause is None else job.pause.number("budget_usd")
+    spent = counts.cost_microusd / MICRO
     return (before is not None and budget <= before) or budget - spent < spent / max(
         1, counts.succeeded
     )
 
 
 def is_out_of_budget(job: Job) -> bool:
-    return job.state == "paused" and (job.reason or "").startswith(BUDGET_EXHAUSTED)
+    return job.pause is not None and job.pause.code == Code.BUDGET_EXHAUSTED
 
 
-def _for_all(report: Report, proposed_usd: float) -> str:
+def _for_all(job: Job, report: Report) -> str:
     """Return a budget in USD for all documents, at the mean cost so far and a tenth on top.
 
-    It is rounded up to two significant digits, and at least what the reason of the pause proposes,
-    which has room for the next call.
+    It is rounded up to two significant digits, and at least what the pause says is enough, which
+    has room for the next call.
     """
+    enough_usd = (None if job.pause is None else job.pause.number("enough_usd")) or 0.0
     spent = report.cost_usd or 0.0
     mean = spent / max(1, report.succeeded)
     return next_budget(
-        max(max(spent, spent + mean * (report.total - report.finished)) * 1.1, proposed_usd)
+        max(max(spent, spent + mean * (report.total - report.finished)) * 1.1, enough_usd)
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from penstock_cli.disk import DiskGuard, is_full
+from penstock_cli.disk import DiskGuard, is_full, is_held
 from penstock_cli.errors import UsageProblem
 from penstock_cli.processes.standby import Standby
 from penstock_cli.run.check import knock
@@ -21,11 +21,11 @@ from penstock_cli.show.figures import JobFigures, KeptFigures
 from penstock_cli.show.progress import Wait
 from penstock_cli.state import StateFolder
 from penstock_ledger.model import JobState
+from penstock_ledger.reasons import By, Reason
 from penstock_producer.job.lanes import has_own_model
 from penstock_producer.reporting.pauses import ends_by_itself, pause_lines
 from penstock_producer.reporting.text import one_line
 from penstock_producer.reporting.words import counted_batches
-from penstock_workers.lane_changes import is_lane_at_fault
 
 if TYPE_CHECKING:
     from penstock_cli.show.progress import Progress
@@ -86,7 +86,7 @@ class Fleet:
         self._failing: str | None = None
         self._is_after_end = False  # the job was over when this run began
         # for which its lane has paused it, and monotonic: since when
-        self._fault: tuple[str | None, float] | None = None
+        self._fault: tuple[Reason, float] | None = None
         self._pause_said: float | None = None  # when the pause ends that was said
 
     def __enter__(self) -> Self:
@@ -186,10 +186,10 @@ class Fleet:
         """Return whether control may still move a job that its lane has paused to another one.
 
         It does so within seconds."""
-        if not self._has_others or not is_lane_at_fault(job.reason):
+        if not self._has_others or job.pause is None or job.pause.by is not By.LANE:
             return False
-        if self._fault is None or self._fault[0] != job.reason:
-            self._fault = job.reason, time.monotonic()
+        if self._fault is None or self._fault[0] != job.pause:
+            self._fault = job.pause, time.monotonic()
         return time.monotonic() - self._fault[1] < LEAVE_S
 
     def _away(self, error: Exception) -> Wait:
@@ -222,7 +222,7 @@ class Fleet:
             else "starting workers; the first calls follow"
         )
 
-    def _hold(self, why: str) -> bool:
+    def _hold(self, why: Reason) -> bool:
         """Let the job wait for space.
 
         It is False when that could not be written any more: then workers wait by themselves."""
@@ -231,15 +231,18 @@ class Fleet:
     def _go_on(self) -> bool:
         return self._moved(JobState.PAUSED, JobState.RUNNING, None)
 
-    def _moved(self, before: JobState, to: JobState, why: str | None) -> bool:
+    def _moved(self, before: JobState, to: JobState, why: Reason | None) -> bool:
         import redis
         from sqlalchemy.exc import SQLAlchemyError
 
         from penstock_ledger import DatabaseUnavailable
 
         job_id = self._watch.job.job_id
+        jobs = self._services.books.jobs
         try:
-            moved = self._services.books.jobs.set_state(job_id, to, reason=why, expect={before})
+            if why is None and not is_held(jobs.get(job_id)):
+                return True  # something else has stopped it meanwhile
+            moved = jobs.set_state(job_id, to, why=why, expect={before})
         except (SQLAlchemyError, DatabaseUnavailable):
             return False
         with contextlib.suppress(redis.RedisError):  # the control loop repeats it

@@ -62,7 +62,7 @@ class Terminal:
 
 
 class Follower(Protocol):
-    """Who is told what a run does, and what it ended with."""
+    """Who follows a run: it gets what the run does, and what it ended with."""
 
     waits: bool
     console: Console

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from penstock_producer.settings import ProducerSettings
 
 _FOLDER = "samples"
+# how a result came that a sample had: as `dedup` and `cache` are for equal requests
+TAKEN_OVER: Final = "sample"
 # They decide nothing about the answer to a request.
 _MAY_DIFFER: Final = frozenset(
     {"budget_usd", "deadline_s", "over_budget", "format", "encoding", *SINK_FIELDS}
@@ -97,7 +99,7 @@ def take_over(ledger: Books, job: Job, state: StateFolder, source: str, spec: Jo
     """Give a new job the results of its samples; returns how many.
 
     Only where the options are the same and the document still reads as it was asked. Dead letters
-    are tried again.
+    are tried again. The samples have paid for them, and keep that in their accounts.
     """
     from penstock_ledger import OutcomeStore
 
@@ -170,7 +172,8 @@ def _of(job: Job, result: Result) -> Result:
 
     from penstock_ledger.model import ItemKey
 
-    return structs.replace(result, key=ItemKey(job.job_id, 1, result.key.doc_id))
+    key = ItemKey(job.job_id, 1, result.key.doc_id)
+    return structs.replace(result, key=key, calls=0, cost_microusd=0, unpriced=0, reason=TAKEN_OVER)
 
 
 def _surveyed(source: str, spec: JobSpec, settings: ProducerSettings) -> Survey:

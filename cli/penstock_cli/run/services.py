@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from penstock_cli.disk import shortage
+from penstock_cli.disk import is_read_only, shortage
 from penstock_cli.errors import EmbeddedRedisFailed, RedisNotRunning
 from penstock_cli.processes.standby import Standby, worker_command
 from penstock_cli.processes.supervisor import MAX_LOG_BYTES, Policy, Process, Supervisor
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from penstock_workers.settings import WorkerSettings
 
 
-# short, so that the screen, Ctrl-C and crashed workers need not wait for a server that is slow
-PING_TIMEOUT_S = 2.0
 # within RESTART_WINDOW_S: a server that ends again and again lacks memory, and starting it is no
 # help
 MAX_RESTARTS = 3
@@ -55,15 +53,17 @@ class RedisKeeper:
     def look(self) -> Wait | None:
         """Return what is waited for; None while the server works.
 
-        Raises EmbeddedRedisFailed when it ended too often, and the errors of
-        ``EmbeddedRedis.start``.
+        Raises EmbeddedRedisFailed when it ended too often, what it says of a file system that has
+        become read-only, and the errors of ``EmbeddedRedis.start``.
         """
         import redis
 
         try:
-            self.server.ping(PING_TIMEOUT_S)
+            self.server.ping()
         # it lives, and says why it does not work
         except (redis.ResponseError, redis.BusyLoadingError) as error:
+            if is_read_only(error):
+                raise  # which does not pass by itself
             self._answered_at = self._clock()
             return Wait(f"the private Redis refuses to work for now: {error}")
         except redis.RedisError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypedDict
 
 from penstock_cli.run.all_alike import so_far
@@ -86,7 +86,7 @@ class Watch:
             prompt_tokens=counts.prompt_tokens + moved.get("prompt_tokens", 0),
             completion_tokens=counts.completion_tokens + moved.get("completion_tokens", 0),
             cost_microusd=counts.cost_microusd + moved.get("cost_microusd", 0),
-            unpriced=counts.unpriced,
+            unpriced=counts.unpriced or _unpriced_yet(counts, moved),
             deduplicated=counts.reused.get("dedup", 0) + moved.get("reused:dedup", 0),
             cached=counts.reused.get("cache", 0) + moved.get("reused:cache", 0),
             claimed=depth.unacked - depth.relayed if depth else 0,
@@ -170,6 +170,11 @@ class Watch:
             if kept is not None
             else (self.job.finished_at or time.time()) - self.job.created_at
         )
+
+
+def _unpriced_yet(counts: Counts, moved: Mapping[str, int]) -> int:
+    """Return how many answers may have no price, until SQL has counted the first ones."""
+    return 0 if counts.calls or moved.get("cost_microusd") else moved.get("calls", 0)
 
 
 class Stall:

@@ -8,16 +8,18 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from penstock_cli.disk import DiskGuard, is_full
+from penstock_cli.disk import DiskGuard, is_full, is_held
 from penstock_cli.processes.supervisor import Policy, Supervisor
 from penstock_cli.run.services import DRAIN_MARGIN_S, LOOK_EVERY_S, Services, as_variables
 from penstock_cli.settings import child_environment
 from penstock_cli.show.progress import Wait
 from penstock_cli.state import FOR_OTHERS, StateFolder
 from penstock_ledger.model import Job, JobState
+from penstock_ledger.reasons import Reason
 from penstock_producer.feed.queues import serving_of
 from penstock_producer.job.lanes import LANES, has_own_model, packs
 from penstock_producer.reporting.text import count, counted, one_line
@@ -112,7 +114,6 @@ NOT_AT_ONCE: Final = (
     "the lane batch asks the provider by batches alone: calls that wait for their answer are "
     "refused (--lane auto answers both)"
 )
-HELD: Final = "disk_full"  # the code of the reason for which jobs wait here
 
 
 class Watch:
@@ -158,8 +159,9 @@ class Watch:
 
         from penstock_ledger import DatabaseUnavailable
 
-        waits = self._services.keeper.look()
+        waits: Wait | None = None
         try:
+            waits = self._services.keeper.look()
             waits = self._disk.look() or waits
             text = self._standing()
             self._away_since = None
@@ -214,15 +216,15 @@ class Watch:
             raise error
         return Wait(f"waiting for queue and ledger: {one_line(str(error))}")
 
-    def _hold(self, why: str) -> bool:
+    def _hold(self, why: Reason) -> bool:
         """Let all jobs that run wait for space; what is asked already is answered and kept."""
-        told = why.replace(str(self._root), "the server")  # tenants read the reason
+        told = replace(why, params={**why.params, "place": "the server"})  # tenants read it
         return self._moved(JobState.RUNNING, JobState.PAUSED, told)
 
     def _go_on(self) -> bool:
         return self._moved(JobState.PAUSED, JobState.RUNNING, None)
 
-    def _moved(self, before: JobState, to: JobState, why: str | None) -> bool:
+    def _moved(self, before: JobState, to: JobState, why: Reason | None) -> bool:
         """Move the job to a state; False when that could not be written."""
         import redis
         from sqlalchemy.exc import SQLAlchemyError
@@ -231,9 +233,9 @@ class Watch:
 
         try:
             for job in self._jobs.list(JOBS_COUNTED, {before}):
-                if why is None and not (job.reason or "").startswith(HELD):
+                if why is None and not is_held(job):
                     continue  # paused for another reason
-                self._jobs.set_state(job.job_id, to, reason=why, expect={before})
+                self._jobs.set_state(job.job_id, to, why=why, expect={before})
                 self._services.books.redis.set_job_state(job.job_id, to)
         except (SQLAlchemyError, DatabaseUnavailable, redis.RedisError):
             return False

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock_cli.state import StateFolder, write_private
+from penstock_producer.reporting.pauses import SetOption, as_flag
 from penstock_producer.reporting.text import safe
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def this_command_with(**changed: str) -> str:
 
 
 class Repetition:
-    """How a run is repeated, in words for whoever started it: here a command, fit for a shell."""
+    """How a run is repeated, in its caller's words: here a command, fit for a shell."""
 
     def unchanged(self) -> str:
         return this_command()
@@ -99,10 +100,18 @@ class Repetition:
         """Return it with other values of some options, or with options added."""
         return this_command_with(**values)
 
+    def option(self, action: SetOption) -> str:
+        """Return one option as it is added."""
+        return as_flag(action)
 
-def remember(state: StateFolder, job_id: str, again: str) -> None:
-    """Keep how the run of a job is repeated, with its folder: `dlq replay` prints it later."""
-    write_private(_file(state, job_id), f"cd {shlex.quote(str(Path.cwd()))} && {again}\n")
+    def later(self) -> str:
+        """Return it for another day: with its folder."""
+        return f"cd {shlex.quote(str(Path.cwd()))} && {this_command()}"
+
+
+def remember(state: StateFolder, job_id: str, again: Repetition) -> None:
+    """Keep how the run of a job is repeated: `dlq replay` prints it later."""
+    write_private(_file(state, job_id), f"{again.later()}\n")
 
 
 def remembered(state: StateFolder, job_id: str) -> str:

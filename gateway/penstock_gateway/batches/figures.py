@@ -26,7 +26,7 @@ _ENDS: Final[tuple[str, ...]] = ("succeeded", "errored", "canceled", "expired")
 
 def ended_by_deadline(job: Job) -> bool:
     """Return whether what was not done by then is why it was ended."""
-    return (job.reason or "").startswith(DEADLINE)
+    return job.why is not None and job.why.code == DEADLINE
 
 
 def with_live_counts(store: DoorBatchStore, batches: Sequence[DoorBatch]) -> list[dict[str, int]]:

@@ -35,6 +35,7 @@ from penstock_ledger import (
     PenstockError,
 )
 from penstock_ledger.model import Job, JobState
+from penstock_ledger.reasons import By, Reason
 from penstock_producer import JobRefused, SourceError, SourceUnavailable, SpecError, TooManyBadRows
 
 __all__ = ["BatchStates", "Steps", "Stopped"]
@@ -161,8 +162,8 @@ class Steps:
             with contextlib.suppress(JobRefused):  # it has ended meanwhile
                 self._backend.operations.cancel(job, "cancelled by its caller")
         elif batch.expires_at <= time.time():
-            reason = f"{DEADLINE}: the batch is older than its window of {batch.window_s:g} s"
-            self._jobs.set_state(job.job_id, JobState.CANCELLING, reason=reason, expect=LIVE)
+            why = Reason(DEADLINE, By.CONTROL, {"window_s": batch.window_s})
+            self._jobs.set_state(job.job_id, JobState.CANCELLING, why=why, expect=LIVE)
 
     def _finish(self, leased: LeasedBatch, job: Job | None) -> None:
         if job is None:  # cancelled before it was one

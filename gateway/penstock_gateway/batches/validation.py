@@ -123,7 +123,7 @@ def one_model(
 
 def of_the_batch(error: SourceError, path: str) -> dict[str, Any]:
     """Return a fault of the file as a whole, without the place where it lies here."""
-    message = error.public_message.partition(": ")[2].replace(path, "the input file")
+    message = error.public.replace(path, "the input file")
     return {
         "code": _CODES.get(error.code, error.code),
         "line": None,

@@ -15,13 +15,13 @@ from penstock_gateway.dashboard.quotas_view import stops
 from penstock_gateway.for_tenants import shown_source, told_of, without_places
 from penstock_gateway.pages.chart import Chart, Part, parts, rate_chart
 from penstock_ledger import Job
-from penstock_ledger.pause import explain, in_words
+from penstock_ledger.reasons import examples_of, explain
 from penstock_producer.job.lanes import has_own_model, packs
 from penstock_producer.reporting.engines import engines_line, engines_of
 from penstock_producer.reporting.feeders import feeders_line
 from penstock_producer.reporting.fixes import FIXES
 from penstock_producer.reporting.origin import from_job_line, started_by_line
-from penstock_producer.reporting.pauses import advice_for, pause_lines
+from penstock_producer.reporting.pauses import advice_for, pause_steps
 from penstock_producer.reporting.reasons import (
     Wait,
     cause_line,
@@ -233,18 +233,17 @@ def _paused(seen: JobSeenNow, now: float) -> Iterator[Note]:
     job = seen.job
     advice = advice_for(job.pause)
     if job.pause is None or not advice:
-        waits, _, command = " ".join(pause_lines(job, seen.in_state, now)).partition(":  ")
-        yield Note("warn", f"Paused: {_why(job)}", waits[:1].upper() + waits[1:], command)
+        (step,) = pause_steps(job, seen.in_state, now)
+        fix = f"{step.text[:1].upper()}{step.text[1:]}"
+        yield Note("warn", f"Paused: {_why(job)}", fix, step.command)
         return
     yield Note(
         "warn",
         "Paused: "
         f"{one_line(without_places(job, explain(job.pause, examples=False)), REASON_CHARS)}",
     )
-    for example in job.pause.params.get("examples", ()):
-        yield Note(
-            "", one_line(without_places(job, f"For example {in_words(example)}"), REASON_CHARS)
-        )
+    for example in examples_of(job.pause):
+        yield Note("", one_line(without_places(job, f"For example {example}"), REASON_CHARS))
     for one in advice:
         set_to = "" if one.action is None else f" (Limits: {one.action.field} {one.action.value})"
         yield Note("", f"What to do: {on_page(one.text)}{set_to}")
@@ -294,7 +293,8 @@ def _waits(wait: Wait, *, one_machine: bool) -> Note:
             again = f"start `penstock serve` again with --lane {one_line(lane)}"
             return Note("warn", text, f"Move the job to a lane that has workers, or {again}.")
         return Note("warn", text, "Start one:", f"penstock worker --lane {lane}")
-    return Note("" if wait.code in ("all_delayed", "slots_taken") else "warn", text)
+    is_usual = wait.code in ("all_delayed", "slots_taken", "first_hundred")
+    return Note("" if is_usual else "warn", text)
 
 
 def _all_alike(seen: JobSeenNow) -> Note | None:

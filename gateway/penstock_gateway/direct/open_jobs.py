@@ -25,10 +25,10 @@ from penstock_gateway.refused import Refused
 from penstock_gateway.settings import DirectFields
 from penstock_ledger import DoorCallStore, JobConflict, JobStore, RedisLedger
 from penstock_ledger.model import Job, JobState
+from penstock_ledger.reasons import Code
 from penstock_producer.feed.routes import GENERATION, FeedBeside
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.open_job import DocumentChecker
-from penstock_producer.prices.spent_budget import TENANT_BUDGET_EXHAUSTED
 
 __all__ = ["KEY_PREFIX", "CallJob", "OpenJobs", "Waiting", "hour_of", "too_many"]
 
@@ -93,7 +93,7 @@ KEPT: Final = 1_000  # tenants times endpoints that call at a time
 FRESH_S: Final = 1.0
 TENANT_CHARS: Final = 64
 PAUSED_RETRY_S: Final = 30
-# words that the reason of a pause begins with
+# codes of pauses for which the provider wants less to be asked
 THROTTLED: Final = ("rate_limited", "daily_limit", "slow_down")
 
 
@@ -245,9 +245,10 @@ def refuse_stopped(job: Job) -> None:
     if job.state is not JobState.PAUSED:
         return
     wait_s = PAUSED_RETRY_S if job.resume_at is None else max(1, round(job.resume_at - time.time()))
-    if (job.reason or "").startswith(THROTTLED):
+    code = None if job.pause is None else job.pause.code
+    if code in THROTTLED:
         raise too_many("the provider has asked this server to wait", wait_s)
-    if (job.reason or "").startswith(TENANT_BUDGET_EXHAUSTED):
+    if code == Code.TENANT_BUDGET_EXHAUSTED:
         raise Refused(
             429,
             f"What is left of this month's budget does not pay for another call. {job.reason}",

@@ -94,7 +94,7 @@ async def results(
         Query(
             description=(
                 "jsonl: OpenAI's lines; rows: a line for each row of the table; tables have a row "
-                "for each outcome, dead letters as well."
+                "for each outcome, dead letters included."
             )
         ),
     ] = "jsonl",
@@ -120,7 +120,7 @@ async def results(
     new. A table has no cursors: it is read whole.
     """
     backend = backend_of(request)
-    if form not in ("jsonl", "rows"):
+    if form != "jsonl" and form != "rows":
         if after is not None or limit is not None or not dead_letters:
             raise Refused(
                 400,

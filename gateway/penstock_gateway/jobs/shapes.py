@@ -161,14 +161,12 @@ class PauseShown(BaseModel):
     """Why a job is paused."""
 
     code: str = Field(
-        description="The kind of pause; those of a stop-loss are stop_dead, stop_missed and "
-        "stop_usd_per_doc."
+        description="Such as by_hand, budget_exhausted, stop_dead or out_of_credit; "
+        "docs/gateway-jobs.md lists them. Decide by this, not by the message."
     )
-    by: str = Field(
-        description="Who paused it: person, control, budget, provider, lane or stop_loss."
-    )
+    by: str = Field(description="person, control, budget, provider, lane, source or stop_loss.")
     params: dict[str, Any] = Field(
-        description="Values for the code: shares, examples, the most frequent cause."
+        description="What belongs to the code: sums, shares, examples, what was reported."
     )
     message: str = Field(description="The pause as a sentence.")
     advice: list[AdviceShown]
@@ -186,10 +184,7 @@ class JobShown(BaseModel):
     state: str
     reason: str | None = Field(description="Why it is paused or has failed.")
     pause: PauseShown | None = Field(
-        description=(
-            "Why it is paused, as data; null where it is not paused, and for pauses that have a "
-            "reason in words only."
-        )
+        description="Why it is paused, as data; null where it is not paused."
     )
     resume_at: float | None = Field(description="When a paused job goes on by itself.")
     generation: int
@@ -199,6 +194,14 @@ class JobShown(BaseModel):
     finished_at: float | None
     counts: Counts
     usage: Usage
+
+
+class WaitShown(BaseModel):
+    """Why documents of a running job wait."""
+
+    code: str = Field(description="Such as no_worker, no_model, redis_full and slots_taken.")
+    params: dict[str, str] = Field(description="The words of the message that belong to the code.")
+    message: str
 
 
 class BatchTroubleShown(BaseModel):
@@ -233,6 +236,13 @@ class JobDetails(JobShown):
         _JOB
         | {
             "waits_for": None,
+            "waits": [
+                {
+                    "code": "slots_taken",
+                    "params": {"slots": "64", "workers": "one worker", "number": "9 documents"},
+                    "message": "all 64 slots of one worker are taken; waiting for one: 9 documents",
+                }
+            ],
             "batch_troubles": [],
             "unread": None,
             "items_per_second": 4.7,
@@ -249,6 +259,9 @@ class JobDetails(JobShown):
 
     waits_for: str | None = Field(
         description="Why calls of a running job wait: the budget of its tenant for the month."
+    )
+    waits: list[WaitShown] = Field(
+        description="Why documents of a running job wait, the most serious first."
     )
     batch_troubles: list[BatchTroubleShown] = Field(
         description="What its open provider batches wait for."

@@ -16,7 +16,7 @@ from penstock_ledger.model import Counts, Job, JobState
 from penstock_producer.reporting.account import Report
 from penstock_producer.reporting.gather import gathered
 from penstock_producer.reporting.prices import money_of
-from penstock_producer.reporting.reasons import held_by_tenant
+from penstock_producer.reporting.reasons import held_by_tenant, standing_of, waits
 
 __all__ = ["counted", "detailed", "job_shown", "remaining", "report_of"]
 
@@ -38,6 +38,7 @@ def detailed(backend: Backend, job: Job) -> shapes.JobDetails:
     """Return a job with its counts and its details. Blocks."""
     # before the transaction, which Redis must not hold up
     stats, waits_for = (_stats(backend, job), _waits_for(backend, job))
+    waiting = _waits(backend, job)
     with backend.database.one_read():
         batches = BatchFigures(backend.database).sums(job.job_id)
         counts = OutcomeStore(backend.database).counts(job.job_id)
@@ -48,6 +49,7 @@ def detailed(backend: Backend, job: Job) -> shapes.JobDetails:
     return shapes.JobDetails(
         **fields,
         waits_for=waits_for,
+        waits=waiting,
         batch_troubles=_batch_troubles(job, batches),
         unread=_unread(batches),
         items_per_second=rate,
@@ -113,6 +115,19 @@ def _waits_for(backend: Backend, job: Job) -> str | None:
         return held_by_tenant(job, backend.fleet.budgets.seen(job.job_id))
     except redis.RedisError:
         return None
+
+
+def _waits(backend: Backend, job: Job) -> list[shapes.WaitShown]:
+    if job.state is not JobState.RUNNING:
+        return []
+    try:
+        standing = standing_of(backend.fleet, backend.database, job, backend.fleet.workers())
+    except redis.RedisError:
+        return []
+    return [
+        shapes.WaitShown(code=wait.code, params=dict(wait.params), message=wait.said)
+        for wait in waits(standing)
+    ]
 
 
 def _fields(job: Job, counts: Counts) -> dict[str, Any]:

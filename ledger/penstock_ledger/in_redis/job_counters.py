@@ -87,10 +87,12 @@ def count_tried_again(client: Any, tried: Sequence[SettledCrash]) -> dict[tuple[
         if job_id not in gone:
             scope = feeds[job_id, generation] = keys.feed_scope(job_id, generation)
             client.hincrby(f"{scope}:lately", field, count)
-    return {
-        feed: lately_of(*(client.hgetall(f"{scope}:{part}") for part in ("lately", "earlier")))
-        for feed, scope in feeds.items()
-    }
+    return {feed: lately(client, scope) for feed, scope in feeds.items()}
+
+
+def lately(client: Any, scope: str) -> Lately:
+    """Return what lately.lua keeps of a feed, by its prefix."""
+    return lately_of(*(client.hgetall(f"{scope}:{part}") for part in ("lately", "earlier")))
 
 
 def _add(client: Any, counts: Mapping[tuple[str, str], int]) -> None:

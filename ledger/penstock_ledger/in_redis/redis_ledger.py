@@ -318,6 +318,10 @@ class RedisLedger:
         """
         return job_counters.stats(self._client, job_id)
 
+    def lately(self, job_id: str, generation: int) -> Lately:
+        """Return what became of the latest documents of a feed, as far as Redis remembers."""
+        return job_counters.lately(self._client, keys.feed_scope(job_id, generation))
+
     def finished_of(self, job_ids: Collection[str]) -> list[int]:
         """Return how many documents of each job have an outcome, as its counters say.
 

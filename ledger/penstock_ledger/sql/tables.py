@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 from penstock_ledger.stored_values import Words
 
-HEAD: Final = "0017"  # the newest migration; revisions sort by their number
+HEAD: Final = "0018"  # the newest migration; revisions sort by their number
 
 metadata = MetaData()
 
@@ -52,7 +52,7 @@ jobs = Table(
     # how often that was decided: rows of lane_moves
     Column("moves", Integer, nullable=False, server_default=text("0")),
     Column("tenant", Id),  # as its spec says: what the HTTP doors search by
-    # JSON: why it is paused, see pause.py; NULL: the reason is all there is
+    # JSON: why it is paused or was stopped, see reasons.py; NULL: the reason is all there is
     Column("pause", Words),
     # JSON: what a person has accepted of a job that a stop-loss had paused
     Column("stop_accepted", Words),
@@ -336,6 +336,8 @@ provider_batches = Table(
     Column("answers_read", BigInteger),
     Column("unread", BigInteger),  # answers that were paid for and could not be read
     Column("unread_microusd", BigInteger),  # their estimated cost; NULL: no price is known
+    # why it gave no answers, as JSON (BatchFailure); NULL: it waits, or ``why`` is all there is
+    Column("failure", Words),
     Index("provider_batches_state", "state"),
     Index("provider_batches_job", "job_id", "packed_at"),
 )

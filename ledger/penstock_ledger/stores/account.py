@@ -133,6 +133,45 @@ def mend_replays(connection: Connection, job_id: str) -> None:
         )
 
 
+def mend_retries(connection: Connection, job_id: str) -> None:
+    """Take out what was noted of attempts whose outcomes the release before has stored.
+
+    Their messages told it that they were paid for, and it knows of no notes. Where an outcome says
+    fewer calls, its message had forgotten them."""
+    notes = (
+        select(
+            paid_beside.c.generation,
+            paid_beside.c.doc_id,
+            func.sum(paid_beside.c.calls).label("calls"),
+        )
+        .where(paid_beside.c.job_id == job_id, paid_beside.c.why == RETRIED)
+        .group_by(paid_beside.c.generation, paid_beside.c.doc_id)
+        .subquery()
+    )
+    said = (outcomes.c[name] for name in ("generation", "doc_id", *_PAID))
+    told = (
+        select(*said)
+        .join_from(
+            notes,
+            outcomes,
+            and_(
+                outcomes.c.job_id == job_id,
+                outcomes.c.generation == notes.c.generation,
+                outcomes.c.doc_id == notes.c.doc_id,
+            ),
+        )
+        # which that release does not write
+        .where(outcomes.c.unpriced.is_(None), outcomes.c.calls > notes.c.calls)
+    )
+    take_out_earlier(
+        connection,
+        {
+            ItemKey(job_id, generation, doc_id): Paid(*(int(figure or 0) for figure in paid))
+            for generation, doc_id, *paid in connection.execute(told)
+        },
+    )
+
+
 def superseded_by(connection: Connection, job_id: str, generation: int) -> dict[str, list[int]]:
     """Return what the dead letters cost that a generation replays, by lane.
 

@@ -25,6 +25,7 @@ from sqlalchemy import (
 from penstock_ledger.model import JobState
 from penstock_ledger.provider_batch import (
     BatchesOpen,
+    BatchFailure,
     BatchState,
     BatchSum,
     BatchTrouble,
@@ -43,8 +44,15 @@ IS_OPEN: Final = table.c.state != bindparam("settled", str(BatchState.SETTLED))
 _AT_PROVIDER: Final = (BatchState.UPLOADED, BatchState.CREATED)
 # then the journal says why a batch has ended
 _READ: Final = (BatchState.COLLECTED, BatchState.SETTLED)
-# how the reasons of such batches begin
-_CUT_SHORT: Final = ("lane_left", "batch_cancelled", "batch_stuck", "batch_refused")
+# failures of such batches
+_CUT_SHORT: Final[tuple[str | None, ...]] = (
+    "lane_left",
+    "batch_cancelled",
+    "batch_stuck",
+    "batch_refused",
+)
+# times as many batches as are wanted, since some of them were cut short
+_LOOKED_AT: Final = 4
 # Since its end a batch that a living worker leads keeps its documents for so long: its answers are
 # read.
 _READING_S: Final = 1_800.0
@@ -60,16 +68,13 @@ class BatchFigures:
     def __init__(self, db: Database) -> None:
         self._db = db
 
-    def refused_in_a_row(self, job_id: str, at_least: int, why: str) -> bool:
-        """Return whether the newest batches have all come to nothing, because of ``why``.
-
-        So many of them that were created; their reason begins with it."""
-        query = select(table.c.why).where(table.c.job_id == job_id, table.c.created_at.is_not(None))
+    def failed_in_a_row(self, job_id: str, at_least: int, name: str) -> bool:
+        """Return whether the newest batches, so many that were created, have all failed so."""
+        query = select(table.c.failure, table.c.why)
+        query = query.where(table.c.job_id == job_id, table.c.created_at.is_not(None))
         newest = query.order_by(table.c.created_at.desc()).limit(at_least)
-        found = self._db.read(lambda connection: connection.execute(newest).scalars().all())
-        return len(found) == at_least and all(
-            one is not None and one.startswith(why) for one in found
-        )
+        rows = self._db.read(lambda connection: connection.execute(newest).all())
+        return len(rows) == at_least and all(_failure_in(row) == name for row in rows)
 
     def tokens_beside(self, batch: ProviderBatch) -> int:
         """Return the tokens of all other batches that are at its provider."""
@@ -278,8 +283,9 @@ class BatchFigures:
         They count from the create to the end, as it worked on them: without those that were
         cancelled or refused, or that their job did not wait for."""
         columns = table.c
-        status, why = func.lower(func.coalesce(columns.status, "")), func.coalesce(columns.why, "")
-        ended = select(columns.ended_at - columns.created_at).where(
+        status = func.lower(func.coalesce(columns.status, ""))
+        seconds = (columns.ended_at - columns.created_at).label("lasted")
+        ended = select(seconds, columns.failure, columns.why).where(
             columns.provider == provider,
             columns.created_at.is_not(None),
             columns.ended_at.is_not(None),
@@ -287,12 +293,11 @@ class BatchFigures:
             columns.handed_at.is_(None),
             status.not_like("%cancel%"),
             status.not_like("%fail%"),
-            *(~why.startswith(word, autoescape=True) for word in _CUT_SHORT),
         )
-        query = ended.order_by(columns.ended_at.desc()).limit(limit)
-        return self._db.read(
-            lambda connection: [float(seconds) for seconds in connection.execute(query).scalars()]
-        )
+        query = ended.order_by(columns.ended_at.desc()).limit(_LOOKED_AT * limit)
+        rows = self._db.read(lambda connection: connection.execute(query).all())
+        whole = [float(row.lasted) for row in rows if _failure_in(row) not in _CUT_SHORT]
+        return whole[:limit]
 
     def kept_ids(self, tag: str) -> bytes | None:
         """Return which documents a batch has, as its packer wrote it.
@@ -300,6 +305,11 @@ class BatchFigures:
         It is None where that was too much, or the batch is settled."""
         query = select(ids.c.ids).where(ids.c.tag == tag)
         return self._db.read(lambda connection: connection.execute(query).scalar_one_or_none())
+
+
+def _failure_in(row: Any) -> str | None:
+    failure = BatchFailure.read(row.failure, row.why)
+    return None if failure is None else failure.name
 
 
 def held_beside(batch: ProviderBatch) -> Any:
@@ -321,6 +331,7 @@ def batch_of(row: Row[Any], *, fence: int | None = None) -> ProviderBatch:
         BatchTrouble.from_text(row.trouble),
         Missing.from_text(row.missing),
     )
+    values["failure"] = BatchFailure.read(row.failure, row.why)
     values["fence"] = row.fence if fence is None else fence
     return ProviderBatch(**values)
 

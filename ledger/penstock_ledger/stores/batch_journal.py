@@ -15,7 +15,13 @@ from sqlalchemy import Connection, bindparam, delete, insert, or_, select, updat
 
 from penstock_ledger.errors import BatchLost
 from penstock_ledger.model import DeadLetter, Feed, ItemKey, Paid, PaidBeside, Result
-from penstock_ledger.provider_batch import BatchState, NewProviderBatch, ProviderBatch, Remainder
+from penstock_ledger.provider_batch import (
+    BatchFailure,
+    BatchState,
+    NewProviderBatch,
+    ProviderBatch,
+    Remainder,
+)
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import provider_batch_ids as kept_ids
 from penstock_ledger.sql.tables import provider_batches as table
@@ -190,7 +196,7 @@ class ProviderBatchStore(BatchFigures):
         self,
         batch: ProviderBatch,
         owner: str,
-        why: str,
+        failure: BatchFailure,
         unread: int = 0,
         unread_microusd: int | None = None,
     ) -> bool:
@@ -202,9 +208,9 @@ class ProviderBatchStore(BatchFigures):
         step: dict[str, Any] = {
             "state": str(BatchState.COLLECTED),
             "collected_at": time.time(),
-            "why": why,
             "trouble": None,
             "missing": None,
+            **failure.columns(),
         }
         if unread:
             step |= {"unread": unread, "unread_microusd": unread_microusd}
@@ -231,12 +237,13 @@ class ProviderBatchStore(BatchFigures):
 
         return self._db.write(write)
 
-    def end(self, batch: ProviderBatch, owner: str, why: str | None) -> bool:
+    def end(self, batch: ProviderBatch, owner: str, failure: BatchFailure | None) -> bool:
         """Note that a batch is settled; False when ``owner`` leads it no more.
 
         Remainders that are still its own (its job was cancelled, or a row of the source has
         changed) wait again: a row that no batch gives back would keep its job from ever ending."""
-        ended = {"state": str(BatchState.SETTLED), "why": why, "settled_at": time.time()}
+        said = {"why": None, "failure": None} if failure is None else failure.columns()
+        ended = {"state": str(BatchState.SETTLED), "settled_at": time.time(), **said}
         led = {"its_tag": batch.tag, "by": owner, "its_fence": batch.fence}
 
         def write(connection: Connection) -> bool:

@@ -31,14 +31,15 @@ from penstock_ledger.errors import (
     NothingToReplay,
 )
 from penstock_ledger.model import DeadLetter, Feed, FeedKind, Job, JobState, NewJob, TakenFiles
-from penstock_ledger.pause import (
+from penstock_ledger.reasons import (
     Accepted,
-    Pause,
+    Reason,
     accepted_with,
     explain,
     read_accepted,
-    read_pause,
-    stored_pause,
+    read_reason,
+    stored_reason,
+    without_secrets,
 )
 from penstock_ledger.sql.tables import jobs, outcomes, spool, taken_files
 from penstock_ledger.stored_values import json_text
@@ -124,24 +125,23 @@ class JobStore(FeedStore):
         job_id: str,
         to: JobState,
         *,
-        reason: str | None = None,
+        why: Reason | None = None,
         expect: Collection[JobState],
         resume_at: float | None = None,
-        pause: Pause | None = None,
     ) -> bool:
         """Move a job to ``to`` if it is in one of ``expect``; else return False.
 
         It is False without such a job, too. ``resume_at`` (Unix seconds) is when a pause ends by
-        itself: the control loop resumes the job then. ``pause`` says why as data, and then gives
-        the reason. Letting a job go on that a stop-loss has paused, or pausing it by hand, accepts
-        what it was paused for.
+        itself: the control loop resumes the job then. Letting a job go on that a stop-loss has
+        paused, or pausing it by hand, accepts what it was paused for.
         """
+        why = None if why is None else without_secrets(why)
         moved = {
             "job": job_id,
             "from": [str(state) for state in expect],
             "to": str(to),
-            "why": reason if pause is None else explain(pause),
-            "pause": None if pause is None else stored_pause(pause),
+            "why": None if why is None else explain(why),
+            "pause": None if why is None else stored_reason(why),
             "ended": time.time() if to.final else None,
             "until": resume_at,
         }
@@ -390,7 +390,7 @@ def job_of(row: Row[Any]) -> Job:
         resume_at=row.resume_at,
         lane_now=row.lane,
         moves=row.moves,
-        pause=read_pause(row.pause, row.reason) if row.state == JobState.PAUSED else None,
+        why=read_reason(row.pause, row.reason),
         accepted=_accepted(row),
     )
 

@@ -38,6 +38,7 @@ from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import feeds, outcomes
 from penstock_ledger.stores.account import (
     mend_replays,
+    mend_retries,
     rest_of_generation,
     rest_of_job,
     take_out_earlier,
@@ -174,6 +175,10 @@ class OutcomeStore:
     def mend_replays(self, job_id: str) -> None:
         """Account for what replays by processes of the release before have left out."""
         self._db.write(lambda connection: mend_replays(connection, job_id))
+
+    def mend_retries(self, job_id: str) -> None:
+        """Count once what processes of the release before have counted again."""
+        self._db.write(lambda connection: mend_retries(connection, job_id))
 
     def terminal(self, keys: Iterable[ItemKey]) -> set[ItemKey]:
         """Return those of ``keys`` that have an outcome, visible or superseded."""

@@ -72,7 +72,7 @@ class MadeWith(NamedTuple):
     penstock: str  # the worker's release
     # name and version of what computes in the worker, or where its server is; empty for a provider
     engine: str
-    # None: no price is known; releases before wrote 0 for that
+    # None: no price is known
     usd_per_mtok_in: float | None = None
     usd_per_mtok_out: float | None = None
     usd_per_hour: float = 0.0  # of a worker that hosts a model

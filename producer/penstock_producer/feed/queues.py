@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
 
@@ -30,6 +30,7 @@ __all__ = [
     "NAMES_MAX",
     "PROVIDERS",
     "SERVES",
+    "MissingModel",
     "Served",
     "Serving",
     "missing_model",
@@ -222,8 +223,19 @@ def missing_provider(workers: Iterable[WorkerSeen], lane: str, provider: str) ->
     return f"no worker of lane {lane} has the settings of provider {provider}"
 
 
-def missing_model(serving: Serving, model: str | None, bound: str | None = None) -> str | None:
-    """Return a warning that a job waits for a worker which serves its model.
+class MissingModel(NamedTuple):
+    """A model that a job waits for."""
+
+    name: str | None  # None: the one that began to answer the job
+    queue: str | None  # of that one
+    loads: bool  # a worker loads it
+    served: str  # what is served in its place, in words
+
+
+def missing_model(
+    serving: Serving, model: str | None, bound: str | None = None
+) -> MissingModel | None:
+    """Return the model that a job waits for.
 
     None where it need not wait, or no worker says what it serves. ``bound`` is the queue of the
     model that answers a job without one.
@@ -231,16 +243,14 @@ def missing_model(serving: Serving, model: str | None, bound: str | None = None)
     if not serving.workers:
         return None
     if model is not None:
-        is_served, name = serving.serves(model), model
+        is_served = serving.serves(model)
     else:
         is_served = bound is None or any(
             bound in served.queues(serving.lane) for served in serving.workers
         )
-        name = f"the model that began to answer this job (queue {bound})"
     if is_served:
         return None
-    yet = " yet, and a worker loads it" if serving.loads(model) else ""
-    return f"no worker serves {name}{yet}; served here: {serving.in_words()}"
+    return MissingModel(model, bound, serving.loads(model), serving.in_words())
 
 
 def unserved_queues(serving: Serving, waiting: Mapping[str, int]) -> list[str]:

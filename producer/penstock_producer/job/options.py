@@ -172,7 +172,12 @@ _TABLE: Final = (
         flag="audio-field",
         metavar="COLUMN",
     ),
-    Option("id_field", "The field of a plain record that names the document.", "id"),
+    Option(
+        "id_field",
+        "The field of a plain record that names the document; @row where none does: the number of "
+        "its row.",
+        "id",
+    ),
     Option(
         "format",
         f"What the source holds: {formats_in_words()}; left out, names say it, or the first bytes.",

@@ -29,6 +29,7 @@ from penstock_ledger import (
     purge_job,
 )
 from penstock_ledger.model import Job, JobState
+from penstock_ledger.reasons import by_hand
 from penstock_producer.accepting.acceptance import check_acceptable, check_other_lane
 from penstock_producer.accepting.new_jobs import digest_of
 from penstock_producer.errors import JobRefused, Problem, Refusal, SpecError, seen
@@ -206,7 +207,8 @@ class JobOperations:
         return outcomes
 
     def _set_state(self, job: Job, to: JobState, operation: str, note: str | None) -> Changed:
-        moved = self._jobs.set_state(job.job_id, to, reason=note, expect=_FROM[to])
+        why = None if note is None else by_hand(note)
+        moved = self._jobs.set_state(job.job_id, to, why=why, expect=_FROM[to])
         now = self._told(job)
         if not moved and now.state not in _ALREADY[to]:
             raise _not_now(now, operation)

@@ -87,8 +87,10 @@ def by_lane(
 def is_unpriced(one: MadeWith) -> bool:
     """Return whether what was made so has no known price.
 
-    A price of 0 is what releases before this one wrote for that."""
-    return not (one.usd_per_hour if one.engine else one.usd_per_mtok_in or one.usd_per_mtok_out)
+    An hour of 0 is one that nobody has named."""
+    if one.engine:
+        return not one.usd_per_hour
+    return one.usd_per_mtok_in is None and one.usd_per_mtok_out is None
 
 
 def cost_of_engines(lanes: Sequence[LaneCost]) -> float | None:

@@ -9,28 +9,31 @@ from __future__ import annotations
 import shlex
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock_ledger.pause import Pause, StopCode
+from penstock_ledger.reasons import Code, Reason, StopCode
 from penstock_producer.job.options import OPTIONS
-from penstock_producer.prices.spent_budget import tenant_fix
+from penstock_producer.prices.spent_budget import next_budget
 from penstock_producer.reporting.fixes import FIXES
 from penstock_producer.reporting.text import duration
 
 __all__ = [
     "Advice",
     "SetOption",
+    "Step",
     "advice_for",
     "as_field",
     "as_flag",
     "ends_by_itself",
     "pause_lines",
+    "pause_steps",
 ]
 
 if TYPE_CHECKING:
     from penstock_ledger.model import Job
 
 _RESUMED: Final = "let it go on as it is: it stops for this again only where it gets clearly worse"
+_RAISE: Final = "raise the budget to what all documents are expected to cost, and some more"
 _OFF: Final = "let it go on, and never stop for this"
 COST_STEP: Final = 2.0  # times what a document costs now: a bound that is not met again at once
 
@@ -51,16 +54,28 @@ class Advice:
     action: SetOption | None = None
 
 
-def advice_for(pause: Pause | None) -> tuple[Advice, ...]:
-    """Return what to do about a pause, the cause first; nothing for pauses that are no data yet."""
-    if pause is None or pause.code not in set(StopCode):
+class Step(NamedTuple):
+    """One thing to do in a terminal; ``command`` is empty where words are all there is."""
+
+    text: str
+    command: str = ""
+
+
+def advice_for(pause: Reason | None) -> tuple[Advice, ...]:
+    """Return what to do about a pause, the cause first; nothing where its sentence says it all."""
+    if pause is None:
+        return ()
+    if pause.code == Code.BUDGET_EXHAUSTED and (enough := pause.number("enough_usd")) is not None:
+        budget_usd = int(enough) if enough.is_integer() else enough
+        return (Advice(_RAISE, SetOption("budget_usd", budget_usd)),)
+    if pause.code not in set(StopCode):
         return ()
     found = []
     if (fix := _fix_of(pause)) is not None:
         found.append(Advice(fix))
     found.append(Advice(_RESUMED))
     if pause.code == StopCode.COST:
-        bound = float(f"{COST_STEP * float(pause.params.get('usd_per_doc', 0.0)):.2g}")
+        bound = float(f"{COST_STEP * (pause.number('usd_per_doc') or 0.0):.2g}")
         return (
             *found,
             Advice(
@@ -72,7 +87,10 @@ def advice_for(pause: Pause | None) -> tuple[Advice, ...]:
 
 def as_flag(action: SetOption) -> str:
     """Return the action as it is typed behind the command that made the job."""
-    return f"--{OPTIONS[action.field].name} {action.value}"
+    value = action.value
+    # a sum as a person would type it
+    shown = f"{value:.10f}".rstrip("0").rstrip(".") if isinstance(value, float) else value
+    return f"--{OPTIONS[action.field].name} {shown}"
 
 
 def as_field(action: SetOption) -> dict[str, Any]:
@@ -80,10 +98,10 @@ def as_field(action: SetOption) -> dict[str, Any]:
     return {action.field: action.value}
 
 
-def _fix_of(pause: Pause) -> str | None:
+def _fix_of(pause: Reason) -> str | None:
     """Return what to do about the commonest cause."""
     cause = pause.params.get("cause")
-    return FIXES.get(cause.get("reason", "")) if isinstance(cause, dict) else None
+    return FIXES.get(str(cause.get("reason"))) if isinstance(cause, dict) else None
 
 
 def ends_by_itself(job: Job) -> bool:
@@ -96,18 +114,42 @@ def pause_lines(job: Job, option: str, now: float | None = None) -> list[str]:
 
     ``option`` is repeated in the command shown.
     """
+    return [
+        f"{one.text}:  {one.command}" if one.command else one.text
+        for one in pause_steps(job, option, now)
+    ]
+
+
+def pause_steps(job: Job, option: str, now: float | None = None) -> list[Step]:
+    """Return what to do about a paused job, each with its command; nothing of others."""
+    pause = job.pause
     if job.state != "paused":
         return []
-    if (fix := tenant_fix(job.reason)) is not None:  # resumed by hand it would find no room again
-        return [f"it goes on by itself once its tenant has a larger budget:  {fix}{option}"]
+    if pause is not None and pause.code == Code.TENANT_BUDGET_EXHAUSTED:
+        # resumed by hand it would find no room again
+        waits = "it goes on by itself once its tenant has a larger budget"
+        return [Step(waits, f"{_larger(job, pause)}{option}")]
     command = f"penstock resume {shlex.quote(job.job_key)}{option}"
-    if (found := advice_for(job.pause)) and job.resume_at is None:
-        return [*(f"what to do: {one.text}{_flag(one)}" for one in found), f"to go on:  {command}"]
-    if job.resume_at is None:
-        return [f"it waits for a person: remove the reason, then:  {command}"]
-    left = max(0.0, job.resume_at - (time.time() if now is None else now))
-    at = time.strftime("%H:%M:%S", time.localtime(job.resume_at))
-    return [f"it goes on by itself at {at} (in {duration(left)}); to go on now:  {command}"]
+    if job.resume_at is not None:
+        left = max(0.0, job.resume_at - (time.time() if now is None else now))
+        at = time.strftime("%H:%M:%S", time.localtime(job.resume_at))
+        return [Step(f"it goes on by itself at {at} (in {duration(left)}); to go on now", command)]
+    found = advice_for(pause)
+    if pause is not None and pause.code == Code.BUDGET_EXHAUSTED and found:
+        (raised,) = found
+        flag = "" if raised.action is None else f" {as_flag(raised.action)}"
+        return [Step(raised.text, f"penstock resume {shlex.quote(job.job_key)}{flag}{option}")]
+    if found:
+        advised = (f"what to do: {one.text}{_flag(one)}" for one in found)
+        return [*map(Step, advised), Step("to go on", command)]
+    return [Step("it waits for a person: remove the reason, then", command)]
+
+
+def _larger(job: Job, pause: Reason) -> str:
+    """Return the command that gives the tenant of a job a larger budget."""
+    enough, tenant = pause.number("enough_usd"), str(job.spec.get("tenant", "TENANT"))
+    usd = "USD" if enough is None else next_budget(enough)
+    return f"penstock keys create NAME --tenant {shlex.quote(tenant)} --budget-usd {usd}"
 
 
 def _flag(one: Advice) -> str:

@@ -58,24 +58,14 @@ class Spent(Protocol):
     """Sums of payments, as accounts have them."""
 
     @property
-    def prompt_tokens(self) -> int: ...
-    @property
-    def completion_tokens(self) -> int: ...
-    @property
     def cost_microusd(self) -> int: ...
     @property
     def unpriced(self) -> int: ...
 
 
 def money_of(spent: Spent, *, is_priced: bool = True) -> Money:
-    """Return what was spent.
-
-    Tokens that cost nothing were answered without a known price, by a release that did not say so.
-    ``is_priced`` False: the caller knows that some of it has no price."""
-    tokens, cost = spent.prompt_tokens + spent.completion_tokens, spent.cost_microusd
-    return Money(
-        round(cost / MICRO, 6), is_priced and not spent.unpriced and not (tokens and not cost)
-    )
+    """Return what was spent. ``is_priced`` False: the caller knows that some of it has no price."""
+    return Money(round(spent.cost_microusd / MICRO, 6), is_priced and not spent.unpriced)
 
 
 def together(parts: Iterable[Money]) -> Money:

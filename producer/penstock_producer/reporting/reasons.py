@@ -19,18 +19,21 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from penstock_ledger import RETRIED
 from penstock_producer.feed.queues import (
     ALIVE_S,
+    MissingModel,
     missing_model,
     queue_name,
     serving_of,
     unserved_queues,
 )
-from penstock_producer.job.lanes import has_own_model
+from penstock_producer.job.lanes import has_own_model, packs
+from penstock_producer.pins import AWAITED
 from penstock_producer.prices.spent_budget import next_month
 from penstock_producer.reporting.money import MICRO
 from penstock_producer.reporting.text import count, duration, one_line
 
 __all__ = [
     "CAUSE_FRESH_S",
+    "FIRST",
     "SENTENCES",
     "UNLED_AFTER_S",
     "Standing",
@@ -48,6 +51,7 @@ __all__ = [
     "reused_lines",
     "standing_of",
     "unserved_models",
+    "wait_for_model",
     "waits",
 ]
 
@@ -225,10 +229,18 @@ QUEUES_SHOWN: Final = 5  # of models that no worker serves
 WORDS_CHARS: Final = 300
 # longer than a lease: a job that is new, or whose leader died, is led again before
 UNLED_AFTER_S: Final = 20.0
+FIRST: Final = 100
+"""Documents that a stop-loss looks at first, together: of fewer a share says little, and no job
+that has fewer is stopped for one."""
 
 SENTENCES: Final[Mapping[str, str]] = {
     "no_worker": "no worker serves lane {lane}: start one with  penstock worker --lane {lane}",
-    "no_model": "{missing}",
+    "no_model": "no worker serves {model}; served here: {served}",
+    "model_loads": "no worker serves {model} yet, and a worker loads it; served here: {served}",
+    "no_bound_model": (
+        "no worker serves the model that began to answer this job (queue {queue}); served here: "
+        "{served}"
+    ),
     "no_model_of_queue": "no worker serves the models of queue {queues}; served here: {served}",
     "no_leader": (
         "no control process leads this job: nothing of it is fed, tried again or completed; start "
@@ -249,6 +261,10 @@ SENTENCES: Final[Mapping[str, str]] = {
     "leaving_batches": (
         "documents that went into batches of lane {before} are waited for before lane {lane} gets "
         "the others"
+    ),
+    "first_hundred": (
+        "its stop-loss looks at the first hundred documents before the others are fed: {number} "
+        "are done"
     ),
     "parked": "waiting outside the queue until control puts them back: {number} of this job",
     "all_delayed": "all that is left in the queue of lane {lane} waits for its next try: {number}",
@@ -287,6 +303,8 @@ class Standing:
     parked: int = 0  # messages of the job
     set_aside: int = 0  # messages of all jobs
     moves: Sequence[LaneMove] = ()
+    # documents that its stop-loss has seen, while others wait for that; None where none do
+    seen: int | None = None
     at: float = field(default_factory=time.time)
 
     @property
@@ -314,7 +332,19 @@ def standing_of(
         hot.parked([job.job_id])[0],
         hot.parked_unknown(),
         LaneMoves(database).of(job.job_id) if job.moves else (),
+        _seen_first(hot, job),
     )
+
+
+def _seen_first(hot: RedisLedger, job: Job) -> int | None:
+    from penstock_producer.job.spec import OFF
+
+    has_bound = job.spec.get("stop_at_dead") != OFF or job.spec.get("stop_at_usd_per_doc")
+    if not has_bound or packs(job.lane) or job.source.get(AWAITED):
+        return None
+    lately = hot.lately(job.job_id, job.generation)
+    is_fed = lately.ended + hot.outstanding(job.job_id, job.generation) >= (job.total or 0)
+    return None if is_fed else max(lately.ended, lately.answered)
 
 
 def waits(standing: Standing, *, served: bool = False) -> Iterator[Wait]:
@@ -358,7 +388,7 @@ def unserved_models(standing: Standing) -> Iterator[Wait]:
     serving = serving_of(standing.workers, job.lane)
     missing = missing_model(serving, job.spec.get("model"), standing.bound)
     if missing is not None:
-        yield Wait("no_model", {"missing": one_line(missing, WORDS_CHARS)})
+        yield wait_for_model(missing)
         return
     queues = unserved_queues(serving, standing.waiting) if serving.workers else []
     if queues:
@@ -370,6 +400,15 @@ def unserved_models(standing: Standing) -> Iterator[Wait]:
             "served": one_line(serving.in_words(), WORDS_CHARS),
         }
         yield Wait("no_model_of_queue", words)
+
+
+def wait_for_model(missing: MissingModel) -> Wait:
+    served = {"served": one_line(missing.served, WORDS_CHARS)}
+    if missing.name is None:
+        queue = one_line(missing.queue or "", WORDS_CHARS)
+        return Wait("no_bound_model", {"queue": queue} | served)
+    code = "model_loads" if missing.loads else "no_model"
+    return Wait(code, {"model": one_line(missing.name, WORDS_CHARS)} | served)
 
 
 def _held_up(standing: Standing) -> Iterator[Wait]:
@@ -404,6 +443,8 @@ def _busy(standing: Standing) -> Iterator[Wait]:
     delayed = sum(depth.delayed for depth in standing.queues.values())
     if delayed and not queued and not claimed:
         yield Wait("all_delayed", {"number": _documents(delayed), "lane": standing.job.lane})
+    if standing.seen is not None and standing.seen < FIRST and not queued:
+        yield Wait("first_hundred", {"number": count(standing.seen)})
     slots = sum(_number(seen.info.get("concurrency")) for seen in standing.living)
     taken = sum(_number(seen.info.get("in_flight")) for seen in standing.living)
     if queued and 0 < slots <= taken:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from penstock_cli.main import command_line
 from penstock_ledger import Cause, CauseBook, JobStore, NewJob, open_database
 from penstock_ledger.model import JobState
+from penstock_ledger.reasons import by_hand
 from penstock_ratelimit import PerSecond, Quota
 from penstock_ratelimit.store.messages import Reserve
 from penstock_ratelimit.store.quota_hash import QuotaHash
@@ -100,7 +101,7 @@ def test_status_says_when_a_pause_ends_and_resume_ends_it_now(desk: Desk) -> Non
     desk.jobs.set_state(
         "job_1",
         JobState.PAUSED,
-        reason="told to wait",
+        why=by_hand("told to wait"),
         expect={JobState.RUNNING},
         resume_at=time.time() + 1000,
     )

@@ -25,6 +25,7 @@ from penstock_ledger import (
     open_database,
     purge_job,
 )
+from penstock_ledger.reasons import by_hand
 from penstock_ledger.sql.tables import metadata, spending
 
 
@@ -81,7 +82,9 @@ def test_a_job_with_batches_at_a_provider_is_not_forgotten(tmp_path: Path) -> No
     ProviderBatchStore(database).add_of_feed(
         feed, "w", 30.0, [batch], cursor={}, exhausted=True, ids={"t": b"x"}
     )
-    jobs.set_state("job_b", JobState.FAILED, reason="its source changed", expect={JobState.RUNNING})
+    jobs.set_state(
+        "job_b", JobState.FAILED, why=by_hand("its source changed"), expect={JobState.RUNNING}
+    )
     settings = {
         "PENSTOCK_DATABASE_URL": url,
         "PENSTOCK_REDIS_URL": f"redis://127.0.0.1:{free_port()}/0",

@@ -14,7 +14,6 @@ from penstock_cli import redis_server as embedded
 from penstock_cli.errors import EmbeddedRedisFailed
 from penstock_cli.redis_files import KEPT_COPIES
 from penstock_cli.redis_server import EmbeddedRedis
-from penstock_cli.run import services as redis_keeper
 from penstock_cli.run.services import MAX_RESTARTS, RESTART_WINDOW_S, RedisKeeper
 
 NOISE = bytes(range(255, -1, -1)) * 8
@@ -117,10 +116,22 @@ def test_files_are_put_back_when_they_are_not_at_fault(
     assert not list(folder.glob("damaged-*"))
 
 
+def test_looking_at_a_server_opens_no_connection(folder: Path) -> None:
+    """A run looks at its server several times a second, all night: each connection would leave
+    memory behind until it is collected."""
+    keeper = RedisKeeper(EmbeddedRedis.start(folder), lambda _: None)
+    assert keeper.look() is None
+    received: list[int] = []
+    for _ in range(2):
+        received.append(keeper.server.client.info("stats")["total_connections_received"])
+        assert [keeper.look() for _ in range(20)] == [None] * 20
+    assert received[0] == received[1]
+
+
 def test_a_slow_server_is_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that lives and is silent is not ended: the screen says that it is waited for, and
     then it goes on (A8)."""
-    monkeypatch.setattr(redis_keeper, "PING_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(embedded, "PING_TIMEOUT_S", 0.2)
     server, now = EmbeddedRedis.start(folder), [0.0]
     told: list[str] = []
     keeper = RedisKeeper(server, told.append, clock=lambda: now[0])
@@ -162,7 +173,7 @@ def test_a_hung_server_is_ended_past_the_limit(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only a server that stays silent beyond the named limit is killed and started again (A8)."""
-    monkeypatch.setattr(redis_keeper, "PING_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(embedded, "PING_TIMEOUT_S", 0.2)
     monkeypatch.setattr(embedded, "STOP_TIMEOUT_S", 0.3)
     server, now = EmbeddedRedis.start(folder), [0.0]
     told: list[str] = []

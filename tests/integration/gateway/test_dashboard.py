@@ -24,6 +24,7 @@ from penstock_ledger import (
     OutcomeStore,
     open_database,
 )
+from penstock_ledger.reasons import by_hand
 
 PHONE = 375
 
@@ -224,7 +225,7 @@ def test_what_is_live_is_drawn_again(house: House, context: BrowserContext) -> N
     jobs.set_state(
         house.ids.paused,
         JobState.PAUSED,
-        reason="provider openai: again",
+        why=by_hand("provider openai: again"),
         expect=[JobState.RUNNING],
     )
 

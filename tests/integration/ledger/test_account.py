@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, select, update
 
 from penstock_ledger import (
     JobStore,
@@ -24,7 +24,7 @@ from penstock_ledger import (
 )
 from penstock_ledger.model import DeadLetter, ItemKey, NewJob, Paid, PaidBeside, Result
 from penstock_ledger.sql.database import Database
-from penstock_ledger.sql.tables import spending
+from penstock_ledger.sql.tables import outcomes, spending
 from penstock_ledger.stores.account import UNREAD, add_spent
 from penstock_ledger.stores.batch_figures import BatchFigures
 
@@ -96,8 +96,8 @@ class Histories:
         self.last = work
 
     def outcome(self, key: ItemKey, paid: Paid) -> tuple[list[Result], list[DeadLetter]]:
-        common = paid._asdict()
         if self.chance.random() < 0.5:
+            common = paid._asdict()
             letter = DeadLetter(
                 key,
                 self.chance.choice("xy"),
@@ -110,11 +110,12 @@ class Histories:
                 **common,
             )
             return [], [letter]
-        return [
-            Result(
-                key, 200, b"{}", f"r{self.calls}", "m", "stop", latency_ms=1, attempts=1, **common
-            )
-        ], []
+        return self.result(key, paid)
+
+    def result(self, key: ItemKey, paid: Paid) -> tuple[list[Result], list[DeadLetter]]:
+        name = f"r{self.calls}"
+        common = paid._asdict()
+        return [Result(key, 200, b"{}", name, "m", "stop", latency_ms=1, attempts=1, **common)], []
 
     def settles(self) -> None:
         """A call ends in an outcome, the first of its document or not."""
@@ -127,7 +128,9 @@ class Histories:
 
     def retries(self) -> None:
         """Its answer misses the schema: paid, and asked again."""
-        nth = self.chance.randrange(len(self.messages))
+        self.retries_of(self.chance.randrange(len(self.messages)))
+
+    def retries_of(self, nth: int) -> None:
         key, before = self.messages[nth]
         own = self.call()
         name = f"retried-{self.calls}"
@@ -195,6 +198,26 @@ class Histories:
     def is_purged(self) -> None:
         purge_job(self.db, self.job_id)
         self.purged = True
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_an_outcome_of_the_release_before_counts_earlier_attempts_once(
+    either: Database, is_told: bool
+) -> None:
+    """A worker of this release has noted a paid retry, and one of the release before, which knows
+    of no notes, stores the outcome: control counts the retry once, whether the outcome says it or
+    its message had forgotten it."""
+    story = Histories(either, 0)
+    key, _ = story.messages[0]
+    story.retries_of(0)
+    earlier = story.messages[0][1] if is_told else Paid()
+    results, _ = story.result(key, earlier.plus(story.call())._replace(unpriced=0))
+    OutcomeStore(either, "api").settle(results, [])
+    unsaid = update(outcomes).values(unpriced=None)
+    either.write(lambda connection: connection.execute(unsaid))
+    for _ in range(2):
+        OutcomeStore(either).mend_retries(story.job_id)
+        _agrees(either, story)
 
 
 STEPS = (

@@ -48,6 +48,7 @@ from penstock_ledger import (
     open_database,
     purge_job,
 )
+from penstock_ledger.reasons import by_hand
 from penstock_ledger.sql.database import WRITE_ATTEMPTS
 from penstock_ledger.sql.tables import meta
 from penstock_ledger.sql.tables import outcomes as outcome_rows
@@ -173,7 +174,9 @@ def test_unknown_jobs_are_named(jobs: JobStore) -> None:
 def test_states_move_only_from_where_they_are_expected(jobs: JobStore) -> None:
     """A state change is a compare-and-set: the second of two that expect the same state fails."""
     jobs.create(new_job())
-    assert jobs.set_state("job-a", JobState.PAUSED, reason="no money", expect={JobState.RUNNING})
+    assert jobs.set_state(
+        "job-a", JobState.PAUSED, why=by_hand("no money"), expect={JobState.RUNNING}
+    )
     assert not jobs.set_state("job-a", JobState.PAUSED, expect={JobState.RUNNING})
     assert jobs.get("job-a").reason == "no money"
     assert jobs.set_state("job-a", JobState.CANCELLED, expect=[JobState.PAUSED])
@@ -229,7 +232,7 @@ def test_a_job_is_parsed_again_only_when_it_changed(db: Database) -> None:
     (second,) = live.look()
     assert second.job is first.job
     jobs.advance_feed(leased, "one", cursor={"offset": 7}, exhausted=True)
-    jobs.set_state("job-a", JobState.PAUSED, reason="why", expect={JobState.RUNNING})
+    jobs.set_state("job-a", JobState.PAUSED, why=by_hand("why"), expect={JobState.RUNNING})
     (third,) = live.look()
     assert (third.job.state, third.job.reason) == (JobState.PAUSED, "why")
     assert (third.feeds[0].feed.cursor, third.feeds[0].feed.exhausted) == ({"offset": 7}, True)
@@ -859,7 +862,7 @@ def test_what_results_were_made_with_is_kept_once(db: Database, jobs: JobStore) 
         )
     assert store.of("job-a") == [first, second]
     assert all(one.last is not None and one.last >= one.since for one in store.in_use("job-a"))
-    jobs.set_state("job-a", JobState.CANCELLED, reason=None, expect={JobState.RUNNING})
+    jobs.set_state("job-a", JobState.CANCELLED, why=None, expect={JobState.RUNNING})
     purge_job(db, "job-a")
     assert [store.of(name) for name in ("job-a", "job_a", "job-ab", "jobab")] == [
         [],
@@ -889,7 +892,7 @@ def test_reads_of_a_block_are_one_transaction(db: Database, jobs: JobStore) -> N
     assert len(set(seen)) == 1
     with pytest.raises(JobNotFound), db.one_read():
         jobs.get("job-b")
-    jobs.set_state("job-a", JobState.PAUSED, reason=None, expect={JobState.RUNNING})
+    jobs.set_state("job-a", JobState.PAUSED, why=None, expect={JobState.RUNNING})
     assert jobs.get("job-a").state is JobState.PAUSED, "a block that failed leaves nothing behind"
 
 

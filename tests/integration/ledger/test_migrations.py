@@ -12,19 +12,24 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, update
 
 from penstock_ledger import (
     HEAD,
     Database,
     DatabaseUnusable,
+    ItemKey,
     JobStore,
+    NewJob,
+    OutcomeStore,
+    Result,
     SchemaMissing,
     SchemaTooNew,
     open_database,
 )
 from penstock_ledger.migrations import alembic_config
 from penstock_ledger.sql.database import upgrade
-from penstock_ledger.sql.tables import metadata
+from penstock_ledger.sql.tables import metadata, outcomes
 
 MIGRATE = (
     "import sys; from penstock_ledger import open_database; open_database(sys.argv[1]).migrate()"
@@ -147,6 +152,29 @@ def test_a_downgrade_leaves_nothing_behind(empty_url: str) -> None:
     assert db.revision() is None
     db.migrate()
     assert db.revision() == HEAD
+    db.close()
+
+
+def test_what_no_price_was_known_of_stays_unknown(empty_url: str) -> None:
+    """Before revision 18 a sum of tokens at no cost meant it; of jobs whose outcomes say it
+    themselves a cost of 0 is one."""
+    from alembic import command
+
+    db = open_database(empty_url)
+    db.migrate()
+    for job_id in ("before", "free"):
+        JobStore(db).create(NewJob(job_id, job_id, {}, {"kind": "file"}, job_id, 1))
+        answered = Result(ItemKey(job_id, 1, "d"), 200, b"{}", None, "m", "stop", 3, 4, 0, 5, 1, 1)
+        OutcomeStore(db, "api").settle([answered], [])
+
+    def go_back(connection: Connection) -> None:
+        said = update(outcomes).where(outcomes.c.job_id == "before")
+        connection.execute(said.values(unpriced=None))
+        command.downgrade(alembic_config(connection), "0017")
+
+    db.write_unchecked(go_back)
+    db.migrate()
+    assert [OutcomeStore(db).counts(job_id).unpriced for job_id in ("before", "free")] == [1, 0]
     db.close()
 
 

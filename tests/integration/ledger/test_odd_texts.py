@@ -38,6 +38,7 @@ from penstock_ledger import (
     purge_job,
     trouble_of,
 )
+from penstock_ledger.reasons import by_hand
 from penstock_ledger.sql.sqlite_file import WriteLock
 from penstock_ledger.sql.tables import metadata
 from penstock_ledger.stored_values import FIGURE_MAX, Words
@@ -92,7 +93,7 @@ WRITES: dict[str, Callable[[Database], object]] = {
     ),
     "create by an odd key": lambda db: JobStore(db).create(new_job("job-d", job_key=ODD)),
     "pause for a reason": lambda db: JobStore(db).set_state(
-        "job-a", JobState.PAUSED, reason=ODD, expect={JobState.RUNNING}
+        "job-a", JobState.PAUSED, why=by_hand(ODD), expect={JobState.RUNNING}
     ),
     "amend": lambda db: JobStore(db).amend("job-a", {"prompt": ODD}, ODD, expect="digest-1"),
     "look for odd names": lambda db: (
@@ -141,7 +142,7 @@ def test_the_reason_of_a_pause_is_stored_readably(db: Database) -> None:
     """An account error with a NUL in it pauses the job, and its words are there to be read (A4)."""
     jobs = JobStore(db)
     jobs.create(new_job())
-    assert jobs.set_state("job-a", JobState.PAUSED, reason=ODD, expect={JobState.RUNNING})
+    assert jobs.set_state("job-a", JobState.PAUSED, why=by_hand(ODD), expect={JobState.RUNNING})
     assert jobs.get("job-a").reason == PLAIN
 
 

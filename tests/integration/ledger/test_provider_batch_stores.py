@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import select
 
 from penstock_ledger import (
+    BatchFailure,
     BatchLost,
     BatchState,
     BatchTrouble,
@@ -31,6 +32,7 @@ from penstock_ledger import (
     open_database,
     purge_job,
 )
+from penstock_ledger.reasons import by_hand
 from penstock_ledger.sql.tables import spending
 
 ME, OTHER = "me", "another"
@@ -231,10 +233,10 @@ def test_answers_that_never_came_are_in_the_account_once(
     counted as such."""
     of_feed(db, batches, packed("t1"), packed("t2"))
     one, two = batches.take(ME, LEASE_S, 10)
-    assert batches.collected(one, ME, "batch_lost: gone", 2, 30)
-    assert not batches.collected(one, ME, "batch_lost: gone", 2, 30)
-    assert not batches.collected(two, OTHER, "batch_lost: gone", 1, None)
-    assert batches.collected(two, ME, "batch_lost: gone", 1, None)
+    assert batches.collected(one, ME, BatchFailure("batch_lost", "gone"), 2, 30)
+    assert not batches.collected(one, ME, BatchFailure("batch_lost", "gone"), 2, 30)
+    assert not batches.collected(two, OTHER, BatchFailure("batch_lost", "gone"), 1, None)
+    assert batches.collected(two, ME, BatchFailure("batch_lost", "gone"), 1, None)
     row = db.read(lambda connection: connection.execute(select(spending)).one())
     assert (row.kind, row.calls, row.cost_microusd, row.unpriced) == ("unread", 3, 30, 1)
     [alike] = batches.sums("job-a")
@@ -322,12 +324,12 @@ def test_documents_of_a_refused_batch_wait_for_smaller_ones(
         ("c", 2),
     ]
     one, two = batches.take(ME, LEASE_S, 10)
-    batches.step(one, ME, created_at=1.0, why="batch_refused: no")
-    assert not batches.refused_in_a_row("job-a", 2, "batch_refused")
+    batches.step(one, ME, created_at=1.0, why="batch_refused: no")  # of a release before
+    assert not batches.failed_in_a_row("job-a", 2, "batch_refused")
     batches.step(two, ME, created_at=2.0, why="batch_lost")
-    assert not batches.refused_in_a_row("job-a", 2, "batch_refused")
-    batches.step(two, ME, why="batch_refused: no")
-    assert batches.refused_in_a_row("job-a", 2, "batch_refused")
+    assert not batches.failed_in_a_row("job-a", 2, "batch_refused")
+    batches.step(two, ME, **BatchFailure("batch_refused", "no").columns())
+    assert batches.failed_in_a_row("job-a", 2, "batch_refused")
 
 
 def test_a_batch_is_replaced_by_another(db: Database, batches: ProviderBatchStore) -> None:
@@ -369,7 +371,7 @@ def test_a_batch_that_ends_keeps_no_document(db: Database, batches: ProviderBatc
     batches.settle("t2", [], [dead("a")], [])
     assert not batches.end(led["t2"], OTHER, None)
     assert [one.key.doc_id for one in remainders.of_batch("t2")] == ["b"]
-    assert batches.end(led["t2"], ME, "batch_cancelled: its job ended before it was created")
+    assert batches.end(led["t2"], ME, BatchFailure("batch_cancelled", "its job ended"))
     assert list(remainders.of_batch("t2")) == []
     assert [one.key.doc_id for one in remainders.unclaimed("job-a", 1)] == ["b"]
     assert [batch.tag for batch in batches.take(ME, LEASE_S, 10)] == ["t1"]
@@ -389,7 +391,7 @@ def test_only_batches_that_may_go_on_take_room(db: Database, batches: ProviderBa
     batches.step(led["t2"], ME, state="created")
     assert batches.packed_waiting("p") == 2
     JobStore(db).set_state(
-        "job-a", JobState.PAUSED, reason="a person paused it", expect={JobState.RUNNING}
+        "job-a", JobState.PAUSED, why=by_hand("a person paused it"), expect={JobState.RUNNING}
     )
     assert batches.packed_waiting("p") == 0
 

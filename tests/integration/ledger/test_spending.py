@@ -26,6 +26,8 @@ from penstock_ledger import (
     SpendingStore,
 )
 from penstock_ledger.model import PaidBeside
+from penstock_producer.reporting.money import by_lane
+from penstock_producer.reporting.prices import money_of
 
 PRICED = MadeWith(1, "api", "default", "1", "", 1.0, 2.0)
 
@@ -96,6 +98,20 @@ def test_sums_by_tenant_and_by_lane_are_those_of_the_jobs(db: Database) -> None:
         one.cost_microusd for one in tenants.values()
     )
     assert store.by_tenant(1e12) == store.by_lane(1e12) == []
+
+
+def test_a_price_of_0_is_known(either: Database) -> None:
+    """A model that costs nothing has cost nothing, in the sums as in the report."""
+    JobStore(either).create(job("free", "green"))
+    OutcomeStore(either, "api").settle([result("free", "1", 0)], [])
+    free = PRICED._replace(usd_per_mtok_in=0.0, usd_per_mtok_out=0.0)
+    Provenance(either).note([("free", free)])
+    for by in ("tenant", "lane"):
+        (shown,) = (one.to_json(by) for one in costs_by(Books(either, None, None), by, 0.0))
+        assert (shown["cost_usd"], shown["jobs_without_price"]) == (0.0, 0)
+    counts = OutcomeStore(either).counts("free")
+    (lane,) = by_lane(counts, OutcomeStore(either).by_lane("free"), "api", [free])
+    assert (lane.cost_usd, money_of(counts).words) == (0.0, "$0.00")
 
 
 def test_a_cost_that_is_partly_unknown_says_so(db: Database) -> None:

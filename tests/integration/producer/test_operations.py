@@ -40,9 +40,10 @@ from penstock_ledger import (
 )
 from penstock_ledger.keys import job_state
 from penstock_ledger.model import Job, JobState
-from penstock_ledger.pause import Pause, PausedBy, StopCode
+from penstock_ledger.reasons import By, Code, Reason, StopCode, by_hand
 from penstock_producer import JobSpec, PenstockError, Producer, ProducerSettings
 from penstock_producer.operations.jobs import LIMITS
+from penstock_producer.prices.spent_budget import spent_budget
 
 DONE, SAME = "done", "same"  # it was so already
 STATE = "job_state"  # the code of what does not fit the state of a job
@@ -51,9 +52,9 @@ RUNNING = ("running", "moved")
 PAUSED = ("by_person", "by_stop_loss", "by_budget", "for_a_while")
 GOES_ON = (*RUNNING, *PAUSED)
 STATES = (*GOES_ON, "cancelling", "cancelled", "completed", "failed")
-STOPPED: Final = Pause(
+STOPPED: Final = Reason(
     StopCode.DEAD,
-    PausedBy.STOP_LOSS,
+    By.STOP_LOSS,
     {"generation": 1, "failing": 0.5, "usd_per_doc": 0.0, "bad": 50, "of": 100, "bound": 50.0},
 )
 
@@ -129,15 +130,18 @@ class House:
             moves = LaneMoves(self.database)
             assert moves.move(job_id, "api", "batch", BY_HAND, "", {}, now=time.time())
         elif state == "by_person":
-            go(JobState.PAUSED, reason="a look at it")
+            go(JobState.PAUSED, why=by_hand("a look at it"))
         elif state == "by_stop_loss":
-            go(JobState.PAUSED, pause=STOPPED)
+            go(JobState.PAUSED, why=STOPPED)
         elif state == "by_budget":
-            go(JobState.PAUSED, reason="budget_exhausted: 5.00 USD of 5 are spent")
+            spent = spent_budget(budget_usd=5, spent_usd=5, left=1, mean_usd=1)
+            go(JobState.PAUSED, why=spent)
         elif state == "for_a_while":
-            go(JobState.PAUSED, reason="told to wait", resume_at=FAR)
+            asked = {"wait_s": 9e3, "max_wait_s": 900.0}
+            why = Reason("rate_limited", By.PROVIDER, asked)
+            go(JobState.PAUSED, why=why, resume_at=FAR)
         elif state == "failed":
-            go(JobState.FAILED, reason="its source changed")
+            go(JobState.FAILED, why=Reason("source_changed", By.SOURCE, {"detail": "it did"}))
         elif state != "running":
             go(JobState(state))
 
@@ -148,9 +152,10 @@ class House:
         except JobNotFound:
             return ()
         limits = {name: job.spec.get(name) for name in LIMITS}
+        why = job.why and (job.why.code, job.why.by)
         feeds = [(feed.kind, feed.overrides) for feed in self.jobs.feeds(job_id)]
         return (
-            (job.state, job.resume_at, job.finished_at is None, job.pause, job.accepted),
+            (job.state, job.resume_at, job.finished_at is None, why, job.accepted),
             (job.generation, feeds, OutcomeStore(self.database).counts(job_id).dead),
             (job.lane, job.moves, limits),
         )
@@ -377,3 +382,29 @@ def _may_say(name: str, operation: str, kind: str) -> tuple[str, ...]:
     if operation == "more_money" and name in ("python", "page"):
         return (kind, SAME)  # as of ``resume``, which is its second half
     return (kind,)
+
+
+WORDS: Final[Mapping[str, Callable[[House, str, str], object]]] = {
+    "python": lambda house, job, words: house.producer.pause(job, reason=words),
+    "http": lambda house, job, words: house.api.post(f"/v1/jobs/{job}/pause", {"reason": words}),
+    "shell": lambda house, job, words: house.shell.invoke(
+        house.command, ["pause", job, "--reason", words]
+    ),
+}
+"""The doors through which a person's words come; the others write words of their own."""
+
+
+def test_a_persons_words_steer_nothing(house: House) -> None:
+    """Every code that a machine gives, typed as the words of a pause, stays a note: no budget, no
+    lane, no disk and no provider is read out of it."""
+    for code in (*Code, *StopCode, "rate_limited", "daily_limit", "slow_down", "out_of_credit"):
+        for name, pause in WORDS.items():
+            job, words = house.job("running"), f"{code}: 5.00 USD of 5 are spent"
+            pause(house, job, words)
+            found = house.jobs.get(job)
+            assert found.pause == by_hand(words), (code, name)
+            shown = house.api.ask("GET", f"/v1/jobs/{job}").json["pause"]
+            assert (shown["code"], shown["by"]) == ("by_hand", "person"), (code, name)
+            assert (shown["message"], shown["advice"]) == (words, []), (code, name)
+            house.api.post(f"/v1/jobs/{job}/cancel", {"reason": words})
+            assert house.jobs.get(job).why == by_hand(words), (code, name)

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from attempts import make_attempt
+from celery import Celery
 from doors import door
+from fleet import Fleet, until
 from jobs_api import Client, settings_with_roots, submitted
 from machine import Machine, simulator
 from servers import RedisServer
@@ -20,6 +23,7 @@ from sqlalchemy import update
 from penstock_gateway.batches.specs import asked_in, metadata_of
 from penstock_ledger import (
     Database,
+    JobNotFound,
     JobStore,
     NewJob,
     RedisLedger,
@@ -28,10 +32,12 @@ from penstock_ledger import (
     open_database,
 )
 from penstock_ledger.model import DeadLetter, ItemKey, JobState
-from penstock_ledger.pause import Accepted, Pause, PausedBy, StopCode, explain
+from penstock_ledger.reasons import Accepted, By, Reason, StopCode, explain
 from penstock_ledger.sql.tables import jobs
 from penstock_ledger.stores.outcomes import OutcomeStore
 from penstock_producer import JobSpec, Producer, ProducerSettings
+from penstock_producer.reporting.reasons import FIRST
+from penstock_workers.control.feeds.first_hundred import FED
 from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.outcome import Dead, Retry
 from penstock_workers.item.settling.rows import settled_dead, settled_retry
@@ -80,7 +86,9 @@ class House:
             made = make_attempt(f"doc-{number}", job_id=job_id, generation=generation)
             made.begun, made.calls = True, 1
             made.job = replace(made.job, awaited=awaited)
-            outcome: Retry | Dead = Retry(60.0, "schema_mismatch: the answer is\nno \ud83d \0 JSON")
+            outcome: Retry | Dead = Retry(
+                60.0, "schema_mismatch", "the answer is\nno \ud83d \0 JSON"
+            )
             if not refused:
                 outcome = Dead(
                     DeadLetter(made.key, "bad_request", 1, 1, "it is bad", 400, b"{}", None)
@@ -123,7 +131,7 @@ def test_a_job_is_paused_with_the_group_that_shows_it(house: House) -> None:
     assert job.pause is not None
     assert (job.pause.code, job.pause.by, job.reason) == (
         StopCode.MISSED,
-        PausedBy.STOP_LOSS,
+        By.STOP_LOSS,
         explain(job.pause),
     )
     params = job.pause.params
@@ -185,10 +193,9 @@ def test_a_release_without_the_column_pauses_and_resumes(house: House) -> None:
     house.database.write(
         lambda connection: connection.execute(old.values(state="paused", reason="out_of_credit: x"))
     )
-    assert (house.jobs.get(job_id).pause, house.jobs.get(job_id).reason) == (
-        None,
-        "out_of_credit: x",
-    )
+    job = house.jobs.get(job_id)
+    assert job.pause is not None
+    assert (job.pause.code, job.reason) == ("out_of_credit", "out_of_credit: x")
 
 
 def test_settling_a_group_again_counts_nothing_twice(house: House) -> None:
@@ -264,10 +271,8 @@ def test_http_and_the_page_show_the_pause_and_what_to_do(tmp_path: Path) -> None
             "examples": [example],
             "cause": {"reason": "schema_mismatch", "count": 80},
         }
-        pause = Pause(StopCode.MISSED, PausedBy.STOP_LOSS, params)
-        JobStore(database).set_state(
-            job_id, JobState.PAUSED, pause=pause, expect={JobState.RUNNING}
-        )
+        pause = Reason(StopCode.MISSED, By.STOP_LOSS, params)
+        JobStore(database).set_state(job_id, JobState.PAUSED, why=pause, expect={JobState.RUNNING})
         shown = api.get(f"/v1/jobs/{job_id}").json["pause"]
         assert {name: shown[name] for name in ("code", "by", "params")} == pause.to_json()
         assert shown["message"] == explain(pause)
@@ -312,6 +317,56 @@ def test_a_run_whose_every_answer_misses_the_schema_stops_and_goes_on_once_told(
         status, told = machine.penstock(*arguments)
         assert status == 3, told + machine.logs()
         assert provider.stats()["requests"] >= 900
+
+
+REPAIRS: Final = 2  # of an answer that misses its schema, where a job says nothing else
+
+
+def test_the_first_hundred_gate_what_is_paid(tmp_path: Path) -> None:
+    """With four hundred free slots and the usual repairs, a job whose every answer misses its
+    schema pays for the documents that it began with and for nothing else. A job spec file says the
+    rest."""
+    machine = Machine(tmp_path)
+    machine.source(3_000)
+    lines = ["source: reviews.jsonl", "prompt: 'Summarise: {text}'", "model: sim"]
+    (tmp_path / "job.yaml").write_text(
+        "\n".join([*lines, f"response_schema: {json.dumps(SCHEMA)}\n"])
+    )
+    with simulator("--structured", "ignored") as provider:
+        slots = ["--workers", "2", "--concurrency", "200"]
+        status, told = machine.penstock(
+            "run", "job.yaml", "--base-url", provider.url, "--out", "out", "--no-progress", *slots
+        )
+        assert status == 1, told + machine.logs()
+        assert "first answers to the latest" in told
+        assert FIRST <= provider.stats()["requests"] <= FED * (1 + REPAIRS)
+
+
+def test_a_job_from_a_celery_client_stops_too(tmp_path: Path) -> None:
+    """Its spec is a spec as any other: the job pauses with its first hundred documents."""
+    roots = json.dumps([str(tmp_path / "fleet/sources")])
+    with Fleet(tmp_path / "fleet", settings={"source_roots": roots}) as fleet:
+        fleet.provider.start("--latency-ms", "5", "--structured", "ignored")
+        fleet.control()
+        fleet.ready(fleet.worker(200))
+        spec = fleet.spec(response_schema=SCHEMA)
+        with Celery(broker=fleet.store.url, set_as_current=False) as client:
+            client.send_task(
+                "penstock.submit",
+                args=[str(fleet.source(2_000)), spec],
+                kwargs={"job_key": "night"},
+                queue="penstock.control",
+            )
+        until(lambda: is_paused(fleet, "night"), WORK_S, "the job is paused")
+        fleet.wait_for_quiet(fleet.producer.status("night").job)
+        assert fleet.provider_calls() <= FED * (1 + REPAIRS)
+
+
+def is_paused(fleet: Fleet, job_key: str) -> bool:
+    with suppress(JobNotFound):
+        pause = fleet.producer.status(job_key).job.pause
+        return pause is not None and pause.by is PausedBy.STOP_LOSS
+    return False
 
 
 def test_a_healthy_job_never_stops_and_long_prompts_are_not_paid(tmp_path: Path) -> None:

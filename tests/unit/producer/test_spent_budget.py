@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import orjson
 import pytest
 from attempts import make_attempt
 
 from penstock_ledger import FIGURE_MAX, Job, JobState
+from penstock_ledger.reasons import Reason, by_hand, explain
 from penstock_producer.accepting.estimates import (
     ANSWERS_MAX,
     MEDIA,
@@ -18,17 +20,14 @@ from penstock_producer.accepting.estimates import (
     output_asked,
 )
 from penstock_producer.prices.spent_budget import (
-    budget_of,
+    is_budget_spent,
     next_budget,
     next_month,
-    proposed_budget,
     spent_budget,
     spent_tenant_budget,
-    tenant_fix,
-    without_command,
 )
 from penstock_producer.prices.token_prices import ModelPrices
-from penstock_producer.reporting.pauses import pause_lines
+from penstock_producer.reporting.pauses import SetOption, advice_for, pause_lines
 from penstock_workers.item.run.cost import (
     BYTES_PER_TOKEN,
     MEDIA_TOKENS,
@@ -43,31 +42,39 @@ from penstock_workers.settings import ProviderSettings
 def test_the_reason_says_what_finishing_costs_and_how_to_go_on() -> None:
     """A person reads what is spent, what the rest is expected to cost, and a command with a budget
     that pays for it."""
-    said = spent_budget(
-        "reviews", budget_usd=12.5, spent_usd=12.4, left=3_100, mean_usd=4.0 / 3_100
-    )
-    assert said == (
+    reason = spent_budget(budget_usd=12.5, spent_usd=12.4, left=3_100, mean_usd=4.0 / 3_100)
+    assert explain(reason) == (
         "budget_exhausted: 12.40 USD of 12.5 are spent; the 3,100 documents left cost about 4.00 "
-        "USD more: penstock resume reviews --budget-usd 19"
+        "USD more"
     )
-    assert budget_of(said) == 12.5
-    assert without_command(said).endswith("4.00 USD more")
-    assert budget_of("unauthorized: the key") is None
-    assert budget_of(None) is None
+    (advice,) = advice_for(reason)
+    assert advice.action == SetOption("budget_usd", 19.0)
+    job = paused({}, reason)
+    assert pause_lines(job, " --state x")[0].endswith(
+        ":  penstock resume j --budget-usd 19 --state x"
+    )
+    assert is_budget_spent(reason)
+    assert not is_budget_spent(by_hand("budget_exhausted: 1.00 USD of 1 are spent"))
+    assert not is_budget_spent(None)
 
 
 def test_the_reason_says_what_is_not_known() -> None:
     """Before any cost is known the next call's estimate stands for all; an open job has no number
     of documents yet."""
-    said = spent_budget("j", budget_usd=0.01, spent_usd=0.0, left=2, mean_usd=None, next_usd=0.02)
+    reason = spent_budget(budget_usd=0.01, spent_usd=0.0, left=2, mean_usd=None, next_usd=0.02)
     assert (
         "0.00 USD of 0.01 are spent, and the next call may cost 0.020; the 2 documents left cost "
         "at most about 0.040"
-    ) in said
-    assert said.endswith("--budget-usd 0.044")
-    assert "is not known yet: penstock resume j --budget-usd 2" in spent_budget(
-        "j", budget_usd=1, spent_usd=1, left=None, mean_usd=1
+    ) in explain(reason)
+    assert reason.number("enough_usd") == 0.044
+    of_batch = spent_budget(
+        budget_usd=1, spent_usd=1, left=None, mean_usd=1, next_usd=2, batch_documents=40
     )
+    assert explain(of_batch).endswith(
+        "and the next batch of 40 documents may cost 2.00; how many documents are left is not "
+        "known yet"
+    )
+    assert of_batch.number("enough_usd") == 2.0
 
 
 @pytest.mark.parametrize(
@@ -81,27 +88,29 @@ def test_a_budget_is_proposed_in_two_digits_upwards(wanted: float, said: str) ->
 def test_the_reason_of_a_tenants_pause_names_the_month_and_the_command_that_helps() -> None:
     """A new month does not help this job, and resuming by hand does not: what does is said where a
     person looks."""
-    said = spent_tenant_budget(
+    reason = spent_tenant_budget(
         "shop", "2026-12", budget_usd=5.0, spent_usd=4.9, left=3, mean_usd=0.1, next_usd=0.2
     )
+    said = explain(reason)
     assert "tenant 'shop' may spend on jobs of 2026-12" in said
     assert "new jobs have the next month's budget, from 2027-01-01 (UTC)" in said
-    assert tenant_fix(said) == "penstock keys create NAME --tenant shop --budget-usd 5.8"
-    assert tenant_fix("paused by hand: penstock keys create x") is None
     assert (next_month("2026-01"), next_month("2026-11")) == ("2026-02-01", "2026-12-01")
-    job = Job("j1", "j", {"tenant": "shop"}, {}, "", JobState.PAUSED, said, 1, 10, 0.0, None)
-    assert pause_lines(job, "") == [
-        f"it goes on by itself once its tenant has a larger budget:  {tenant_fix(said)}"
+    assert pause_lines(paused({"tenant": "shop"}, reason), "") == [
+        "it goes on by itself once its tenant has a larger budget:  "
+        "penstock keys create NAME --tenant shop --budget-usd 5.8"
     ]
 
 
 def test_the_sum_that_is_proposed_has_room_for_the_next_call() -> None:
     """A cheap mean so far says nothing of a dear next call."""
-    said = spent_budget(
-        "j", budget_usd=0.001, spent_usd=0.0009, left=1, mean_usd=0.0001, next_usd=0.0005
+    reason = spent_budget(
+        budget_usd=0.001, spent_usd=0.0009, left=1, mean_usd=0.0001, next_usd=0.0005
     )
-    assert 0.0014 <= proposed_budget(said) <= 0.0016
-    assert proposed_budget("unauthorized") == proposed_budget(None) == 0.0
+    assert 0.0014 <= (reason.number("enough_usd") or 0.0) <= 0.0016
+
+
+def paused(spec: dict[str, Any], why: Reason) -> Job:
+    return Job("j1", "j", spec, {}, "", JobState.PAUSED, explain(why), 1, 10, 0.0, None, why=why)
 
 
 def test_a_call_may_cost_what_its_dearest_tokens_cost() -> None:

@@ -110,7 +110,7 @@ def test_an_answer_that_was_taken_is_no_call_and_waiting_for_one_is_no_failed_tr
     tally.settled(
         [
             settled(Done(taken), calls=0),
-            settled(Retry(1.0, "same_request: x", counted=False), calls=0),
+            settled(Retry(1.0, "same_request", "x", counted=False), calls=0),
         ]
     )
     shown = found(tally.figures("api"))

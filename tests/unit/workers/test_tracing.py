@@ -23,6 +23,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_s
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from penstock_ledger.model import Feed, FeedKind, ItemKey, Job, JobState
+from penstock_ledger.reasons import By, Reason
 from penstock_producer.feed import tracing, wire
 from penstock_producer.job.spec import JobSpec
 from penstock_workers.item.attempt import Attempt, Item, JobView, Marks, Settled
@@ -250,9 +251,9 @@ def test_the_wait_is_named_by_its_longest_part(
 @pytest.mark.parametrize(
     ("outcome", "name"),
     [
-        (Retry(1.0, "rate_limited: slow down, said the quokka"), "rate_limited"),
-        (Parked("out_of_credit: the quokka is broke", pauses=True), "out_of_credit"),
-        (Parked("provider 'quokka' is not configured", pauses=True), "_OTHER"),
+        (Retry(1.0, "rate_limited", "slow down, said the quokka"), "rate_limited"),
+        (Parked(pauses=Reason("out_of_credit", By.PROVIDER)), "out_of_credit"),
+        (Parked(pauses=Reason("x", By.CONTROL, {"detail": "the quokka"})), "x"),
     ],
 )
 def test_errors_are_named_and_not_quoted(outcome: Retry | Parked, name: str) -> None:

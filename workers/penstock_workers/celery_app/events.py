@@ -133,8 +133,8 @@ def celery_result(outcome: Outcome) -> tuple[int, ErrorReport | None, float]:
                 ErrorReport(ItemFailed(_cut(f"{letter.reason}: {letter.last_error}")), ""),
                 0.0,
             )
-        case Retry(after_s, error):
-            words = _cut(error)
+        case Retry(after_s=after_s):
+            words = _cut(outcome.error)
             return (
                 1,
                 ErrorReport(CeleryRetry(words, exc=ItemWillRetry(words), when=after_s), ""),

@@ -17,7 +17,9 @@ from penstock_producer.rows import Document
 from penstock_workers.control.counters import Counters
 from penstock_workers.control.feeds.even import room_of
 from penstock_workers.control.feeds.feed_windows import FeedWindows
+from penstock_workers.control.feeds.first_hundred import FirstHundred
 from penstock_workers.control.feeds.leadership import LedFeed
+from penstock_workers.control.feeds.shares import Share
 from penstock_workers.control.feeds.specs import Specs
 from penstock_workers.control.job.limits import JobLimits
 from penstock_workers.failpoints import Failpoints
@@ -52,6 +54,7 @@ class Feeding:
         self,
         database: Database,
         windows: FeedWindows,
+        first: FirstHundred,
         limits: JobLimits,
         specs: Specs,
         counters: Counters,
@@ -60,6 +63,7 @@ class Feeding:
         self._remainders, self._batches = RemainderStore(database), ProviderBatchStore(database)
         self._failpoints = failpoints
         self._windows = windows
+        self._first = first
         self._limits = limits
         self._specs = specs
         self._counters = counters
@@ -91,9 +95,7 @@ class Feeding:
             # Redis was lost: from the start on come documents that are in batches, which would be
             # paid twice
             return
-        room, feeder.urgent = self._windows.for_feed(
-            job, feeder.feed.generation, ordered=feeder.ordered
-        )
+        room, feeder.urgent = self._share(job, feeder, ordered=feeder.ordered)
         documents = self._limits.within_budget(job, room_of(part.place, part.of, room))
         if documents:
             most = min(documents, max(1, FEED_MAX // part.led_here))
@@ -104,6 +106,14 @@ class Feeding:
             )
             self._windows.note_fed(job, fed.published)
             self._counters.add("fed", job.lane, fed.published)
+
+    def _share(self, job: Job, feeder: Feeder, *, ordered: bool = False) -> Share:
+        """Return what the job may add now, and where."""
+        generation = feeder.feed.generation
+        share = self._windows.for_feed(job, generation, ordered=ordered)
+        outstanding = self._windows.outstanding(job, generation)
+        room = self._first.room(job, self._specs.of(job), generation, outstanding, share.documents)
+        return share._replace(documents=room)
 
     def _publish_new(self, feeder: Feeder, documents: Sequence[Document]) -> tuple[int, int]:
         """Publish the new documents of an open job, but not those that wait in batches.
@@ -122,7 +132,7 @@ class Feeding:
         into it meanwhile.
         """
         feeder = led.feeder
-        room, feeder.urgent = self._windows.for_feed(job, feeder.feed.generation)
+        room, feeder.urgent = self._share(job, feeder)
         documents = min(self._limits.within_budget(job, room), FEED_MAX)
         if is_open(feeder.feed):
             documents = (documents + 1) // 2

@@ -34,6 +34,7 @@ from penstock_workers.control.counters import Counters
 from penstock_workers.control.feeding import Feeding, is_open
 from penstock_workers.control.feeds.even import Processes
 from penstock_workers.control.feeds.feed_windows import FeedWindows
+from penstock_workers.control.feeds.first_hundred import FirstHundred
 from penstock_workers.control.feeds.leadership import Leadership, LedFeed
 from penstock_workers.control.feeds.reconcile import Reconciler
 from penstock_workers.control.feeds.specs import Specs
@@ -53,8 +54,8 @@ from penstock_workers.control.lanes.facts import LaneFacts
 from penstock_workers.control.lanes.step import LaneChoices
 from penstock_workers.control.moves.known_moves import KnownMoves
 from penstock_workers.control.moves.leaving import Leaving
+from penstock_workers.errors import stop_reason
 from penstock_workers.failpoints import Failpoints
-from penstock_workers.lane_changes import is_lane_at_fault
 from penstock_workers.settings import WorkerSettings
 from penstock_workers.tracing import Tracing
 
@@ -108,15 +109,16 @@ class JobSteps:
         accounts = Accounts(hot.budgets, batches, TenantAccounts(database, hot.budgets))
         self._limits = JobLimits(outcomes, hot, states, accounts)
         failpoints = Failpoints.parse(settings.failpoints)
+        self._first = FirstHundred(hot)
         self._feeding = Feeding(
-            database, self._windows, self._limits, self._specs, counters, failpoints
+            database, self._windows, self._first, self._limits, self._specs, counters, failpoints
         )
         moves = LaneMoves(database)
         known = KnownMoves(moves)
         self._leaving = Leaving(settings, database, hot, known, failpoints)
         self._completion = Completion(jobs, hot, states, balance, self._sinks)
         self._cancelling = Cancelling(
-            jobs, outcomes, batches, hot, states, balance, settings.visibility_timeout_s
+            jobs, outcomes, batches, hot, states, balance, settings.visibility_timeout_s, failpoints
         )
         quotas = RedisAddress.parse(settings.redis_url).connect(socket_timeout=REDIS_TIMEOUT_S)
         self._resumes = Resumes(jobs, states, quotas)
@@ -134,6 +136,7 @@ class JobSteps:
         for part in (
             self._balance,
             self._limits,
+            self._first,
             self._cancelling,
             self._resumes,
             self._specs,
@@ -211,9 +214,7 @@ class JobSteps:
         """Return whether a job that its lane has paused goes on in another one.
 
         Redis learns it now: a job that it still calls paused counts as resumed by a person."""
-        if not is_lane_at_fault(job.reason) or not self._lanes.leave(
-            job, self._specs.of(job), sum(seen.outstanding)
-        ):
+        if not self._lanes.leave(job, self._specs.of(job), sum(seen.outstanding)):
             return False
         self._hot.set_job_state(job.job_id, JobState.RUNNING)
         return True
@@ -272,7 +273,7 @@ class JobSteps:
             self._sinks.look(job, self._specs.of(job))
         except SinkGivenUp as error:
             log.error("job %s: %s", job.job_id, error)
-            self._states.move(job, JobState.PAUSED, str(error))
+            self._states.move(job, JobState.PAUSED, error.reason)
             return False
         return True
 
@@ -328,9 +329,9 @@ class JobSteps:
         try:
             yield
         except SourceUnavailable as error:
-            self._states.move(job, JobState.PAUSED, str(error))
+            self._states.move(job, JobState.PAUSED, stop_reason(error))
         except SourceError as error:
-            self._states.move(job, JobState.FAILED, str(error))
+            self._states.move(job, JobState.FAILED, stop_reason(error))
 
     def _reconcile(self, job: Job, led: LedFeed, outstanding: int) -> None:
         """Publish lost documents again.

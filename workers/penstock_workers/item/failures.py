@@ -12,12 +12,13 @@ from msgspec import Struct
 
 from penstock_ledger import JobNotFound
 from penstock_ledger.lone_surrogates import parse_json, replace_surrogates
+from penstock_ledger.reasons import By, Code, Reason
 from penstock_ledger.redaction import redact
 from penstock_ledger.vectors import unpack
-from penstock_producer.errors import BadReference, ProducerError, SpecError, WireError
+from penstock_producer.errors import BadReference, ContentError, ProducerError, SpecError, WireError
 from penstock_ratelimit import NeverFits, QuotaHeld, Signal, classify
 from penstock_ratelimit.for_penstock import DETAIL_CHARS, is_page
-from penstock_workers.errors import JobCannotRun
+from penstock_workers.errors import JobCannotRun, stop_reason
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.answer_forms import counted, model_of, read_form, usage_of
 from penstock_workers.item.outcome import Outcome, Parked, Released, Unreadable
@@ -255,11 +256,15 @@ def outcome_of(error: Exception) -> Outcome | None:
         case WireError() | JobNotFound() | BadReference():
             return Unreadable(str(error))
         case JobCannotRun() | SpecError():
-            return Parked(str(error), pauses=True)
+            return Parked(pauses=stop_reason(error))
         case QuotaHeld():
-            return Parked(error.reason, pauses=True)
+            held = {"detail": error.reason, "quota": error.quota_id}
+            return Parked(pauses=Reason(Code.PROVIDER_HELD, By.PROVIDER, held))
+        case ContentError():
+            return Parked(pauses=stop_reason(error))
         case ProducerError():
-            return Parked(f"source_unavailable: {error}", pauses=True)
+            detail = {"detail": str(error)}
+            return Parked(pauses=Reason("source_unavailable", By.SOURCE, detail))
     return None
 
 

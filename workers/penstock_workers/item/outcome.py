@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from msgspec import Struct
 
 from penstock_ledger.model import DeadLetter, Result
+from penstock_ledger.reasons import Reason
 
 
 class Done(Struct, frozen=True):  # as Result: one per item
@@ -27,12 +28,18 @@ class Retry:
     """Try again, not before ``after_s`` seconds from now."""
 
     after_s: float
-    error: str
+    name: str  # of the failure, as in the table of fates
+    detail: str = ""  # what was said of it
     # False where the item is not at fault (a rate limit, a busy server): it costs no attempt
     counted: bool = True
     rate_limited: bool = False
     # another queue than it came from: that of the next model of its job's `fallback`
     to: str | None = None
+
+    @property
+    def error(self) -> str:
+        """The failure in words, for people."""
+        return f"{self.name}: {self.detail}" if self.detail else self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +49,9 @@ class Released:
     It is given back at once, and no attempt counts."""
 
     why: str
-    # in flight as its engine died: its start stays counted, as after the death of a worker
-    crashed: bool = False
+    # the name of the failure, where it was in flight as its engine died: its start stays counted,
+    # as after the death of a worker
+    crashed: str | None = None
     to: str | None = None  # another queue than it came from: that of the model which it names
 
 
@@ -57,12 +65,10 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """The item waits outside the queue until its job is resumed.
+    """The item waits outside the queue until its job is resumed."""
 
-    With ``pauses`` the job itself is paused for ``why``."""
-
-    why: str
-    pauses: bool = False
+    why: str = ""  # where that is no pause of its own
+    pauses: Reason | None = None  # the job itself is paused for this
     # the job goes on by itself after so many seconds; None = when a person says so
     ends_in_s: float | None = None
 

@@ -174,9 +174,7 @@ def _explained() -> Iterator[None]:
         raise FilesChanged("an object of the bucket was replaced while it was read") from error
     except SourceError as error:
         away = error.code == "source_unavailable"
-        raise (StoreAway if away else FilesUnusable)(
-            error.public_message.partition(": ")[2]
-        ) from error
+        raise (StoreAway if away else FilesUnusable)(error.public) from error
 
 
 PART_BYTES: Final = 16 * 1024 * 1024

@@ -10,7 +10,6 @@ to the model, `settle`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from time import time_ns
@@ -20,6 +19,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from penstock_ledger.model import Feed, ItemKey, Job
+from penstock_ledger.reasons import Reason
 from penstock_producer.feed.tracing import (
     TRACEPARENT_HEADER,
     Sampler,
@@ -38,7 +38,6 @@ from penstock_workers.item.outcome import (
     Parked,
     Released,
     Retry,
-    Skipped,
     Unreadable,
 )
 from penstock_workers.lanes.registry import lane_row
@@ -226,7 +225,6 @@ def _reply(reply: Reply) -> Mapping[str, Value]:
 
 NS_PER_MS = 1_000_000
 UNNAMED = "_OTHER"  # OpenTelemetry's word for an error without a name
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
 class ItemTraces:
@@ -336,7 +334,7 @@ def _attributes(item: Item, outcome: Outcome) -> dict[str, Value]:
 
 def _failed(outcome: Outcome) -> bool:
     return isinstance(outcome, Retry | Dead | Unreadable) or (
-        isinstance(outcome, Parked) and outcome.pauses
+        isinstance(outcome, Parked) and outcome.pauses is not None
     )
 
 
@@ -345,7 +343,10 @@ def _reason(outcome: Outcome) -> str | None:
     match outcome:
         case Dead(letter):
             return letter.reason
-        case Retry(error=said) | Parked(why=said) | Released(why=said) | Skipped(why=said):
-            name = said.partition(":")[0]
-            return name if _NAME.fullmatch(name) else None
+        case Parked(pauses=Reason(code=code)):
+            return code
+        case Retry(name=name):
+            return name
+        case Released(crashed=failure):
+            return failure
     return None

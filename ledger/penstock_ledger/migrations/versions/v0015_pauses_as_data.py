@@ -1,6 +1,6 @@
 """Why a job is paused, as data, and what a person accepted after a stop-loss.
 
-Processes of the release before write `reason` alone, and go on: see `penstock_ledger/pause.py` for
+Processes of the release before write `reason` alone, and go on: see `penstock_ledger/reasons.py` for
 how that is noticed.
 """
 

@@ -42,6 +42,7 @@ from penstock_ledger import (
     Whose,
 )
 from penstock_ledger.model import Counts, DeadLetter, ItemKey, Job, JobState, Result
+from penstock_ledger.reasons import by_hand
 from penstock_ledger.sql.tables import door_batches
 from penstock_producer.job.provider_facts import ProviderFacts
 from penstock_producer.prices.token_prices import ModelPrices
@@ -165,7 +166,7 @@ def settle(backend: Backend, job: Job, answered: int, end: JobState) -> None:
         for key in keys[answered:]
     ]
     OutcomeStore(backend.database).settle(results, letters)
-    JobStore(backend.database).set_state(job.job_id, end, reason=job.reason, expect=list(JobState))
+    JobStore(backend.database).set_state(job.job_id, end, why=job.why, expect=list(JobState))
 
 
 def played(backend: Backend, *, completes: bool) -> Callable[[Job], None]:
@@ -249,7 +250,7 @@ def fails(backend: Backend) -> Callable[[Job], None]:
         letter = DeadLetter(keys[2], "http_400", 1, 1, "no", 400, b"{}", b"{}")
         OutcomeStore(backend.database).settle(results, [letter])
         JobStore(backend.database).set_state(
-            job.job_id, JobState.FAILED, reason="it changed", expect=list(JobState)
+            job.job_id, JobState.FAILED, why=by_hand("it changed"), expect=list(JobState)
         )
 
     return fleet

@@ -32,6 +32,7 @@ from penstock_ledger import (
     Result,
     open_database,
 )
+from penstock_ledger.reasons import by_hand
 from penstock_ledger.sql.tables import door_batches, door_files
 from penstock_producer.tables import arrow
 from penstock_producer.tables.reading import Reading
@@ -373,7 +374,7 @@ def test_a_job_with_batches_at_a_provider_is_purged_on_request_only(
         feed, "w", 30.0, [batch], cursor={}, exhausted=True, ids={"t": b"x"}
     )
     jobs.set_state(
-        feed.job_id, JobState.FAILED, reason="its source changed", expect={JobState.RUNNING}
+        feed.job_id, JobState.FAILED, why=by_hand("its source changed"), expect={JobState.RUNNING}
     )
     refused = api.ask("DELETE", f"/v1/jobs/{feed.job_id}")
     assert (refused.status, refused.json["code"]) == (409, "open_batches")

@@ -18,6 +18,7 @@ from door_objects import batch
 from doors import door, door_settings, new_key
 from fleet import Fleet
 from jobs_api import ROWS, SPEC, Client, place, settings_with_roots, settle, submitted, uploaded
+from servers import RedisServer
 from sqlalchemy import update
 
 from penstock_gateway.backend import Backend
@@ -27,6 +28,7 @@ from penstock_gateway.jobs.watches import LISTENERS_MAX, Watches
 from penstock_gateway.refused import Refused
 from penstock_gateway.settings import GatewaySettings
 from penstock_ledger import (
+    BatchFailure,
     BatchTrouble,
     Database,
     ItemKey,
@@ -93,6 +95,20 @@ def test_a_job_without_a_lane_goes_where_the_doors_send_batches(tmp_path: Path) 
         assert (nightly.status, nightly.json["spec"]["lane"]) == (201, "batch")
 
 
+def test_what_documents_wait_for_is_shown(redis_server: RedisServer, tmp_path: Path) -> None:
+    """As data and in words, the most serious first; nothing of a job that does not run, and where
+    Redis does not answer."""
+    settings = settings_with_roots(tmp_path, redis_server.url)
+    with door(settings) as url:
+        api = Client(url)
+        job_id = submitted(api, settings)["id"]
+        (wait,) = api.get(f"/v1/jobs/{job_id}").json["waits"]
+        assert (wait["code"], wait["params"]) == ("no_worker", {"lane": "api"})
+        assert wait["message"].startswith("no worker serves lane api")
+        api.post(f"/v1/jobs/{job_id}/pause")
+        assert api.get(f"/v1/jobs/{job_id}").json["waits"] == []
+
+
 def test_what_the_batches_of_a_job_wait_for_is_shown(
     api: Client, settings: GatewaySettings, db: Database
 ) -> None:
@@ -133,7 +149,7 @@ def test_what_the_batches_of_a_job_wait_for_is_shown(
         "upload", "server_error", "HTTP 500: <b>out</b> of order", 500, 1_000.0, 7, 2_000.0
     )
     assert batches.step(led["waits"], "me", trouble=trouble.to_text())
-    assert batches.collected(led["lost"], "me", "batch_lost: gone", 2, 400)
+    assert batches.collected(led["lost"], "me", BatchFailure("batch_lost", "gone"), 2, 400)
     shown = api.get(f"/v1/jobs/{job_id}").json
     assert shown["batch_troubles"] == [{"provider": "default", "batches": 1, **trouble._asdict()}]
     assert shown["unread"] == {"answers": 2, "cost_usd": 0.0004}

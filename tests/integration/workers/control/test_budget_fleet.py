@@ -43,10 +43,9 @@ def test_a_budget_holds_over_workers_that_are_killed(tmp_path: Path) -> None:
         found = fleet.producer.status(job.job_id)
         spent = found.counts.cost_microusd / 1_000_000
         assert 0.5 - 2 * CALL_USD < spent <= 0.5, found.job.reason
-        command = re.search(
-            r"penstock (resume limited --budget-usd [\d.]+)$", found.job.reason or ""
-        )
-        assert command is not None, found.job.reason
+        told = fleet.run("status", "limited").stdout
+        command = re.search(r"penstock (resume limited --budget-usd [\d.]+)$", told, re.MULTILINE)
+        assert command is not None, told
         refused = fleet.run("resume", "limited", "--budget-usd", "0.1")
         assert (refused.returncode, "are spent already" in refused.stderr) == (2, True)
         fleet.penstock(*command[1].split()[:-1], "50")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from budget_house import QUEUE, SEEDS, USD, House, Played, run
+from rows_of_before import paused_before
 from servers import RedisServer
 
 from penstock_ledger import (
@@ -24,6 +25,8 @@ from penstock_ledger import (
     buckets_for,
     keys,
 )
+from penstock_ledger.reasons import Code
+from penstock_producer.prices.spent_budget import spent_budget
 from penstock_workers.control.job import accounts
 
 
@@ -58,9 +61,10 @@ def test_no_budget_is_passed_in_fifty_seeded_runs(
         account = played.account(name)
         assert played.billed[name] - played.unfinished(name) <= account.spent <= played.billed[name]
         if job in paused:
-            reason = house.jobs.get(name).reason or ""
-            assert reason.startswith("budget_exhausted: ")
-            assert f"penstock resume {job.job_key} --budget-usd" in reason
+            pause = house.jobs.get(name).pause
+            assert pause is not None
+            assert pause.code == Code.BUDGET_EXHAUSTED
+            assert (pause.number("enough_usd") or 0.0) > (pause.number("budget_usd") or 0.0)
             assert played.budgets[name] - account.spent < 2 * played.estimate[name], (
                 "the rest pays for no more"
             )
@@ -243,14 +247,20 @@ def test_a_worker_that_knows_another_budget_does_not_send(house: House) -> None:
     assert house.hot.begin([Begin(key, buckets, MayCost(1))])[0].reply is BeginReply.GO
 
 
-def test_a_job_that_its_budget_paused_ends_once_all_is_answered(house: House) -> None:
+@pytest.mark.parametrize("before", [False, True], ids=["as data", "of a release before"])
+def test_a_job_that_its_budget_paused_ends_once_all_is_answered(
+    house: House, *, before: bool
+) -> None:
     """What was under way when the budget was spent may have been all that was left."""
     job = house.submit(1, "last", budget_usd=0.001)
     house.control.tick()
-    reason = "budget_exhausted: 0.0011 USD of 0.001 are spent"
-    assert house.jobs.set_state(
-        job.job_id, JobState.PAUSED, reason=reason, expect={JobState.RUNNING}
-    )
+    if before:
+        words = "budget_exhausted: 0.0011 USD of 0.001 are spent"
+        paused_before(house.database, job.job_id, words)
+    else:
+        reason = spent_budget(budget_usd=0.001, spent_usd=0.0011, left=1, mean_usd=0.001)
+        running = {JobState.RUNNING}
+        assert house.jobs.set_state(job.job_id, JobState.PAUSED, why=reason, expect=running)
     key = ItemKey(job.job_id, 1, "d0")
     house.outcomes.settle([Result(key, 200, b"{}", None, None, None, 1, 1, 1_100, 1, 1, 1)], [])
     house.hot.settle(

@@ -14,9 +14,11 @@ import orjson
 import pytest
 from envelopes import decode_envelope
 from fleet import until
+from rows_of_before import paused_before
 from servers import RedisServer, as_bytes
 
 from penstock_ledger import (
+    BatchFailure,
     BatchState,
     Begin,
     BeginReply,
@@ -46,6 +48,7 @@ from penstock_ledger import (
 )
 from penstock_ledger.keys import queues as queues_of
 from penstock_ledger.keys import unacked
+from penstock_ledger.reasons import By, Code, Reason
 from penstock_producer import Producer
 from penstock_producer.feed import leased_feed
 from penstock_producer.feed.queues import queue_name
@@ -127,7 +130,10 @@ def test_a_job_that_does_not_run_is_not_moved(db: Database, state: JobState) -> 
 def test_a_job_that_its_lane_has_paused_runs_in_the_next_one(db: Database) -> None:
     """With the move, and only while it is paused with that reason."""
     JobStore(db).set_state(
-        "job-a", JobState.PAUSED, reason="batch_refused: no", expect={JobState.RUNNING}
+        "job-a",
+        JobState.PAUSED,
+        why=Reason(Code.BATCH_REFUSED, By.LANE, {"detail": "no"}),
+        expect={JobState.RUNNING},
     )
     for paused_for in (None, "batch_refused: another"):
         assert (
@@ -321,10 +327,10 @@ def test_batches_that_were_cut_short_say_nothing_of_how_long_they_take(db: Datab
             status="ended",
             state="settled",
         )
-    batches.step(of_tag["left"], ME, why="lane_left")
+    batches.step(of_tag["left"], ME, **BatchFailure("lane_left").columns())
     batches.step(of_tag["cancelled"], ME, status="JOB_STATE_CANCELLED")
     batches.step(of_tag["handed"], ME, handed_at=105.0)
-    batches.step(of_tag["refused"], ME, why="batch_refused: no")
+    batches.step(of_tag["refused"], ME, why="batch_refused: no")  # of a release before
     batches.step(of_tag["open"], ME, state="ended")
     assert batches.lasted("p", 10) == [10.0]
 
@@ -771,7 +777,10 @@ def test_a_refused_batch_pauses_no_job_that_another_lane_may_go_on_with(house: H
     )
     for one in (job, alone):
         house.jobs.set_state(
-            one.job_id, JobState.PAUSED, reason="batch_refused: no", expect={JobState.RUNNING}
+            one.job_id,
+            JobState.PAUSED,
+            why=Reason(Code.BATCH_REFUSED, By.LANE, {"detail": "no"}),
+            expect={JobState.RUNNING},
         )
     house.hot.heartbeat("new", {"lane": "api", KNOWS_MOVES: "yes"})
     house.hot.heartbeat("old", {"lane": "batch"})
@@ -791,3 +800,23 @@ def test_a_refused_batch_pauses_no_job_that_another_lane_may_go_on_with(house: H
     [move] = house.moves.of(job.job_id)
     assert (move.before, move.reason) == ("batch", "stuck")
     house.tick_until(lambda: len(house.queued(API)) == 3)
+
+
+@pytest.mark.parametrize("code", ["batch_refused", "batch_stuck"])
+def test_a_lane_at_fault_of_a_release_before_is_left_and_no_persons_pause_is(
+    house: House, code: str
+) -> None:
+    """A person who writes of a batch that is stuck waits for it: control neither moves nor resumes
+    their job."""
+    ours, hers = (house.submit(2, lane="batch", lanes=["batch", "api"]) for _ in range(2))
+    house.hot.heartbeat("new", {"lane": "api", KNOWS_MOVES: "yes"})
+    paused_before(house.database, ours.job_id, f"{code}: the provider says no")
+    words = f"{code}: paused by Ana while we ask the provider"
+    assert house.producer.pause(hers.job_id, reason=words)
+    house.control = house.a_control()
+    house.tick_until(lambda: house.jobs.get(ours.job_id).lane == "api")
+    for _ in range(3):
+        house.control.tick()
+    moved, stays = house.jobs.get(ours.job_id), house.jobs.get(hers.job_id)
+    assert moved.state is JobState.RUNNING
+    assert (stays.lane, stays.state, stays.reason) == ("batch", JobState.PAUSED, words)

@@ -32,8 +32,10 @@ from penstock_ledger import (
 )
 from penstock_ledger import open_database as open_ledger
 from penstock_ledger.model import ItemKey, Job, JobState, Result
+from penstock_ledger.reasons import by_hand
 from penstock_ledger.sql.tables import feeds
-from penstock_producer import Producer, ProducerSettings
+from penstock_producer import JobSpec, Producer, ProducerSettings
+from penstock_producer.reporting.reasons import FIRST
 from penstock_producer.settings import ProviderFacts
 from penstock_ratelimit import PerSecond, Quota
 from penstock_ratelimit.store.messages import ProviderReport, Reserve
@@ -42,6 +44,7 @@ from penstock_ratelimit.testing import BlockingScripts
 from penstock_workers.control import fleet_figures, loop
 from penstock_workers.control.feeds import feed_windows
 from penstock_workers.control.feeds.feed_windows import ACTIVE_S, LOOK_EVERY_S, FeedWindows
+from penstock_workers.control.feeds.first_hundred import FED, MORE_EVERY_S, FirstHundred
 from penstock_workers.control.feeds.leadership import RENEW_BELOW_S
 from penstock_workers.control.feeds.shares import Share
 from penstock_workers.control.feeds.specs import Specs
@@ -51,7 +54,8 @@ from penstock_workers.control.loop import REST, Control
 from penstock_workers.settings import WorkerSettings
 
 QUEUE = "penstock.api"
-SPEC = {"prompt": "Summarise: {text}", "model": "m"}
+# without a stop-loss, which would have its first hundred documents seen before windows fill up
+SPEC = {"prompt": "Summarise: {text}", "model": "m", "stop_at_dead": "off"}
 
 
 class House:
@@ -135,6 +139,43 @@ def test_feeding_keeps_to_its_window(redis_server: RedisServer, tmp_path: Path) 
     assert len(house.queued()) == 13
     assert len(set(house.queued())) == 13
     house.close()
+
+
+@pytest.mark.parametrize("lane", ["api", "gpu", "embed"])
+def test_no_more_than_the_first_hundred_is_fed_before_they_are_seen(
+    redis_server: RedisServer, tmp_path: Path, lane: str
+) -> None:
+    """However large the window is, little more than a hundred documents start; what ends meanwhile
+    makes no room, and with the hundredth outcome the window is filled. A loop that starts later
+    knows that the hundred were seen."""
+    house = House(redis_server, tmp_path, window=5_000)
+    spec = {"endpoint": "/v1/embeddings"} if lane == "embed" else {}
+    job = house.submit(2_000, lane=lane, stop_at_dead="50%", **spec)
+    for _ in range(3):
+        house.control.tick()
+    assert house.hot.outstanding(job.job_id, 1) == FED
+    house.finish(job, *(f"d{n}" for n in range(99)))
+    house.control.tick()
+    assert house.hot.outstanding(job.job_id, 1) == FED - 99
+    house.finish(job, "d99")
+    house.control.tick()
+    assert house.hot.outstanding(job.job_id, 1) == 2_000 - 100
+    house.close()
+
+
+def test_what_stands_still_does_not_hold_up_the_first_hundred(house: House) -> None:
+    """Documents that nobody can answer leave room for others after a minute, as in a file whose
+    first lines name a model that no worker has."""
+    now = 0.0
+    first = FirstHundred(house.hot, clock=lambda: now)
+    job = house.submit(5, stop_at_dead="50%")
+    spec = JobSpec.accepted(job.spec)
+    assert first.room(job, spec, 1, 0, 5_000) == FED
+    assert first.room(job, spec, 1, FED, 5_000) == 0
+    now = MORE_EVERY_S
+    assert first.room(job, spec, 1, FED, 5_000) == FIRST
+    off = JobSpec.accepted(job.spec | {"stop_at_dead": "off"})
+    assert first.room(job, off, 1, FED, 5_000) == 5_000
 
 
 def jobs_queued(house: House) -> list[str]:
@@ -419,13 +460,17 @@ def test_a_pause_with_a_stated_end_is_over_by_itself(house: House) -> None:
     """A job that paused until a time goes on when it has come, whichever process ticks then, and
     lifts no hold (A2)."""
     job = house.submit(3)
-    paused: dict[str, Any] = {"reason": "the provider asks to wait", "expect": {JobState.RUNNING}}
+    paused: dict[str, Any] = {"why": by_hand("x"), "expect": {JobState.RUNNING}}
     house.jobs.set_state(job.job_id, JobState.PAUSED, **paused, resume_at=time.time() + 1000)
     hold_quota(house, "another job's account")
     house.control.tick()
     assert house.state(job) is JobState.PAUSED
     house.jobs.set_state(
-        job.job_id, JobState.PAUSED, reason="", expect={JobState.PAUSED}, resume_at=time.time() - 1
+        job.job_id,
+        JobState.PAUSED,
+        why=by_hand(""),
+        expect={JobState.PAUSED},
+        resume_at=time.time() - 1,
     )
     newly_started = Control(house.settings, house.database, house.hot, owner="after a restart")
     newly_started.tick()
@@ -443,7 +488,7 @@ def test_resuming_by_hand_ends_the_providers_pause(house: House, ends_in_s: floa
     job = house.submit(3)
     resume_at = None if ends_in_s is None else time.time() + ends_in_s
     house.jobs.set_state(
-        job.job_id, JobState.PAUSED, reason="", expect={JobState.RUNNING}, resume_at=resume_at
+        job.job_id, JobState.PAUSED, why=by_hand(""), expect={JobState.RUNNING}, resume_at=resume_at
     )
     hold_quota(house, "an empty wallet", pause_s=1000)
     house.control.tick()
@@ -457,7 +502,7 @@ def test_a_control_process_that_started_during_a_pause_lifts_the_hold(house: Hou
     old hold, though the dead one still has the lease of its feed (A2)."""
     job = house.submit(3)
     house.control.tick()
-    house.jobs.set_state(job.job_id, JobState.PAUSED, reason="", expect={JobState.RUNNING})
+    house.jobs.set_state(job.job_id, JobState.PAUSED, why=by_hand(""), expect={JobState.RUNNING})
     hold_quota(house, "an empty wallet")
     house.control.tick()
     house.jobs.set_state(job.job_id, JobState.RUNNING, expect={JobState.PAUSED})
@@ -476,7 +521,7 @@ def test_documents_of_a_resumed_job_come_back_after_the_hold_is_lifted(house: Ho
     parked = f"penstock:{job.job_id}:parked"
     while house.redis.rpoplpush(QUEUE, parked):
         pass
-    house.jobs.set_state(job.job_id, JobState.PAUSED, reason="", expect={JobState.RUNNING})
+    house.jobs.set_state(job.job_id, JobState.PAUSED, why=by_hand(""), expect={JobState.RUNNING})
     hold_quota(house, "an empty wallet")
     house.control.tick()
     other.tick()

@@ -13,6 +13,7 @@ import pytest
 from attempts import make_attempt
 from budget_house import USD, House, Played, run
 from doors import asked, door, door_settings, new_key
+from rows_of_before import paused_before
 from servers import RedisServer
 
 from penstock_ledger import (
@@ -41,6 +42,8 @@ from penstock_ledger import (
     purge_job,
 )
 from penstock_ledger.door_stores import api_keys, tenant_costs
+from penstock_ledger.reasons import by_hand
+from penstock_workers.control import loop
 from penstock_workers.control.job import accounts
 from penstock_workers.errors import PricesMissing
 from penstock_workers.item.run.cost import may_cost
@@ -119,10 +122,12 @@ def test_a_tenants_budget_is_not_passed_by_its_jobs_together(house: House, seed:
     paused = [job for job in jobs if house.state(job) is JobState.PAUSED]
     assert len(paused) > 2
     for job in paused:
-        reason = house.jobs.get(job.job_id).reason or ""
+        found = house.jobs.get(job.job_id)
+        reason = found.reason or ""
         assert reason.startswith("tenant_budget_exhausted: 0.0"), reason
         assert "of the 0.05 that tenant 'shop' may spend on jobs of 20" in reason
-        assert "penstock keys create NAME --tenant shop --budget-usd 0." in reason
+        assert found.pause is not None
+        assert BUDGET_USD < (found.pause.number("enough_usd") or 0.0) < 1.0
     assert BUDGET_USD * USD - played.most < 2 * max(played.estimate.values()), (
         "the rest pays for no more"
     )
@@ -264,7 +269,7 @@ def test_a_call_without_a_known_price_is_not_sent_for_a_tenant_with_a_budget() -
             continue
         with pytest.raises(
             PricesMissing,
-            match=r"prices_missing: the monthly budget of tenant 'shop' is 5 USD.*'strange'",
+            match=r"the monthly budget of tenant 'shop' is 5 USD.*'strange'",
         ):
             may_cost(made)
         made.job = replace(made.job, tenant_usd=None)
@@ -378,7 +383,7 @@ def test_a_paused_job_does_not_hold_what_its_dead_workers_reserved(house: House)
     call, key = MayCost(6_000, owner="dead"), ItemKey(first.job_id, 1, "d0")
     assert house.hot.begin([Begin(key, buckets_for(first), call)])[0].reply is BeginReply.GO
     assert house.jobs.set_state(
-        first.job_id, JobState.PAUSED, reason="by hand", expect={JobState.RUNNING}
+        first.job_id, JobState.PAUSED, why=by_hand("by hand"), expect={JobState.RUNNING}
     )
     for _ in range(3):
         house.control.tick()
@@ -460,3 +465,23 @@ def test_several_requests_at_once_make_no_more_keys_than_a_tenant_may_have(
     with ThreadPoolExecutor(4) as threads:
         made = list(threads.map(make, range(16)))
     assert (sum(made), len(store.list(["shop"])), len(store.list(["else"]))) == (6, 3, 3)
+
+
+def test_a_larger_budget_resumes_what_a_release_before_has_paused_and_no_persons_pause(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The words of both are alike; who has paused the job is data."""
+    # how long jobs that nobody leads are not looked at
+    monkeypatch.setattr(loop, "ASIDE_S", 0.0)
+    budget(house.database, "shop", 0.05)
+    ours, hers = (house.submit(2, name, tenant="shop") for name in ("ours", "hers"))
+    house.control.tick()
+    words = "tenant_budget_exhausted: 0.05 USD of the 0.05 that tenant 'shop' may spend on jobs"
+    paused_before(house.database, ours.job_id, words)
+    assert house.producer.pause(hers.job_id, reason=words)
+    house.control.tick()
+    assert house.state(ours) is JobState.PAUSED
+    budget(house.database, "shop", 1.0)
+    for _ in range(3):
+        house.control.tick()
+    assert (house.state(ours), house.state(hers)) == (JobState.RUNNING, JobState.PAUSED)

@@ -14,7 +14,7 @@ import pytest
 from penstock_cli.errors import Interrupted, StateBusy, UsageProblem
 from penstock_cli.processes.signals import Interrupts
 from penstock_cli.settings import child_environment
-from penstock_cli.show.terminal import remember, remembered
+from penstock_cli.show.terminal import Repetition, remember, remembered
 from penstock_cli.state import StateFolder, write_private
 from penstock_ledger import open_database
 
@@ -117,7 +117,7 @@ def test_the_command_of_a_job_is_remembered(
     folder = StateFolder.create(tmp_path / "state")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["penstock", "run", "a b.jsonl", "--prompt", "Say {text}"])
-    remember(folder, "id1")
+    remember(folder, "id1", Repetition())
     assert remembered(folder, "id1") == "penstock run 'a b.jsonl' --prompt 'Say {text}'"
     monkeypatch.chdir("/")
     assert remembered(folder, "id1").startswith(f"cd {tmp_path} && penstock run")

@@ -10,10 +10,12 @@ import pytest
 from rich.console import Console
 
 from penstock_cli.commands import jobs
-from penstock_cli.disk import ENOUGH_BYTES, LOW_BYTES, DiskGuard, is_full
+from penstock_cli.disk import ENOUGH_BYTES, LOW_BYTES, DiskGuard, is_full, is_held
 from penstock_cli.run.services import Services
 from penstock_cli.show.figures import JobFigures
 from penstock_cli.show.progress import HURRIES, NOTE_EVERY_S, RESUMES, Lines, Panel, for_console
+from penstock_ledger.model import Job, JobState
+from penstock_ledger.reasons import By, Code, Reason, by_hand, read_reason
 
 
 def terminal() -> Console:
@@ -103,7 +105,7 @@ class Held:
 
     def __init__(self) -> None:
         self.free: dict[str, int | None] = {"out": 10 * ENOUGH_BYTES, "state": 10 * ENOUGH_BYTES}
-        self.reasons: list[str] = []
+        self.reasons: list[Reason] = []
         self.held = False
         self.can_write = True
         self.guard = DiskGuard(
@@ -113,7 +115,7 @@ class Held:
             free=lambda path: self.free[path.name],
         )
 
-    def hold(self, why: str) -> bool:
+    def hold(self, why: Reason) -> bool:
         self.held = self.can_write
         self.reasons.append(why)
         return self.held
@@ -134,7 +136,7 @@ def test_a_job_waits_for_space_before_the_disk_is_full() -> None:
     assert "the disk of state is nearly full" in waits.why
     assert "33.6 MB are left" in waits.more
     assert job.held
-    assert job.reasons[0].startswith("disk_full: ")
+    assert job.reasons[0].code == Code.DISK_FULL
     job.free["state"] = ENOUGH_BYTES - 1
     assert job.guard.look() is not None, "a little more would be held again at once"
     job.free["state"] = None
@@ -171,3 +173,16 @@ def test_a_disk_that_is_full_at_once_is_waited_for_all_the_same() -> None:
 def test_a_full_disk_is_known_by_each_of_its_errors(error: Exception, full: bool) -> None:
     """The operating system, SQLite and Redis each say it in their own words (A10)."""
     assert is_full(error) is full
+
+
+def test_only_a_job_that_waits_for_room_goes_on_when_there_is_some() -> None:
+    """Whoever has paused it meanwhile, whatever they wrote, has paused it."""
+    full = "disk_full: the disk of the server has 1.0 MB left"
+
+    def paused(why: Reason | None) -> Job:
+        return Job("j", "j", {}, {}, "", JobState.PAUSED, full, 1, 10, 0.0, None, why=why)
+
+    assert is_held(paused(Reason(Code.DISK_FULL, By.CONTROL, {"place": "x", "free_bytes": 1})))
+    assert is_held(paused(read_reason(None, full))), "a row of a release before"
+    assert not is_held(paused(by_hand(full)))
+    assert not is_held(paused(None))

@@ -15,7 +15,6 @@ from penstock_ledger import (
 )
 from penstock_producer import ContentError
 from penstock_producer.job.options import OPTIONS
-from penstock_producer.prices.spent_budget import spent_budget
 from penstock_producer.reporting.fixes import FIXES
 from penstock_producer.reporting.surfaces import on_page, over_http
 
@@ -79,15 +78,6 @@ def test_every_option_has_its_field() -> None:
     """Also those whose flag has another name."""
     for option in OPTIONS.values():
         assert over_http(f"see --{option.name}.") == f"see {option.field}."
-
-
-def test_a_spent_budget_names_the_field() -> None:
-    """A job that has paused so is resumed over HTTP by those who have no command line."""
-    reason = spent_budget("job1", budget_usd=5, spent_usd=5, left=10, mean_usd=0.1)
-    assert over_http(reason) == (
-        "budget_exhausted: 5.00 USD of 5 are spent; the 10 documents left cost about 1.00 USD "
-        "more; raise budget_usd to 6.6 and resume the job"
-    )
 
 
 def test_a_page_names_no_field_of_a_replays_request() -> None:

@@ -63,6 +63,21 @@ WAITS = {
         hosted(job=replace(JOB, spec={"lane": "gpu", "model": "large"})),
         "no worker serves large; served here: tiny (1 worker)",
     ),
+    "model_loads": (
+        hosted(
+            job=replace(JOB, spec={"lane": "gpu", "model": "large"}),
+            workers=[
+                worker("gpu", serves=TINY),
+                worker("gpu", loads=Served(("large",)).to_text()),
+            ],
+        ),
+        "no worker serves large yet, and a worker loads it; served here: tiny (1 worker)",
+    ),
+    "no_bound_model": (
+        hosted(job=replace(JOB, spec={"lane": "gpu"}), bound="penstock.gpu.gone"),
+        "no worker serves the model that began to answer this job (queue penstock.gpu.gone); "
+        "served here: tiny (1 worker)",
+    ),
     # the job names a model that is served, and one of its lines another (H2)
     "no_model_of_queue": (
         hosted(waiting={"penstock.gpu": 3, "penstock.gpu.other": 1}),
@@ -93,6 +108,10 @@ WAITS = {
         standing(moves=[MOVE]),
         "documents that went into batches of lane batch are waited for before lane api gets the "
         "others",
+    ),
+    "first_hundred": (
+        standing(seen=42),
+        "its stop-loss looks at the first hundred documents before the others are fed: 42 are done",
     ),
     "parked": (
         standing(parked=1),

@@ -17,6 +17,7 @@ from penstock_producer.feed.queues import (
     SERVES,
     TASKS_MAX,
     TEXT_BYTES,
+    MissingModel,
     Served,
     Serving,
     missing_model,
@@ -237,12 +238,11 @@ def test_the_fleet_is_put_into_words() -> None:
     assert fleet.in_words() == "tiny1 (2 workers), tiny2 (1 worker)"
     assert fleet.serves("legal")
     assert missing_model(fleet, "legal") is None
-    assert (
-        missing_model(fleet, "old")
-        == "no worker serves old; served here: tiny1 (2 workers), tiny2 (1 worker)"
-    )
+    words = "tiny1 (2 workers), tiny2 (1 worker)"
+    assert missing_model(fleet, "old") == MissingModel("old", None, False, words)
     assert missing_model(fleet, None, "penstock.gpu.tiny2") is None
-    assert "queue penstock.gpu.gone" in (missing_model(fleet, None, "penstock.gpu.gone") or "")
+    gone = "penstock.gpu.gone"
+    assert missing_model(fleet, None, gone) == MissingModel(None, gone, False, words)
     assert missing_model(Serving("gpu", ()), "old") is None, (
         "that no worker lives is another sentence"
     )

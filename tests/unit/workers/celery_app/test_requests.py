@@ -124,7 +124,7 @@ def test_a_retry_is_always_told(app: Celery, watched: Eventer) -> None:
     request = item(app, watched)
     request.receive(EventSample(0.0))
     request.acknowledged = True
-    request.on_success(celery_result(Retry(2.0, "server_error: 500")))
+    request.on_success(celery_result(Retry(2.0, "server_error", "500")))
     assert watched.types == ["task-received", "task-retried"]
     assert "server_error: 500" in watched.sent[-1][1]["exception"]
 

@@ -11,6 +11,7 @@ import pytest
 
 from penstock_ledger import BatchesOpen, LaneMove
 from penstock_ledger.model import Job, JobState
+from penstock_ledger.reasons import read_reason
 from penstock_producer.job.spec import JobSpec
 from penstock_workers.control.lanes import speeds
 from penstock_workers.control.lanes.measured import Measured
@@ -81,7 +82,8 @@ class PlayedJob:
             None,
         )
         state = JobState.RUNNING if self.paused_for is None else JobState.PAUSED
-        bare = replace(bare, state=state, reason=self.paused_for)
+        why = read_reason(None, self.paused_for)
+        bare = replace(bare, state=state, reason=self.paused_for, why=why)
         return replace(bare, lane_now=self.lane, moves=len(self.moves))
 
     def pass_time(self) -> None:

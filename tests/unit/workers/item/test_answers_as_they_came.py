@@ -51,7 +51,7 @@ FORMS: dict[str, Callable[[str], bytes]] = {
         b'{\n "candidates": [{"content": {"parts": [{"text": %b}]}}]\n}' % said.encode()
     ),
     "odd numbers": lambda said: (
-        b'{"a":1,"a":2,"n":[12345678901234567890123,1E5,-0.0,0.1000],"choices":[{"text":%b}]}'
+        b'{"a":1,"a":2,"n":[12345678901234567890123,1E5,-0.0,0.1000,1e400,-1E+999],"choices":[{"text":%b}]}'
         % said.encode()
     ),
 }

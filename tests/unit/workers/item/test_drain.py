@@ -9,6 +9,7 @@ import pytest
 from attempts import make_host
 
 from penstock_ledger import DatabaseUnavailable
+from penstock_ledger.reasons import By, Reason
 from penstock_producer.job.spec import JobSpec
 from penstock_ratelimit.testing import run_virtual
 from penstock_workers.item.attempt import Attempt, Item, JobView
@@ -139,7 +140,7 @@ class EndlessLook(PausedProvider):
     """A provider whose account is held, and a ledger that never says whether the item was fed."""
 
     async def turn(self, attempt: Attempt, prepared: object) -> Any:
-        raise TurnedAway(Parked("unauthorized", pauses=True))
+        raise TurnedAway(Parked(pauses=Reason("unauthorized", By.PROVIDER)))
 
     async def vouch(self, item: Item, job: JobView | None, outcome: Outcome) -> Outcome:
         await asyncio.Event().wait()

@@ -145,7 +145,7 @@ class FeedWindows:
         rivals = self._rivals[queue] | {job.job_id: flow}
         window = self._window(queue, SHARED_WINDOW_S if len(rivals) > 1 else WINDOW_S)
         share = self._shares_of(queue, rivals, window)[job.job_id]
-        room = max(0, share.documents - self._outstanding[job.job_id][generation - 1])
+        room = max(0, share.documents - self.outstanding(job, generation))
         if (
             len(rivals) == 1
             and ordered
@@ -156,6 +156,10 @@ class FeedWindows:
         if len(rivals) > 1 and not share.urgent:
             room = min(room, max(STEP_MIN, self._step(queue) * share.documents // window))
         return Share(room, share.urgent)
+
+    def outstanding(self, job: Job, generation: int) -> int:
+        """Documents that were fed and are not finished, when the round began."""
+        return self._outstanding[job.job_id][generation - 1]
 
     def place(self, job: Job) -> float:
         """Return a job's place in this round: the lower it is, the sooner the job is fed.

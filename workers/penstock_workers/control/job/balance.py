@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from penstock_ledger import JobStore, OutcomeStore
 from penstock_ledger.model import Counts, Job, JobState
+from penstock_ledger.reasons import By, Code, Reason
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +22,7 @@ class Unbalanced(NamedTuple):
     """Counts that reading the source again cannot put right."""
 
     state: JobState  # the new state of a running job
-    reason: str
+    reason: Reason
 
 
 class Balance:
@@ -47,6 +48,7 @@ class Balance:
             counts = self._outcomes.recount(job.job_id)  # row by row, to be sure before a job fails
         if _sum(counts) == job.total:
             self._rewound.pop(job.job_id, None)
+            self._outcomes.mend_retries(job.job_id)
             return counts
         too_many = _sum(counts) > job.total
         if too_many and self._is_read_for_cancel(job):
@@ -79,21 +81,23 @@ class Balance:
         return None
 
 
-def _too_many(job: Job, found: int) -> str:
-    return (
-        f"too_many_outcomes: {found} outcomes for {job.total} documents: something other than this "
+def _too_many(job: Job, found: int) -> Reason:
+    detail = (
+        f"{found} outcomes for {job.total} documents: something other than this "
         "job's feed has put items into its queue. What is stored stays readable (`penstock "
         "results`); find out who can write to Redis or RabbitMQ, then submit the source again "
         "under another key"
     )
+    return Reason(Code.TOO_MANY_OUTCOMES, By.CONTROL, {"detail": detail})
 
 
-def _too_few(job: Job, found: int) -> str:
-    return (
-        f"too_few_outcomes: everything was read {REWINDS_MAX + 1} times and only {found} of "
+def _too_few(job: Job, found: int) -> Reason:
+    detail = (
+        f"everything was read {REWINDS_MAX + 1} times and only {found} of "
         f"{job.total} documents have an outcome. `penstock resume` reads it again, `penstock "
         "cancel` writes off what is missing; please report this with the log of the control loop"
     )
+    return Reason(Code.TOO_FEW_OUTCOMES, By.CONTROL, {"detail": detail})
 
 
 def _sum(counts: Counts) -> int:

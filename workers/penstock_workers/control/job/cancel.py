@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from penstock_ledger import (
     CANCEL_WAIT_S,
@@ -14,6 +15,7 @@ from penstock_ledger import (
     RedisLedger,
 )
 from penstock_ledger.model import Job, JobState
+from penstock_ledger.reasons import Reason, by_hand, explain
 from penstock_producer.errors import SourceError
 from penstock_producer.feed.leased_feed import write_off
 from penstock_producer.feed.wire import item_tag
@@ -21,6 +23,7 @@ from penstock_workers.control.feeds.leadership import LedFeed
 from penstock_workers.control.job.balance import Balance, Unbalanced
 from penstock_workers.control.job.job_states import JobStates
 from penstock_workers.control.job.recover import stats_from
+from penstock_workers.failpoints import Failpoints
 
 WRITE_OFF_MAX = 2_000  # documents written off per round
 
@@ -37,6 +40,7 @@ class Cancelling:
         states: JobStates,
         balance: Balance,
         lease_s: float,
+        failpoints: Failpoints,
     ) -> None:
         self._jobs = jobs
         self._outcomes = outcomes
@@ -45,6 +49,7 @@ class Cancelling:
         self._states = states
         self._balance = balance
         self._lease_s = lease_s  # a worker that has not renewed a lease for so long is dead
+        self._failpoints = failpoints
         self._since: dict[str, float] = {}  # job -> monotonic time of the first look
 
     def step(
@@ -60,17 +65,16 @@ class Cancelling:
             self._jobs.close(job.job_id)
             return
         if self._waits_for_calls(job, queue, [*feeds, *shards]):
+            self._failpoints.hit("cancel_waiting")
             return  # calls under way may still end with a result; no more are started
         whole = [led for led in feeds if not led.feeder.feed.shards]
         try:
             if any(not write_off(led.feeder, WRITE_OFF_MAX).exhausted for led in (*whole, *shards)):
                 return
+            self._failpoints.hit("cancel_writing_off")
         except SourceError as error:
-            reason = (
-                f"{job.reason}; documents that were not started have no dead letter, because "
-                f"{error}"
-            )
-            self._states.move(job, JobState.CANCELLED, reason)
+            also = f"documents that were not started have no dead letter, because {error}"
+            self._states.move(job, JobState.CANCELLED, _with_also(job, also))
             return
         except FeedLost:
             return  # another process leads now, or the feed was rewound; the next round shows which
@@ -101,7 +105,16 @@ class Cancelling:
         closed = self._balance.close(job)
         if closed is None:
             return  # read once more; the missing documents are written off then
-        reason = f"{job.reason}; {closed.reason}" if isinstance(closed, Unbalanced) else job.reason
+        why = job.why
+        if isinstance(closed, Unbalanced):
+            why = _with_also(job, explain(closed.reason))
         known = stats_from(self._outcomes.counts(job.job_id), self._hot.stats(job.job_id))
         self._hot.reset_stats(job.job_id, known)
-        self._states.move(job, JobState.CANCELLED, reason)
+        self._failpoints.hit("cancel_ending")
+        self._states.move(job, JobState.CANCELLED, why)
+
+
+def _with_also(job: Job, also: str) -> Reason:
+    """Return why the job is cancelled, and what came on top."""
+    why = job.why or by_hand("cancelled")
+    return replace(why, params={**why.params, "also": also})

@@ -8,6 +8,7 @@ import logging
 
 from penstock_ledger import JobStore, RedisLedger
 from penstock_ledger.model import Job, JobState
+from penstock_ledger.reasons import explain
 from penstock_producer.job.spec import JobSpec
 from penstock_workers.control.job.balance import Balance, Unbalanced
 from penstock_workers.control.job.job_states import JobStates
@@ -41,7 +42,7 @@ class Completion:
             return
         closed = self._balance.close(job)
         if isinstance(closed, Unbalanced):
-            log.error("job %s: %s", job.job_id, closed.reason)
+            log.error("job %s: %s", job.job_id, explain(closed.reason))
             self._states.move(job, closed.state, closed.reason)
         elif closed is not None and self._written(job, spec):
             # drifted while Redis was rebuilt
@@ -53,6 +54,6 @@ class Completion:
         try:
             return self._sinks.written(job, spec)
         except SinkGivenUp as error:
-            log.error("job %s: %s", job.job_id, error)
-            self._states.move(job, JobState.PAUSED, str(error))
+            log.error("job %s: %s", job.job_id, explain(error.reason))
+            self._states.move(job, JobState.PAUSED, error.reason)
             return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock_ledger import JobStore, RedisLedger
 from penstock_ledger.model import Job, JobState
-from penstock_ledger.redaction import redact
+from penstock_ledger.reasons import Reason
 
 
 class JobStates:
@@ -14,13 +14,11 @@ class JobStates:
         self._jobs = jobs
         self._hot = hot
 
-    def move(self, job: Job, to: JobState, reason: str | None) -> bool:
+    def move(self, job: Job, to: JobState, why: Reason | None) -> bool:
         """Move a job from the state in which this round found it.
 
         Return False when others have moved it meanwhile."""
-        moved = self._jobs.set_state(
-            job.job_id, to, reason=reason and redact(reason), expect={job.state}
-        )
+        moved = self._jobs.set_state(job.job_id, to, why=why, expect={job.state})
         if moved:
             self._hot.set_job_state(job.job_id, to)
         return moved

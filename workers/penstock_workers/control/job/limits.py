@@ -16,14 +16,13 @@ from penstock_ledger import (
     tenant_of_job,
 )
 from penstock_ledger.model import Job, JobState
-from penstock_ledger.pause import PausedBy
+from penstock_ledger.reasons import By, Code, Reason
 from penstock_producer.job.lanes import packs
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.prices.spent_budget import (
     is_budget_spent,
     spent_budget,
     spent_tenant_budget,
-    tenant_budget_of,
 )
 from penstock_workers.control.job.accounts import Accounts
 from penstock_workers.control.job.budget import MICROUSD, affordable, mean_cost
@@ -93,9 +92,8 @@ class JobLimits:
             self._outcomes.mend_replays(job.job_id)
             self._mended[job.job_id] = job.generation
         if spec.deadline_s is not None and time.time() > job.created_at + spec.deadline_s:
-            reason = (
-                f"deadline_exceeded: the job is older than its deadline of {spec.deadline_s:g} s"
-            )
+            late = {"deadline_s": spec.deadline_s}
+            reason = Reason(Code.DEADLINE_EXCEEDED, By.CONTROL, late)
             return self._states.move(job, JobState.CANCELLING, reason)
         tenant_usd = self._accounts.budget_of_tenant(job)
         if spec.budget_usd is None and tenant_usd is None:
@@ -144,7 +142,7 @@ class JobLimits:
         What was under way when it was paused may have brought the last ones."""
         now = time.monotonic()
         if (
-            not (is_budget_spent(job.reason) or _is_stop_loss(job))
+            not (is_budget_spent(job.pause) or _is_stop_loss(job))
             or now - self._ended_at.get(job.job_id, -ENDED_S) < ENDED_S
         ):
             return False
@@ -154,9 +152,9 @@ class JobLimits:
     def go_on_if_raised(self, job: Job) -> bool:
         """Let a job go on that its tenant's budget has paused, once that is a larger one."""
         self._accounts.free_paused(job)
-        before = tenant_budget_of(job.reason)
-        if before is None:
+        if job.pause is None or job.pause.code != Code.TENANT_BUDGET_EXHAUSTED:
             return False
+        before = job.pause.number("budget_usd") or 0.0
         now = self._accounts.budget_of_tenant(job)
         return (now is None or now > before) and self._states.move(job, JobState.RUNNING, None)
 
@@ -226,9 +224,8 @@ class JobLimits:
         counts = self._outcomes.counts(job.job_id)
         return counts.succeeded + counts.dead == job.total
 
-    def _why(self, job: Job, budget_usd: float, account: Account, mean_usd: float | None) -> str:
+    def _why(self, job: Job, budget_usd: float, account: Account, mean_usd: float | None) -> Reason:
         return spent_budget(
-            job.job_key,
             budget_usd=budget_usd,
             spent_usd=account.spent / MICROUSD,
             left=self._left(job),
@@ -238,7 +235,7 @@ class JobLimits:
 
     def _why_tenant(
         self, job: Job, account: TenantAccount, lacking: int | None, mean_usd: float | None
-    ) -> str:
+    ) -> Reason:
         return spent_tenant_budget(
             str(tenant_of_job(job)),
             month_of(job.created_at).name,
@@ -256,7 +253,7 @@ class JobLimits:
 
 
 def _is_stop_loss(job: Job) -> bool:
-    return job.pause is not None and job.pause.by is PausedBy.STOP_LOSS
+    return job.pause is not None and job.pause.by is By.STOP_LOSS
 
 
 def _bound_of(account: Account, budget_usd: float | None) -> _Bound | None:

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 from penstock_ledger import PlaceLost
 from penstock_ledger.model import Job
+from penstock_ledger.reasons import By, Code, Reason, explain
 from penstock_producer.errors import ProducerError, SinkTaken, SinkUnfit
 from penstock_producer.job.spec import JobSpec
 from penstock_workers.control.job.background import Background, Key
@@ -57,6 +58,10 @@ class Sink(Protocol):
 
 class SinkGivenUp(ProducerError):
     """A job's results cannot be written, as far as can be seen from here."""
+
+    def __init__(self, error: Exception) -> None:
+        self.reason = Reason(Code.RESULTS_NOT_WRITTEN, By.CONTROL, {"detail": str(error)})
+        super().__init__(explain(self.reason))
 
 
 @dataclass
@@ -144,7 +149,7 @@ class JobSinks:
                 progress.begun_whole and progress.failures >= TRIES
             ):
                 del self._progress[key]  # once the job is resumed it begins anew
-                raise SinkGivenUp(f"results_not_written: {error}") from error
+                raise SinkGivenUp(error) from error
             wait_s = min(RETRY_CAP_S, RETRY_BASE_S * 2 ** (progress.failures - 1))
             progress.not_before = self._clock() + wait_s
             log.warning(

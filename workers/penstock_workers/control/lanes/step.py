@@ -9,12 +9,13 @@ from typing import Final, Protocol
 
 from penstock_ledger import BY_HAND, LaneMove
 from penstock_ledger.model import Job, JobState
+from penstock_ledger.reasons import By
 from penstock_producer.job.lanes import AUTO
 from penstock_producer.job.spec import JobSpec
 from penstock_workers.control.lanes import troubles
 from penstock_workers.control.lanes.choice import Choice, choose
 from penstock_workers.control.lanes.seen import JobNow, LaneNow
-from penstock_workers.lane_changes import LaneChangeSettings, is_lane_at_fault
+from penstock_workers.lane_changes import LaneChangeSettings
 
 __all__ = ["Door", "Facts", "LaneChoices", "Moves"]
 
@@ -124,11 +125,9 @@ class LaneChoices:
         looked at again: another lane may have workers later.
         """
         now = self._clock()
-        if (
-            len(spec.permitted_lanes) == 1
-            or _is_over(job, spec, now)
-            or not is_lane_at_fault(job.reason)
-        ):
+        if job.pause is None or job.pause.by is not By.LANE:
+            return False
+        if len(spec.permitted_lanes) == 1 or _is_over(job, spec, now):
             return False
         if now < self._next_leave.get(job.job_id, 0.0):
             return False
@@ -137,7 +136,7 @@ class LaneChoices:
         if moves and moves[-1].reason == BY_HAND:
             return False
         seen, lanes = self._facts.of(job, moves, outstanding)
-        fault = troubles.of_pause(job.reason or "")
+        fault = troubles.of_pause(job.pause)
         choice = choose(
             seen,
             [one._replace(trouble=fault) if one.lane == job.lane else one for one in lanes],

@@ -8,9 +8,11 @@ from collections.abc import Collection
 from typing import Final
 
 from penstock_ledger import BatchesOpen, WorkerSeen
+from penstock_ledger.reasons import Reason, explain
 from penstock_ledger.redaction import redact
 from penstock_producer.feed.queues import missing_model, serving_of
 from penstock_producer.job.lanes import has_own_model, packs
+from penstock_producer.reporting.reasons import wait_for_model
 from penstock_ratelimit.for_penstock import Breaker, QuotaView
 from penstock_workers.control.lanes.say import lasting
 from penstock_workers.control.lanes.seen import Trouble
@@ -38,7 +40,7 @@ def of_workers(lane: str, model: str | None, workers: Collection[WorkerSeen]) ->
     return (
         None
         if missing is None
-        else Trouble(NO_WORKERS, f"has none for the model ({_shown(missing)})")
+        else Trouble(NO_WORKERS, f"has none for the model ({_shown(wait_for_model(missing).said)})")
     )
 
 
@@ -81,9 +83,9 @@ def of_batches(batches: BatchesOpen, now: float) -> Trouble | None:
     )
 
 
-def of_pause(reason: str) -> Trouble:
-    """Return what is wrong with a lane that has paused the job with this reason."""
-    return Trouble("stuck", f"stands still ({_shown(reason)})")
+def of_pause(pause: Reason) -> Trouble:
+    """Return the trouble of the lane that has paused the job for this."""
+    return Trouble("stuck", f"stands still ({_shown(explain(pause))})")
 
 
 def _shown(text: str) -> str:

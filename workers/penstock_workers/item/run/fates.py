@@ -9,6 +9,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from penstock_ledger.reasons import By, Reason
 from penstock_ratelimit import Signal, full_jitter
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure, Reply
@@ -123,9 +124,10 @@ def decide(
         return Done(result_of(attempt, happened))
     fate = FATES[happened.name]
     if fate.outcome is Released:
-        return Released(explain(happened), crashed=True)
+        return Released(explain(happened), crashed=happened.name)
     if fate.outcome is Parked:
-        return Parked(explain(happened), pauses=True)
+        account = {"detail": happened.detail, "fix": fate.fix}
+        return Parked(pauses=Reason(happened.name, By.PROVIDER, account))
     if fate.outcome is Dead or (happened.final and fate.counted):
         return Dead(dead_letter(attempt, happened))
     if happened.retry_after_s is not None and happened.retry_after_s > policy.max_retry_after_s:
@@ -135,7 +137,8 @@ def decide(
         return Dead(dead_letter(attempt, happened))
     return Retry(
         after_s=policy.wait_s(attempt.retries, happened.retry_after_s, put_off=put_off),
-        error=f"{happened.name}: {happened.detail}",
+        name=happened.name,
+        detail=happened.detail,
         counted=fate.counted,
         rate_limited=happened.signal in THROTTLED,
     )
@@ -149,9 +152,5 @@ def explain(failure: Failure) -> str:
 
 
 def _paused_for(failure: Failure, retry_after_s: float, policy: RetryPolicy) -> Parked:
-    why = (
-        f"{failure.name}: the provider asks to wait {retry_after_s:.0f} s, longer than "
-        f"max_retry_after_s={policy.max_retry_after_s:.0f}; the job goes on by itself when that is "
-        "over"
-    )
-    return Parked(why, pauses=True, ends_in_s=retry_after_s)
+    asked = {"wait_s": retry_after_s, "max_wait_s": policy.max_retry_after_s}
+    return Parked(pauses=Reason(failure.name, By.PROVIDER, asked), ends_in_s=retry_after_s)

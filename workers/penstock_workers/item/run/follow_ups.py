@@ -32,6 +32,8 @@ from penstock_workers.item.spent import Spent
 
 REPAIR = Spent(repairs=1)
 FALLBACK = Spent(fallbacks=1)
+# why another model is asked before anything was sent
+PROVIDER_DOWN: Final = "provider_down"
 LOOK_S = 0.5  # between looks at the breaker of a provider whose turn is waited for
 _CONVERSATIONS: Final[Mapping[str, str]] = {
     CHAT: "messages",
@@ -93,7 +95,7 @@ async def turn_of(admission: Admission, attempt: Attempt, prepared: Prepared) ->
         if waiting.cancelled():
             provider = attempt.job.spec.provider
             raise TurnedAway(
-                Retry(0.0, f"provider {provider} is down; another model is asked", counted=False)
+                Retry(0.0, PROVIDER_DOWN, f"{provider}; another model is asked", counted=False)
             )
         return waiting.result()
     finally:
@@ -115,7 +117,7 @@ def instead_of(
         if not attempt.calls:  # refused before it was sent: there is nothing to keep
             raise error
         raise TurnedAway(
-            Retry(0.0, f"{before.name}: {before.detail}", counted=False, to=outcome.to)
+            Retry(0.0, before.name, before.detail, counted=False, to=outcome.to)
         ) from error
     name = failure_of(error).name if outcome is None and isinstance(error, Exception) else ""
     if isinstance(outcome, Dead):
@@ -125,7 +127,7 @@ def instead_of(
     if isinstance(outcome, Dead):
         raise error
     wait_s = policy.wait_s(attempt.retries, None)
-    raise TurnedAway(Retry(wait_s, f"{before.name}: {before.detail}", counted=False)) from error
+    raise TurnedAway(Retry(wait_s, before.name, before.detail, counted=False)) from error
 
 
 def after(before: Failure, now: Failure) -> Failure:

@@ -19,6 +19,7 @@ from collections import OrderedDict
 from typing import Final
 
 from penstock_ledger import RedisLedger
+from penstock_ledger.reasons import By, Code, Reason
 from penstock_producer.feed.queues import Served, Serving, queue_name, serving_of
 from penstock_producer.feed.routes import model_of
 from penstock_workers.item.attempt import Attempt
@@ -75,7 +76,7 @@ class ModelCheck:
             if queue is None:
                 queue = await self._reads.of_fleet(lambda: asyncio.to_thread(self._bind, job_id))
                 if not self._hot.queues.is_of(self._own, queue):
-                    raise TurnedAway(Parked(_strange(queue), pauses=True))
+                    raise TurnedAway(Parked(pauses=_strange(queue)))
                 self._bound[job_id] = queue
                 if len(self._bound) > JOBS_KEPT:
                     self._bound.popitem(last=False)
@@ -94,7 +95,7 @@ class ModelCheck:
         found = serving_of(self._hot.workers(), self._lane)
         fleet = Serving(self._lane, (*found.workers, self._served))
         if len(fleet.models()) > 1:
-            raise TurnedAway(Parked(_several(found), pauses=True))
+            raise TurnedAway(Parked(pauses=_several(found)))
         return self._hot.bind(job_id, queue_name(self._lane, self._common_name(fleet)))
 
     def _common_name(self, fleet: Serving) -> str:
@@ -105,17 +106,19 @@ class ModelCheck:
         return min(common, key=lambda name: (len(name), name))
 
 
-def _strange(queue: str) -> str:
-    return (
+def _strange(queue: str) -> Reason:
+    detail = (
         f"something other than Penstock has written that queue {queue[:SHOWN_CHARS]!r} answers "
         "this job, which is none of its lane; find out what can write to Redis, then cancel the "
         "job and submit it again"
     )
+    return Reason(Code.FOREIGN_QUEUE, By.CONTROL, {"detail": detail})
 
 
-def _several(serving: Serving) -> str:
-    return (
+def _several(serving: Serving) -> Reason:
+    detail = (
         f"the job names no model, and workers of lane {serving.lane} serve several: "
         f"{serving.in_words()}. Cancel it and submit it again with one of them (--model); "
         "`penstock resume` goes on once only one of them is served"
     )
+    return Reason(Code.MODEL_UNCLEAR, By.CONTROL, {"detail": detail})

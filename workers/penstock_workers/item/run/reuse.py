@@ -212,7 +212,8 @@ class Reuse:
         after_s = min(max(AGAIN_MIN_S, found.age_s), self._book.lease_s)
         return Retry(
             after_s,
-            f"{SAME_REQUEST}: an equal request is being sent; its answer is waited for",
+            SAME_REQUEST,
+            "an equal request is being sent; its answer is waited for",
             counted=False,
         )
 

@@ -29,6 +29,7 @@ from typing import Final
 
 from penstock_ledger import Cause
 from penstock_ledger.log_lines import one_line
+from penstock_ledger.reasons import By, Code, Reason
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure, Reply, TurnedAway, refuses_format
 from penstock_workers.item.outcome import Parked
@@ -250,8 +251,7 @@ class Runs:
             await self._wait(run, attempt.sent_at)
         if not run.is_long or attempt.sent_at <= run.proven_at:
             return
-        why = f"{run.in_words()}; the last said: {happened.detail}; {_fix(attempt, happened)}"
-        raise TurnedAway(Parked(why, pauses=True))
+        raise TurnedAway(Parked(pauses=_alike(run, attempt, happened)))
 
     def close(self) -> None:
         """Release the documents that still wait here: the worker drains.
@@ -301,13 +301,18 @@ def _is_format_refused(attempt: Attempt, failure: Failure) -> bool:
     )
 
 
-def _fix(attempt: Attempt, failure: Failure) -> str:
+def _alike(run: Run, attempt: Attempt, failure: Failure) -> Reason:
+    provider, url = attempt.job.spec.provider, attempt.job.provider.base_url
+    said = {
+        "detail": f"{run.in_words()}; the last said: {failure.detail}",
+        "failure": failure.name,
+        "provider": provider,
+    }
     if _is_format_refused(attempt, failure):
-        return other_format(attempt.job.spec.provider)
-    return (
-        f"{to_check(failure.name, attempt.job.spec.provider, attempt.job.provider.base_url)}, then "
-        "resume"
-    )
+        fix = {"fix": other_format(provider)}
+        return Reason(Code.FORMAT_REFUSED, By.PROVIDER, said | fix)
+    fix = {"fix": f"{to_check(failure.name, provider, url)}, then resume"}
+    return Reason(Code.ANSWERS_ALIKE, By.PROVIDER, said | fix)
 
 
 def other_format(provider: str) -> str:

@@ -35,6 +35,7 @@ from penstock_ledger import (
     keys,
 )
 from penstock_ledger.model import JobState, Paid
+from penstock_ledger.reasons import Reason, explain
 from penstock_producer.job.lanes import has_own_model, packs
 from penstock_workers.item.attempt import Attempt, Item, Settled
 from penstock_workers.item.outcome import Dead, Done, Parked, Released, Retry, Skipped, Unreadable
@@ -42,7 +43,6 @@ from penstock_workers.item.settling.rows import (
     has_budget,
     message_again,
     message_to,
-    reason_of,
     settled_dead,
     settled_done,
     settled_retry,
@@ -57,6 +57,9 @@ KEPT: Final = 2_000
 MODELS: Final = 20
 
 _Noted = tuple[str, int, str, str | None]
+
+# why a job pauses, and after how many seconds that ends by itself
+Pause = tuple[Reason, float | None]
 
 
 class MadeWithNotes:
@@ -172,9 +175,9 @@ class Records:
         for job_id, (why, ends_in_s) in pauses_of(group).items():
             resume_at = None if ends_in_s is None else time.time() + ends_in_s
             if self._jobs.set_state(
-                job_id, JobState.PAUSED, reason=why, expect={JobState.RUNNING}, resume_at=resume_at
+                job_id, JobState.PAUSED, why=why, expect={JobState.RUNNING}, resume_at=resume_at
             ):
-                log.error("job %s is paused: %s", job_id, why)
+                log.error("job %s is paused: %s", job_id, explain(why))
 
     def write_redis(self, group: Sequence[Settled]) -> None:
         """Write completed set, counters, window and delayed set in one script call.
@@ -241,8 +244,8 @@ def _batch(group: Iterable[Settled], full: Container[str] = ()) -> SettleBatch:
                 queue = keys.lane_queue(queue) if queue in full else queue
                 refused_first = is_refused_first(attempt, outcome)
                 retries.append(settled_retry(attempt, outcome, queue, refused_first=refused_first))
-            case Released(crashed=True):
-                crashed.append(SettledCrash(attempt.key, reason_of(outcome)))
+            case Released(crashed=str(failure)):
+                crashed.append(SettledCrash(attempt.key, failure))
             case Released() | Parked() if attempt.begun:
                 released.append(attempt.key)
                 if has_budget(attempt.job):
@@ -261,19 +264,19 @@ def _answered(group: Iterable[Settled]) -> list[ItemKey]:
     ]
 
 
-def pauses_of(group: Iterable[Settled]) -> dict[str, tuple[str, float | None]]:
+def pauses_of(group: Iterable[Settled]) -> dict[str, Pause]:
     """Return by job why it pauses, and after how many seconds that ends by itself.
 
     What lasts longest counts."""
-    found: dict[str, tuple[str, float | None]] = {}
+    found: dict[str, Pause] = {}
     for item, outcome in group:
         if isinstance(outcome, Parked) and outcome.pauses and isinstance(item, Item):
-            why = (outcome.why, outcome.ends_in_s)
+            why = (outcome.pauses, outcome.ends_in_s)
             found[item.key.job_id] = max(found.get(item.key.job_id, why), why, key=_lasts_s)
     return found
 
 
-def _lasts_s(pause: tuple[str, float | None]) -> float:
+def _lasts_s(pause: Pause) -> float:
     return math.inf if pause[1] is None else pause[1]
 
 

@@ -12,7 +12,7 @@ from penstock_workers.item.answer import excerpt
 from penstock_workers.item.answer_forms import tokens_used
 from penstock_workers.item.attempt import Attempt, Item, JobView, Settled
 from penstock_workers.item.failures import Failure, Reply
-from penstock_workers.item.outcome import Released, Retry
+from penstock_workers.item.outcome import Retry
 from penstock_workers.item.same_request import SAME_REQUEST
 from penstock_workers.item.spent import NOTHING_SPENT, Spent
 
@@ -100,9 +100,8 @@ def settled_retry(
         raw=_message(attempt, queue, attempt.number if retry.counted else attempt.retries),
         after_s=retry.after_s,
         rate_limited=retry.rate_limited,
-        reason=""
-        if reason_of(retry) == SAME_REQUEST
-        else reason_of(retry),  # for that one nothing was tried
+        # for that one nothing was tried
+        reason="" if retry.name == SAME_REQUEST else retry.name,
         prompt_tokens=attempt.spent.prompt_tokens,
         completion_tokens=attempt.spent.completion_tokens,
         cost_microusd=attempt.spent.cost_microusd,
@@ -121,12 +120,6 @@ def is_awaited(settled: Settled) -> bool:
 def has_budget(job: JobView) -> bool:
     """Return whether money may be reserved for its calls: it has a budget, or its tenant has."""
     return job.tenant_usd is not None or job.spec.budget_usd is not None
-
-
-def reason_of(outcome: Retry | Released) -> str:
-    """Return why there will be another attempt: the name of the failure."""
-    words = outcome.error if isinstance(outcome, Retry) else outcome.why
-    return words.partition(":")[0]
 
 
 def message_again(item: Item, retries: int) -> bytes:

@@ -15,27 +15,24 @@ from typing import Any, Final, NamedTuple
 
 from penstock_ledger import JobStore, Lately, RedisLedger, storable
 from penstock_ledger.log_lines import one_line
-from penstock_ledger.model import JobState
-from penstock_ledger.pause import (
+from penstock_ledger.model import Job, JobState
+from penstock_ledger.reasons import (
     ACCEPTED_NOTHING,
     EXAMPLE_CHARS,
     Accepted,
-    Pause,
-    PausedBy,
+    By,
+    Reason,
     StopCode,
     explain,
 )
 from penstock_ledger.redaction import redact
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.reporting.reasons import FIRST
 from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.outcome import Dead, Outcome, Retry
-from penstock_workers.item.settling.rows import reason_of
 
 log = logging.getLogger(__name__)
 
-FIRST: Final = 100
-"""Documents that are looked at first, together: of fewer a share says little, and no job that has
-fewer is stopped for one."""
 FAILING_MARGIN: Final = 0.15
 """By so much more than a person has accepted a share must be to stop the job again."""
 COST_MARGIN: Final = 1.25
@@ -90,6 +87,12 @@ def decide(lately: Lately, bounds: Bounds, accepted: Accepted) -> Stop | None:
         if usd_per_document(lately) > most:
             return Stop(StopCode.COST, lately.ended, lately.ended)
     return None
+
+
+def accepted_of(job: Job, generation: int) -> Accepted:
+    """Return what a person has accepted of a feed by letting its job go on."""
+    accepted = job.accepted
+    return accepted if accepted and accepted.generation == generation else ACCEPTED_NOTHING
 
 
 def usd_per_document(lately: Lately) -> float:
@@ -151,20 +154,15 @@ class StopLoss:
         if job.state is not JobState.RUNNING:
             return
         spec = JobSpec.accepted(job.spec)
-        accepted = (
-            job.accepted
-            if job.accepted is not None and job.accepted.generation == generation
-            else None
-        )
-        stop = decide(lately, Bounds.of(spec), accepted or ACCEPTED_NOTHING)
+        stop = decide(lately, Bounds.of(spec), accepted_of(job, generation))
         if stop is None:
             return
-        pause = Pause(
+        pause = Reason(
             stop.code,
-            PausedBy.STOP_LOSS,
+            By.STOP_LOSS,
             self._params(job_id, generation, stop, lately, Bounds.of(spec)),
         )
-        if self._jobs.set_state(job_id, JobState.PAUSED, pause=pause, expect={JobState.RUNNING}):
+        if self._jobs.set_state(job_id, JobState.PAUSED, why=pause, expect={JobState.RUNNING}):
             self._hot.set_job_state(job_id, JobState.PAUSED)
             log.error("job %s is paused: %s", job_id, explain(pause))
 
@@ -230,8 +228,8 @@ def _failure_of(outcome: Outcome) -> tuple[str, str] | None:
     """Return the name of a failure that counts here, and what was said of it."""
     if isinstance(outcome, Dead):
         return outcome.letter.reason, outcome.letter.last_error
-    if isinstance(outcome, Retry) and reason_of(outcome) in REFUSED:
-        return reason_of(outcome), outcome.error.partition(": ")[2]
+    if isinstance(outcome, Retry) and outcome.name in REFUSED:
+        return outcome.name, outcome.detail
     return None
 
 

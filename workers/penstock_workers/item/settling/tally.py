@@ -10,7 +10,6 @@ from penstock_producer.job.lanes import has_own_model
 from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.outcome import Dead, Done, Parked, Released, Retry, Skipped, Unreadable
 from penstock_workers.item.same_request import SAME_REQUEST
-from penstock_workers.item.settling.rows import reason_of
 from penstock_workers.item.spent import Spent
 from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.samples import Sample, Spread
@@ -70,17 +69,17 @@ class OutcomeTally:
                 else:
                     self._reused[outcome.result.reason] += 1
             elif isinstance(outcome, Retry):
-                if reason_of(outcome) == SAME_REQUEST:
+                if outcome.name == SAME_REQUEST:
                     continue  # nothing was tried
                 self._pay(attempt)
                 self._retries["counted" if outcome.counted else "uncounted"] += 1
-                self._failed_tries[reason_of(outcome)] += 1
+                self._failed_tries[outcome.name] += 1
                 self._throttled[attempt.job.spec.provider] += 1 if outcome.rate_limited else 0
             elif isinstance(outcome, Dead):
                 self._pay(attempt)
                 self._dead[outcome.letter.reason] += 1
             elif isinstance(outcome, Released) and outcome.crashed:
-                self._failed_tries[reason_of(outcome)] += 1
+                self._failed_tries[outcome.crashed] += 1
 
     def _pay(self, attempt: Attempt) -> None:
         """Count what an attempt cost, whatever it ended in."""

@@ -13,12 +13,12 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 import orjson
 
-from penstock_ledger import ItemKey, OutcomeStore, ProviderBatch, RemainderStore
+from penstock_ledger import BatchFailure, ItemKey, OutcomeStore, ProviderBatch, RemainderStore
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.feed.wire import CALLS_HEADER, SPENT_HEADER, ItemMessage, item_tag
 from penstock_ratelimit import Signal
@@ -144,7 +144,7 @@ class Judge:
                 and isinstance(happened, Failure)
                 and happened.name == "batch_cancelled"
             ):
-                happened = without_answer("lane_left")
+                happened = without_answer(BatchFailure("lane_left"))
             return Settled(attempt, self._outcome(attempt, happened))
         except JobCannotRun:
             # a hook that cannot be imported, a schema that cannot be used: the answers stay where
@@ -176,9 +176,7 @@ class Judge:
             return outcome
         if attempt.number >= attempt.job.spec.max_attempts:
             return Dead(dead_letter(attempt, happened))
-        return Retry(
-            outcome.after_s, outcome.error, counted=True, rate_limited=outcome.rate_limited
-        )
+        return replace(outcome, counted=True, to=None)
 
 
 NOT_ITS_FAULT: Final = frozenset({"batch_refused", "batch_stuck", "lane_left"})
@@ -190,12 +188,10 @@ PAID: Final = frozenset({"answer_too_large"})
 """Failures of a document that the provider has answered; what the answer cost is not known."""
 
 
-def without_answer(why: str) -> Failure:
-    """Return the failure of a document that its batch has ended without.
-
-    ``why`` is the name of the failure, maybe with more words."""
-    name, _, detail = why.partition(": ")
-    return Failure(name, detail or _WORDS.get(name, name), None, Signal.REFUSED)
+def without_answer(why: BatchFailure) -> Failure:
+    """Return the failure of a document that its batch has ended without."""
+    detail = why.detail or _WORDS.get(why.name, why.name)
+    return Failure(why.name, detail, None, Signal.REFUSED)
 
 
 _WORDS: Final = {
@@ -372,7 +368,7 @@ class Collector:
         return len(found)
 
     async def unanswered(
-        self, batch: ProviderBatch, job: JobView, packed: PackedBatch, why: str
+        self, batch: ProviderBatch, job: JobView, packed: PackedBatch, why: BatchFailure
     ) -> int:
         """Send every document without an outcome into another batch.
 

@@ -7,9 +7,9 @@ import time
 from typing import Final
 from uuid import uuid4
 
-from penstock_ledger import BatchLost, JobState
+from penstock_ledger import BatchFailure, BatchLost, JobState
+from penstock_ledger.reasons import By, Code, Reason
 from penstock_workers.item.attempt import JobView
-from penstock_workers.lane_changes import BATCH_REFUSED
 from penstock_workers.lanes.batch.answers import Collected, Parting
 from penstock_workers.lanes.batch.apis.provider import (
     TOKEN_CAP_CODES,
@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 FULL_TRIES: Final = 7
 # batches of a job in a row, for no line of theirs: then it is nothing that smaller ones could find
 REFUSED_MAX: Final = 8
+
+
+LOST: Final = BatchFailure("batch_lost")
 
 
 class Ending:
@@ -59,13 +62,11 @@ class Ending:
         if await self._has_unanswered():
             view, packed = await led.view(), await led.files()
             if view is not None:
-                await led.around.collector.unanswered(
-                    batch, view, packed, batch.why or "batch_lost"
-                )
+                await led.around.collector.unanswered(batch, view, packed, batch.failure or LOST)
         if not batch.unread:  # else a person may still fetch what this program could not
             await led.delete()
         led.hit("batch_before_settled")
-        await led.settled(batch.why if batch.why not in (None, "batch_lost") else None)
+        await led.settled(None if batch.failure == LOST else batch.failure)
 
     async def _has_unanswered(self) -> bool:
         """Return whether documents of it may have to go on.
@@ -91,7 +92,7 @@ class Ending:
             error, what, may_come=unread > 0 and not is_partly_there
         ):
             why = error.why if isinstance(error, AnswersMissing) else "batch_lost"
-            await led.collected(f"{why}: {error}", unread=unread)
+            await led.collected(BatchFailure(why, str(error)), unread=unread)
 
     async def _read(self) -> BatchSeen | None:
         """Give its documents what they came to; return the batch where it found no room.
@@ -106,7 +107,7 @@ class Ending:
             return seen
         view, packed = await led.view(), await led.files()
         if view is None:
-            await led.collected("batch_cancelled")
+            await led.collected(BatchFailure("batch_cancelled"))
             return None
         if seen.problems:
             await self._refused(view, packed, seen)
@@ -135,7 +136,8 @@ class Ending:
         if collected.is_short(led.batch, seen):
             raise _missing(seen, collected)
         self._is_all_answered = not collected.left
-        await led.collected("lane_left" if led.has_left and seen.cancelled else _why(seen))
+        why = "lane_left" if led.has_left and seen.cancelled else _why(seen)
+        await led.collected(BatchFailure(why))
         return None
 
     async def _check_whole(self, seen: BatchSeen) -> None:
@@ -175,16 +177,17 @@ class Ending:
             at_fault,
             batch.requests,
         )
-        await led.collected(f"{BATCH_REFUSED}: {words}")
-        refused_in_a_row = led.around.store.refused_in_a_row
+        await led.collected(BatchFailure(Code.BATCH_REFUSED, words))
+        failed_in_a_row = led.around.store.failed_in_a_row
         if not at_fault and await led.in_thread(
-            refused_in_a_row, batch.job_id, REFUSED_MAX, BATCH_REFUSED
+            failed_in_a_row, batch.job_id, REFUSED_MAX, Code.BATCH_REFUSED
         ):
-            reason = (
-                f"{BATCH_REFUSED}: the provider {batch.provider} has refused {REFUSED_MAX} batches "
+            detail = (
+                f"the provider {batch.provider} has refused {REFUSED_MAX} batches "
                 f"of this job in a row and named no line ({words}); correct what it says and "
                 "resume the job, which tries smaller batches"
             )
+            reason = Reason(Code.BATCH_REFUSED, By.LANE, {"detail": detail})
             await led.around.jobs.stop(batch.job_id, JobState.PAUSED, reason)
 
     async def _again(self, seen: BatchSeen) -> None:
@@ -213,15 +216,16 @@ class Ending:
 
         A person says how much does, and its documents go into smaller batches then."""
         led, batch = self._led, self._led.batch
-        words = (
-            f"{BATCH_REFUSED}: provider batch {batch.tag} of {batch.requests} requests has more "
+        detail = (
+            f"provider batch {batch.tag} of {batch.requests} requests has more "
             f"tokens than the account takes even alone ({why}); set "
             f"providers.{batch.provider}.batch_enqueued_tokens to what the account may have, start "
             "the worker again, and resume the job"
         )
-        await led.around.jobs.stop(batch.job_id, JobState.PAUSED, words)
+        reason = Reason(Code.BATCH_REFUSED, By.LANE, {"detail": detail})
+        await led.around.jobs.stop(batch.job_id, JobState.PAUSED, reason)
         await led.delete(unasked=True)
-        await led.collected(f"{BATCH_REFUSED}: {why}")
+        await led.collected(BatchFailure(Code.BATCH_REFUSED, why))
 
 
 def _missing(seen: BatchSeen, collected: Collected) -> AnswersMissing:

@@ -32,7 +32,7 @@ from penstock_ledger import (
     month_of,
     tenant_of_job,
 )
-from penstock_ledger.redaction import redact
+from penstock_ledger.reasons import Reason
 from penstock_producer.job.lanes import packs
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.prices.spent_budget import spent_budget, spent_tenant_budget
@@ -157,14 +157,14 @@ class Jobs:
             return None
 
     async def stop(
-        self, job_id: str, to: JobState, reason: str, resume_at: float | None = None
+        self, job_id: str, to: JobState, why: Reason, resume_at: float | None = None
     ) -> None:
-        """Pause or fail a running job, with the reason for people.
+        """Pause or fail a running job.
 
         ``resume_at``: when a pause ends by itself."""
         moved = await asyncio.to_thread(
             lambda: self._jobs.set_state(
-                job_id, to, reason=redact(reason), expect={JobState.RUNNING}, resume_at=resume_at
+                job_id, to, why=why, expect={JobState.RUNNING}, resume_at=resume_at
             )
         )
         if moved:
@@ -245,16 +245,13 @@ class Reservations:
         """End the reservation of a batch: nothing of it is at the provider any more."""
         self._book.end_batch(batch.job_id, batch.tag, spent=self._batches.spent(batch.job_id))
 
-    def why(self, job: Job, budget_usd: float | None, room: Room, batch: ProviderBatch) -> str:
+    def why(self, job: Job, budget_usd: float | None, room: Room, batch: ProviderBatch) -> Reason:
         """Return why the job pauses before this batch."""
         counts = self._outcomes.counts(job.job_id)
         finished = counts.succeeded + counts.dead
         left = None if job.total is None else max(0, job.total - finished)
         mean_usd = counts.cost_microusd / MICROUSD / finished if finished else None
-        next_usd, next_is = (
-            batch.may_cost_microusd / MICROUSD,
-            f"the next batch of {batch.requests} documents",
-        )
+        next_usd = batch.may_cost_microusd / MICROUSD
         tenant = room.account.tenant
         if tenant is not None and (room.is_tenants or budget_usd is None):
             return spent_tenant_budget(
@@ -265,19 +262,16 @@ class Reservations:
                 left=left,
                 mean_usd=mean_usd,
                 next_usd=next_usd,
-                next_is=next_is,
-                next_documents=batch.requests,
+                batch_documents=batch.requests,
             )
         assert budget_usd is not None, "a budget that is not the tenant's is the job's own"
         return spent_budget(
-            job.job_key,
             budget_usd=budget_usd,
             spent_usd=room.account.spent / MICROUSD,
             left=left,
             mean_usd=mean_usd,
             next_usd=next_usd,
-            next_is=next_is,
-            next_documents=batch.requests,
+            batch_documents=batch.requests,
         )
 
 

@@ -11,10 +11,10 @@ import time
 from collections.abc import Awaitable, Callable
 
 from penstock_ledger import BatchLost, BatchState, JobState, ProviderBatch
+from penstock_ledger.reasons import By, Code, Reason
 from penstock_producer.errors import SourceError, SourceUnavailable
-from penstock_workers.errors import JobCannotRun
+from penstock_workers.errors import JobCannotRun, stop_reason
 from penstock_workers.failure_log import FailureLog
-from penstock_workers.lane_changes import BATCH_REFUSED
 from penstock_workers.lanes.batch.apis.provider import (
     BatchGone,
     BatchProvider,
@@ -117,18 +117,20 @@ class Journey:
         name = f"provider batch {self.batch.tag} of job {job_id}"
         if isinstance(error, SourceUnavailable | SourceError):
             to = JobState.PAUSED if isinstance(error, SourceUnavailable) else JobState.FAILED
-            await jobs.stop(job_id, to, str(error))
+            await jobs.stop(job_id, to, stop_reason(error))
             return 0.0
         if isinstance(error, JobCannotRun):
-            await jobs.stop(job_id, JobState.PAUSED, f"{name}: {error}")
+            await jobs.stop(job_id, JobState.PAUSED, stop_reason(error))
             return LOOK_AT_JOB_S
         trouble = await self._troubles.note(error, wait_s)
         if isinstance(error, BatchRefused) and not isinstance(error, BatchGone):
-            await jobs.stop(job_id, JobState.PAUSED, f"{BATCH_REFUSED}: {name}: {error}")
+            refused = Reason(Code.BATCH_REFUSED, By.LANE, {"detail": f"{name}: {error}"})
+            await jobs.stop(job_id, JobState.PAUSED, refused)
             return LOOK_AT_JOB_S
         pause_s = self._troubles.pause_s(error, trouble)
         if pause_s is None:
             return 0.0
         resume_at = time.time() + pause_s if pause_s else None
-        await jobs.stop(job_id, JobState.PAUSED, f"{name}: {error}", resume_at)
+        failed = Reason(trouble.name, By.PROVIDER, {"detail": f"{name}: {error}"})
+        await jobs.stop(job_id, JobState.PAUSED, failed, resume_at)
         return LOOK_AT_JOB_S

@@ -37,7 +37,7 @@ from penstock_producer.errors import SourceError, SourceUnavailable
 from penstock_producer.job.lanes import AUTO, packs
 from penstock_producer.job.spec import JobSpec
 from penstock_ratelimit import full_jitter
-from penstock_workers.errors import WorkerError
+from penstock_workers.errors import WorkerError, stop_reason
 from penstock_workers.failure_log import FailureLog
 from penstock_workers.lanes.batch.apis.provider import BatchProvider
 from penstock_workers.lanes.batch.jobs import Standing
@@ -259,9 +259,9 @@ class Leader:
             except FeedLost:
                 continue
             except (SourceUnavailable, WorkerError) as error:
-                await self._around.jobs.stop(job.job_id, JobState.PAUSED, str(error))
+                await self._around.jobs.stop(job.job_id, JobState.PAUSED, stop_reason(error))
             except SourceError as error:
-                await self._around.jobs.stop(job.job_id, JobState.FAILED, str(error))
+                await self._around.jobs.stop(job.job_id, JobState.FAILED, stop_reason(error))
 
     async def _pack_feed(self, job: Job, live: LiveFeed) -> None:
         owner = self._around.owner

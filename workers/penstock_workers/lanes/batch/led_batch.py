@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from penstock_ledger import (
+    BatchFailure,
     BatchLost,
     BatchState,
     BatchTrouble,
@@ -133,8 +134,16 @@ class LedBatch:
             )
 
     async def write(self, **values: Any) -> None:
-        """Write columns of the journal; raise BatchLost."""
+        """Write columns of the journal; raise BatchLost.
+
+        A ``failure`` brings its sentence along; a ``why`` alone is what the batch waits for."""
         plain = {name: _as_column(value) for name, value in values.items()}
+        failure: BatchFailure | None = values.get("failure")
+        if failure is not None:
+            values["why"] = str(failure)
+            plain |= failure.columns()
+        elif "why" in values:
+            values["failure"] = plain["failure"] = None
         store, owner = self.around.store, self.around.owner
         if not await asyncio.to_thread(lambda: store.step(self.batch, owner, **plain)):
             raise BatchLost(self.batch.tag)
@@ -145,20 +154,21 @@ class LedBatch:
         }
         self.batch = replace(self.batch, **known)
 
-    async def collected(self, why: str, *, unread: int = 0) -> None:
+    async def collected(self, failure: BatchFailure, *, unread: int = 0) -> None:
         """Note that every answer of it is stored, but for the ``unread`` that were paid for.
 
         Raises BatchLost."""
         microusd = self._cost_of(unread)
         store, owner = self.around.store, self.around.owner
-        if not await self.in_thread(store.collected, self.batch, owner, why, unread, microusd):
+        if not await self.in_thread(store.collected, self.batch, owner, failure, unread, microusd):
             raise BatchLost(self.batch.tag)
         if unread:
-            _tell_unread(self.batch, unread, microusd, why)
+            _tell_unread(self.batch, unread, microusd, str(failure))
         self.batch = replace(
             self.batch,
             state=BatchState.COLLECTED,
-            why=why,
+            why=str(failure),
+            failure=failure,
             trouble=None,
             missing=None,
             unread=unread or None,
@@ -183,12 +193,13 @@ class LedBatch:
         """Return whether its documents are in another lane, too, since its job left this one."""
         return bool(await self.in_thread(self.around.store.is_handed_over, self.batch.tag))
 
-    async def settled(self, why: str | None) -> None:
+    async def settled(self, failure: BatchFailure | None) -> None:
         """End the batch in the journal; raise BatchLost."""
-        if not await self.in_thread(self.around.store.end, self.batch, self.around.owner, why):
+        if not await self.in_thread(self.around.store.end, self.batch, self.around.owner, failure):
             raise BatchLost(self.batch.tag)
         await self.unreserve()
-        self.batch = replace(self.batch, state=BatchState.SETTLED, why=why)
+        why = None if failure is None else str(failure)
+        self.batch = replace(self.batch, state=BatchState.SETTLED, why=why, failure=failure)
         await self.in_thread(self.around.folder.batch(self.batch.tag).remove)
         self.around.changed.set()
 

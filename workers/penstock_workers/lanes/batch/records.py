@@ -26,7 +26,6 @@ from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Retry
 from penstock_workers.item.settling.records import MadeWithNotes, earlier_in, pauses_of
-from penstock_workers.item.settling.rows import reason_of
 from penstock_workers.item.settling.stop_loss import StopLoss, is_refused_first
 
 
@@ -77,7 +76,7 @@ class BatchRecords:
         for job_id, (why, ends_in_s) in pauses_of(group).items():
             resume_at = None if ends_in_s is None else time.time() + ends_in_s
             self._jobs.set_state(
-                job_id, JobState.PAUSED, reason=why, expect={JobState.RUNNING}, resume_at=resume_at
+                job_id, JobState.PAUSED, why=why, expect={JobState.RUNNING}, resume_at=resume_at
             )
 
     def write_redis(self, group: Sequence[Settled]) -> None:
@@ -116,9 +115,7 @@ class BatchRecords:
                 )
             elif isinstance(outcome, Retry):
                 again.append(
-                    SettledCrash(
-                        attempt.key, reason_of(outcome), is_refused_first(attempt, outcome)
-                    )
+                    SettledCrash(attempt.key, outcome.name, is_refused_first(attempt, outcome))
                 )
         report = self._hot.settle(SettleBatch(done, dead, tried_again=again))
         self._stop_loss.look(group, report.lately)
@@ -152,7 +149,10 @@ def _left(attempt: BatchAttempt, outcome: Retry | Parked) -> Remainder:
         calls -= attempt.calls
         prompt, completion, cost = prompt - own[0], completion - own[1], cost - own[2]
     attempts = attempt.number if is_counted else attempt.retries
-    reason = reason_of(outcome) if isinstance(outcome, Retry) else outcome.why.partition(":")[0]
+    if isinstance(outcome, Retry):
+        reason = outcome.name
+    else:
+        reason = "" if outcome.pauses is None else outcome.pauses.code
     most = max(1, (attempt.beside + 1) // 2) if reason == "batch_refused" else None
     unpriced = 0 if attempt.has_left else attempt.spent.unpriced
     return Remainder(

@@ -10,8 +10,8 @@ import time
 from dataclasses import replace
 from typing import Final
 
-from penstock_ledger import BatchState, JobState
-from penstock_workers.errors import PricesMissing
+from penstock_ledger import BatchFailure, BatchState, JobState
+from penstock_workers.errors import PricesMissing, stop_reason
 from penstock_workers.lanes.batch.apis.provider import (
     AccountStopped,
     BatchGone,
@@ -149,9 +149,10 @@ class Sending:
             await led.write(file_id=await led.provider.find_upload(led.batch.tag))
         await led.delete(unasked=True)
         if standing is Standing.LEAVES:
-            await led.collected("lane_left")
+            await led.collected(BatchFailure("lane_left"))
         else:
-            await led.settled("batch_cancelled: its job ended before it was created")
+            why = BatchFailure("batch_cancelled", "its job ended before it was created")
+            await led.settled(why)
 
     async def _reserve(self) -> bool:
         if not await self._is_paid_for():
@@ -180,7 +181,7 @@ class Sending:
         try:
             room: Room | None = await led.in_thread(reservations.reserve, job, batch, budget_usd)
         except PricesMissing as error:
-            await jobs.stop(job.job_id, JobState.PAUSED, str(error))
+            await jobs.stop(job.job_id, JobState.PAUSED, stop_reason(error))
             await led.wait_for_job()
             return False
         if room is None or room.is_reserved:

@@ -12,8 +12,8 @@ import random
 import time
 from typing import Any, Final
 
-from penstock_ledger import BatchState, JobState, ProviderBatch
-from penstock_workers.lane_changes import BATCH_STUCK
+from penstock_ledger import BatchFailure, BatchState, JobState, ProviderBatch
+from penstock_ledger.reasons import By, Code, Reason
 from penstock_workers.lanes.batch.apis.provider import BatchGone, BatchSeen
 from penstock_workers.lanes.batch.jobs import Standing
 from penstock_workers.lanes.batch.led_batch import LedBatch, counts_of
@@ -47,7 +47,7 @@ class Watching:
             seen = await led.provider.look(led.remote_id)
         except BatchGone as error:
             if await self._troubles.is_given_up(error, "batch", may_come=led.answers_out > 0):
-                await self._ended(why=f"batch_lost: {error}")
+                await self._ended(failure=BatchFailure("batch_lost", str(error)))
             return
         shown = {"status": seen.status, **counts_of(seen), "trouble": None, "missing": None}
         if seen.ended:
@@ -89,19 +89,22 @@ class Watching:
                 seen.status,
             )
             await led.collected(
-                f"{BATCH_STUCK}: it was still {seen.status}", unread=led.answers_out
+                BatchFailure(Code.BATCH_STUCK, f"it was still {seen.status}"),
+                unread=led.answers_out,
             )
             return True
         if led.standing is Standing.RUNS and not self._is_stuck:
-            await led.around.jobs.stop(batch.job_id, JobState.PAUSED, _stuck_words(batch, seen))
-            await led.write(why=f"{BATCH_STUCK}: it should have ended long ago")
+            await led.around.jobs.stop(batch.job_id, JobState.PAUSED, _stuck(batch, seen))
+            stuck = BatchFailure(Code.BATCH_STUCK, "it should have ended long ago")
+            await led.write(failure=stuck)
             led.note_standing()
         return False
 
     @property
     def _is_stuck(self) -> bool:
         """Whether its job was paused for it."""
-        return (self._led.batch.why or "").startswith(BATCH_STUCK)
+        failure = self._led.batch.failure
+        return failure is not None and failure.name == Code.BATCH_STUCK
 
     @property
     def _is_overdue(self) -> bool:
@@ -129,11 +132,12 @@ class Watching:
         return min(own.poll_cap_s, own.poll_first_s * growth) * random.uniform(0.9, 1.1)
 
 
-def _stuck_words(batch: ProviderBatch, seen: BatchSeen) -> str:
-    hours = (time.time() - (batch.created_at or 0.0)) / 3_600
-    return (
-        f"{BATCH_STUCK}: provider batch {batch.remote_id} at {batch.provider} with "
-        f"{batch.requests} documents is still {seen.status} after {hours:.0f} hours "
-        "(batch.stuck_after_s); look at it there. Resume the job to take its documents back: the "
-        "batch is cancelled, what it has answered is kept, and the rest goes into another one"
-    )
+def _stuck(batch: ProviderBatch, seen: BatchSeen) -> Reason:
+    params = {
+        "batch": batch.remote_id,
+        "provider": batch.provider,
+        "documents": batch.requests,
+        "status": seen.status,
+        "hours": (time.time() - (batch.created_at or 0.0)) / 3_600,
+    }
+    return Reason(Code.BATCH_STUCK, By.LANE, params)

@@ -44,6 +44,7 @@ from penstock_ledger import (
 )
 from penstock_ledger.door_stores import tenant_costs
 from penstock_ledger.model import Job, JobState
+from penstock_ledger.reasons import by_hand
 from penstock_ledger.sql.tables import spending
 from penstock_producer.reporting.batches import batch_troubles, batches_line
 from penstock_workers.lanes.batch import ending, leader, sending, troubles, watching
@@ -868,7 +869,7 @@ async def test_answers_outlive_their_source_and_their_files(house: House, is_ove
     (house.folder / "docs.jsonl").write_text('{"id": "another", "text": "one"}\n')
     if is_over:
         house.producer._jobs.set_state(
-            job.job_id, JobState.FAILED, reason="no", expect={JobState.RUNNING}
+            job.job_id, JobState.FAILED, why=by_hand("no"), expect={JobState.RUNNING}
         )
     house.provider.ended = True
     async with house.working():

@@ -182,6 +182,28 @@ def test_a_batch_worker_dies_in_a_rescue(house: House, place: str) -> None:
     assert fleet.producer.status(job.job_id).counts.dead == 0
 
 
+@pytest.mark.parametrize("place", ["cancel_waiting", "cancel_writing_off", "cancel_ending"])
+def test_control_dies_in_a_cancel(house: House, place: str) -> None:
+    """It is killed in each step of a cancel, twice: the next one ends the job, with what was
+    answered until then and a dead letter `cancelled` for all else."""
+    fleet = house.fleet
+    fleet.provider.start("--batch-s", "120", "--batch-step-s", "1")
+    house.batch_worker()
+    control = house.control(failpoints=f"{place}:kill")
+    job = submit(house, lane="batch")
+    house.half_answered(20)
+    fleet.producer.cancel(job.job_id)
+    house.dies(control, place, job)
+    if place != "cancel_waiting":  # by now it may be over
+        house.dies(house.control(failpoints=f"{place}:kill"), place, job)
+    house.control()
+    fleet.wait_for(job, JobState.CANCELLED, WORK_S)
+    house.check(job)
+    counts = fleet.producer.status(job.job_id).counts
+    assert (counts.succeeded >= 20, counts.succeeded + counts.dead) == (True, DOCUMENTS)
+    assert set(counts.dead_by_reason) == {"cancelled"}
+
+
 @pytest.mark.parametrize("place", OF_CANCEL)
 def test_a_batch_worker_dies_in_a_cancel(house: House, place: str) -> None:
     """What was answered until the cancel is stored, all else is a dead letter `cancelled`, and

@@ -10,6 +10,7 @@ import orjson
 import pytest
 from attempts import BODY, make_attempt
 
+from penstock_ledger.reasons import explain
 from penstock_producer.feed.wire import SPENT_HEADER
 from penstock_ratelimit import Signal
 from penstock_workers.item.attempt import Attempt, Settled
@@ -135,7 +136,7 @@ def test_waiting_for_capacity_never_costs_an_attempt() -> None:
     jitter more."""
     outcome = decide(attempt(retries=3), throttled(7.0), POLICY)
     assert outcome == Retry(
-        7.0 + 8.0, "rate_limited: says the provider", counted=False, rate_limited=True
+        7.0 + 8.0, "rate_limited", "says the provider", counted=False, rate_limited=True
     )
 
 
@@ -143,8 +144,8 @@ def test_a_very_long_retry_after_pauses_the_job() -> None:
     """A provider that asks for an hour is shown to the operator, not waited for in silence."""
     outcome = decide(attempt(), throttled(3600.0), POLICY)
     assert isinstance(outcome, Parked)
-    assert outcome.pauses
-    assert "3600 s" in outcome.why
+    assert outcome.pauses is not None
+    assert "3600 s" in explain(outcome.pauses)
 
 
 def test_a_pause_for_the_provider_knows_its_end() -> None:
@@ -170,8 +171,8 @@ def test_account_trouble_pauses_the_job_and_keeps_the_item(name: str) -> None:
     """No item would fare better with a wrong key, so none is killed; the reason says what to do."""
     outcome = decide(attempt(), failed(name, 401), POLICY)
     assert isinstance(outcome, Parked)
-    assert outcome.pauses
-    assert "resume" in outcome.why
+    assert outcome.pauses is not None
+    assert "resume" in explain(outcome.pauses)
 
 
 @pytest.mark.parametrize("name", ["forbidden", "foreign_page"])

@@ -10,6 +10,7 @@ import pytest
 from attempts import make_attempt
 
 from penstock_ledger import WorkerSeen, keys
+from penstock_ledger.reasons import explain
 from penstock_producer.feed.queues import SERVES, Served
 from penstock_workers.broker.leases import BrokerAction
 from penstock_workers.celery_app.handover import broker_action
@@ -124,7 +125,9 @@ async def test_a_binding_that_a_stranger_wrote_binds_nothing() -> None:
     hot.bindings["job"] = "penstock.api"
     outcome = await outcome_of(model_check(hot, TINY2), attempt(b"{}"))
     assert isinstance(outcome, Parked)
-    assert "queue 'penstock.api' answers this job, which is none of its lane" in outcome.why
+    assert outcome.pauses is not None
+    said = explain(outcome.pauses)
+    assert "queue 'penstock.api' answers this job, which is none of its lane" in said
 
 
 async def test_with_several_models_the_job_is_paused_and_told() -> None:
@@ -132,8 +135,8 @@ async def test_with_several_models_the_job_is_paused_and_told() -> None:
     do."""
     outcome = await outcome_of(model_check(Hot(TINY1, TINY2)), attempt(b"{}"))
     assert isinstance(outcome, Parked)
-    assert outcome.pauses
+    assert outcome.pauses is not None
     assert (
         "serve several: tiny1 (1 worker), tiny2 (1 worker). Cancel it and submit it again"
-        in outcome.why
+        in explain(outcome.pauses)
     )

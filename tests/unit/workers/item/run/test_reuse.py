@@ -192,7 +192,7 @@ async def test_no_one_waits_for_an_equal_request_for_ever() -> None:
     [
         Released("drain"),
         Parked("paused"),
-        Retry(1.0, "rate_limited: x", counted=False),
+        Retry(1.0, "rate_limited", "x", counted=False),
         TurnedAway(None),
     ],
 )
@@ -236,7 +236,7 @@ async def test_one_that_waits_may_be_cancelled() -> None:
         assert made.sent == ["first", "third"]
 
 
-@pytest.mark.parametrize("end", [dead("no"), Retry(1.0, "timeout: x")])
+@pytest.mark.parametrize("end", [dead("no"), Retry(1.0, "timeout", "x")])
 async def test_after_a_failure_each_tries_by_itself(end: Dead | Retry) -> None:
     """A failure is no one else's: a thousand equal documents must not fail one after the other, and
     none takes a dead letter."""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from attempts import make_attempt
 
+from penstock_ledger.reasons import explain
 from penstock_ratelimit.testing import run_virtual
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure, Reply, TurnedAway
@@ -86,6 +87,12 @@ NO_FORMAT = Failure(
 )
 
 
+def said_of(outcome: Parked | None) -> str:
+    assert outcome is not None
+    assert outcome.pauses is not None
+    return explain(outcome.pauses)
+
+
 def test_a_provider_that_takes_no_schemas_pauses_the_job_with_the_fix() -> None:
     """All requests carry the job's format, so 400s that name it are not the documents' fault: the
     pause says what to do."""
@@ -94,7 +101,7 @@ def test_a_provider_that_takes_no_schemas_pauses_the_job_with_the_fix() -> None:
         job = Job(runs, response_schema={"type": "object"})
         weigheds = await asyncio.gather(*(job.answered(NO_FORMAT) for _ in range(PAUSES_AT)))
         assert all(weighed is not None and weighed.pauses for weighed in weigheds)
-        why = weigheds[0].why if weigheds[0] is not None else ""
+        why = said_of(weigheds[0])
         assert (
             "with --response-format json_object or none, and say in the prompt which JSON is wanted"
             in why
@@ -171,7 +178,7 @@ def test_a_wrong_url_pauses_the_job_and_kills_no_document(failure: Failure) -> N
         job = Job(runs)
         weigheds = await asyncio.gather(*(job.answered(failure) for _ in range(256)))
         assert all(weighed is not None and weighed.pauses for weighed in weigheds)
-        why = weigheds[0].why if weigheds[0] else ""
+        why = said_of(weigheds[0])
         assert why.startswith(f"the last 20 answers were all {failure.status} ({failure.name}")
         assert failure.detail in why
         assert "http://gateway/v2" in why

@@ -16,6 +16,7 @@ from sqlalchemy.exc import DataError, OperationalError
 
 from penstock_ledger import Begin, BeginReply, Begun, ItemKey, SettleBatch, Trouble
 from penstock_ledger.model import DeadLetter, Result
+from penstock_ledger.reasons import By, Reason
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.failure_log import REPEATED_EACH_S, FailureLog
 from penstock_workers.item.attempt import Attempt, Item, JobView, Settled
@@ -233,7 +234,7 @@ async def test_an_item_whose_job_has_left_the_lane_is_dropped() -> None:
         await here.begin(attempt("a"))
     await there.begin(attempt("a"))
     vouched = await here.vouch(
-        attempt("a"), attempt("a").job, Parked("the wallet is empty", pauses=True)
+        attempt("a"), attempt("a").job, Parked(pauses=Reason("out_of_credit", By.PROVIDER))
     )
     for starts in (here, there):
         await starts.close()
@@ -352,7 +353,7 @@ async def test_a_stranger_gets_no_dead_letter_and_pauses_no_job() -> None:
         return make_attempt(doc, job_id=job_id)
 
     dead = Dead(DeadLetter(new("x").key, "request_too_large", 1, 0, "", None, b"", None))
-    for outcome in (dead, Parked("source_unavailable", pauses=True)):
+    for outcome in (dead, Parked(pauses=Reason("source_unavailable", By.SOURCE))):
         assert await ended(new("known"), outcome) is outcome
         assert isinstance(await ended(new("forged"), outcome), Unreadable)
     waits = Parked("its job is paused")

@@ -14,28 +14,28 @@ from attempts import make_attempt
 from penstock_ledger import Lately
 from penstock_ledger.in_redis.batches import lately_of
 from penstock_ledger.model import DeadLetter
-from penstock_ledger.pause import (
+from penstock_ledger.reasons import (
     ACCEPTED_NOTHING,
     Accepted,
-    Pause,
-    PausedBy,
+    By,
+    Reason,
     StopCode,
     accepted_with,
     explain,
     read_accepted,
-    read_pause,
-    stored_pause,
+    read_reason,
+    stored_reason,
 )
 from penstock_producer import JobSpec, SpecError
 from penstock_producer.job.options import OPTIONS
 from penstock_producer.reporting.pauses import advice_for, as_field, as_flag
+from penstock_producer.reporting.reasons import FIRST
 from penstock_workers.item.outcome import Dead, Done, Outcome, Retry
 from penstock_workers.item.run.cost import too_long
 from penstock_workers.item.run.fates import FATES
 from penstock_workers.item.settling.stop_loss import (
     COST_MARGIN,
     FAILING_MARGIN,
-    FIRST,
     REFUSED,
     Bounds,
     Stop,
@@ -54,7 +54,7 @@ PARAMS: dict[str, Any] = {
     "cause": {"reason": "schema_mismatch", "count": 97},
     "examples": [{"doc_id": "doc-1", "reason": "schema_mismatch", "excerpt": "no JSON"}],
 }
-PAUSE = Pause(StopCode.MISSED, PausedBy.STOP_LOSS, PARAMS)
+PAUSE = Reason(StopCode.MISSED, By.STOP_LOSS, PARAMS)
 
 
 def test_the_rule_is_what_its_words_say() -> None:
@@ -143,11 +143,11 @@ def letter(reason: str) -> Dead:
 @pytest.mark.parametrize(
     ("outcome", "retries", "counts"),
     [
-        (Retry(1.0, "schema_mismatch: no JSON"), 0, True),
-        (Retry(1.0, "schema_mismatch: no JSON"), 1, False),
+        (Retry(1.0, "schema_mismatch", "no JSON"), 0, True),
+        (Retry(1.0, "schema_mismatch", "no JSON"), 1, False),
         (letter("invalid_result"), 0, True),
         (letter("schema_mismatch"), 1, False),
-        (Retry(1.0, "server_error: 500", counted=True), 0, False),
+        (Retry(1.0, "server_error", "500", counted=True), 0, False),
         (letter("bad_request"), 0, False),
     ],
 )
@@ -178,14 +178,13 @@ def test_the_latest_documents_are_two_stretches() -> None:
 def test_a_pause_is_stored_as_data_and_read_back() -> None:
     """Whole, as long as the reason beside it is its own; a process of before, which writes a reason
     alone, ends it."""
-    text, reason = stored_pause(PAUSE), explain(PAUSE)
-    assert read_pause(text, reason) == PAUSE
-    assert read_pause(text, "out_of_credit: pay the bill") is None
-    assert read_pause(None, reason) is None
-    assert [
-        read_pause(odd, reason)
-        for odd in ("{", "[]", "1", '{"code": "x", "by": "nobody", "params": {}}')
-    ] == [None] * 4
+    text, reason = stored_reason(PAUSE), explain(PAUSE)
+    assert read_reason(text, reason) == PAUSE
+    assert read_reason(text, None) is None
+    for odd in (None, "{", "[]", "1", '{"code": "x", "by": "nobody", "params": {}}'):
+        found = read_reason(odd, reason)
+        assert found is not None
+        assert (found.code, explain(found)) == ("unknown", reason)
 
 
 def test_the_sentence_says_how_many_why_and_which() -> None:
@@ -198,19 +197,19 @@ def test_the_sentence_says_how_many_why_and_which() -> None:
         "schema_mismatch: no JSON"
     )
     assert explain(PAUSE, examples=False) == said.partition("; for example")[0]
-    assert explain(Pause("of_another_release", PausedBy.LANE)) == "of_another_release"
-    assert explain(Pause(StopCode.DEAD, PausedBy.STOP_LOSS, {"bad": 1})) == "stop_dead"
+    assert explain(Reason("of_another_release", By.LANE)) == "of_another_release"
+    assert explain(Reason(StopCode.DEAD, By.STOP_LOSS, {"bad": 1})) == "stop_dead"
 
 
 def test_letting_a_job_go_on_accepts_the_worst_of_its_generation() -> None:
     """What was accepted before stays where it was worse, and counts for its generation alone."""
-    text = stored_pause(PAUSE)
+    text = stored_reason(PAUSE)
     assert accepted_with(text, None) == Accepted(1, 0.97, 0.002)
     assert accepted_with(text, Accepted(1, 0.6, 0.5)) == Accepted(1, 0.97, 0.5)
     assert accepted_with(text, Accepted(2, 1.0, 0.5)) == Accepted(1, 0.97, 0.002), (
         "another generation's says nothing"
     )
-    assert accepted_with(stored_pause(Pause("x", PausedBy.PERSON)), None) is None
+    assert accepted_with(stored_reason(Reason("x", By.PERSON)), None) is None
     assert read_accepted(orjson.dumps(Accepted(1, 0.97, 0.002).to_json()).decode()) == Accepted(
         1, 0.97, 0.002
     )
@@ -223,13 +222,11 @@ def test_what_to_do_is_an_option_of_the_job_for_every_surface() -> None:
     assert len(texts) == 3
     assert action is not None
     assert (as_flag(action), as_field(action)) == ("--stop-at-dead off", {"stop_at_dead": "off"})
-    dear = advice_for(Pause(StopCode.COST, PausedBy.STOP_LOSS, PARAMS | {"bound_usd": 0.001}))[
-        -1
-    ].action
+    dear = advice_for(Reason(StopCode.COST, By.STOP_LOSS, PARAMS | {"bound_usd": 0.001}))[-1].action
     assert dear is not None
     assert as_flag(dear) == "--stop-at-usd-per-doc 0.004"
     assert {action.field, dear.field} <= OPTIONS.keys()
-    assert advice_for(None) == advice_for(Pause("x", PausedBy.PERSON)) == ()
+    assert advice_for(None) == advice_for(Reason("x", By.PERSON)) == ()
 
 
 @pytest.mark.parametrize("value", ["0%", "101%", "half", "", "50", "OFF"])

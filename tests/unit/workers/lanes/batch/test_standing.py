@@ -17,6 +17,7 @@ from penstock_ledger import (
     RedisLedger,
     open_database,
 )
+from penstock_ledger.reasons import by_hand
 from penstock_workers.lanes.batch.jobs import Jobs, Standing
 
 
@@ -51,7 +52,7 @@ async def test_a_job_that_is_over_or_gone_ends(db: Database, jobs: Jobs) -> None
     """What is at the provider is cancelled then."""
     submit(db, "over")
     JobStore(db).set_state(
-        "over", JobState.FAILED, reason="its source changed", expect={JobState.RUNNING}
+        "over", JobState.FAILED, why=by_hand("its source changed"), expect={JobState.RUNNING}
     )
     for job_id in ("over", "purged"):
         await jobs.look_if_new(job_id)
