@@ -35,9 +35,13 @@ def test_a_recipe_says_when_it_is_done(recipe: str) -> None:
 
 def test_all_doors_write_the_same_forms() -> None:
     """The option of a job, `penstock results` and the doors over HTTP know the same forms of
-    results."""
+    results; over HTTP the rows of a table come as lines, too."""
     document = create_app(GatewaySettings()).openapi()
     asked = document["paths"]["/v1/jobs/{job}/results"]["get"]["parameters"]
     over_http = next(one["schema"]["enum"] for one in asked if one["name"] == "form")
     forms = {"jsonl", *TABLE_FORMATS}
-    assert (set(get_args(OutputFormat)), set(FORMATS), set(over_http)) == (forms, forms, forms)
+    assert (set(get_args(OutputFormat)), set(FORMATS), set(over_http)) == (
+        forms,
+        forms,
+        forms | {"rows"},
+    )

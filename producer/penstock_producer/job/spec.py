@@ -63,7 +63,16 @@ from penstock_producer.prompts.languages import Language, prompt_of
 from penstock_producer.prompts.tokens import counts_tokens, cut_of, in_words, pinned
 from penstock_producer.source_formats import FORMATS, check_encoding
 
-__all__ = ["MAX_BUDGET_USD", "MAX_SPAN_S", "OFF", "JobSpec", "Overflow", "Priority"]
+__all__ = [
+    "MAX_BUDGET_USD",
+    "MAX_KEEP_CHARS",
+    "MAX_SPAN_S",
+    "OFF",
+    "JobSpec",
+    "Overflow",
+    "Priority",
+    "RowOrder",
+]
 
 OutputFormat = Literal["jsonl", "csv", "parquet", "xlsx"]
 RowOrder = Literal["source", "done"]

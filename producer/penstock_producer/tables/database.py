@@ -220,7 +220,7 @@ class TableSink:
         )
         there = inspect(connection).has_table(self._statements.name, self._statements.schema)
         if there and self._place(connection, MADE) is None:
-            self._source = None  # the table is somebody's own: its columns are not the source's
+            self._source = None  # a table of the user's own: its columns are not the source's
         elif there and self._source is None:
             self._id_column = self._named_id or self._key(connection)
             self._statements = Statements(self._named, self._id_column, is_sqlite=self._sqlite)
