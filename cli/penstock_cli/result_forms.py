@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 
 START = "start"
+# PostgreSQL has 1,600 columns in a table and SQLite 2,000; the answers have up to 520
+COLUMNS_KEPT = 1_000
 LINES = "jsonl"
 FORMATS = (LINES, *TABLE_FORMATS)
 
@@ -287,7 +289,13 @@ def _check_columns(wanted: Tables, spec: JobSpec, source: str) -> None:
     columns = open_source(source, spec, ProducerSettings.load()).columns()
     if columns is not None:
         names = [column.name for column in columns]
-        chosen_columns(wanted.keep_columns, names, spec.id_field)
+        chosen = chosen_columns(wanted.keep_columns, names, spec.id_field)
+        kept = len(names) if chosen is None else len(chosen)
+        if wanted.into is not None and kept > COLUMNS_KEPT:
+            raise UsageProblem(
+                f"{source} has {count(kept)} columns, and a table of a database takes "
+                f"{count(COLUMNS_KEPT)} of them: name those to keep (--keep-columns a,b), or none"
+            )
 
 
 def write_tables(wanted: Tables, ledger: Books, job: Job, out: str) -> dict[str, str]:

@@ -54,7 +54,7 @@ def test_pandas_gets_its_frame_back_with_answers(machine: Machine, provider: Sim
         machine, provider, "tickets.csv", "--id-field", "ticket", "--output-format", "csv"
     )
     assert status == 3, told + machine.logs()
-    assert "1 of them unusable" in told
+    assert "1 of them unusable and dead letters already (missing_field 1)" in told
     before = pd.read_csv(machine.folder / "tickets.csv")
     after = pd.read_csv(machine.folder / "out" / "output.csv")
     pd.testing.assert_frame_equal(after[list(before.columns)], before)

@@ -63,7 +63,9 @@ def _cell(sheet: Any, value: Any) -> Any:
     match value:
         case None | bool():
             return value
-        case int() | Decimal():
+        case int():
+            return value if abs(value) < EXACT else _text_cell(sheet, str(value))
+        case Decimal():
             return value if abs(value) < EXACT else _text_cell(sheet, str(value))
         case float():
             return value if math.isfinite(value) else None
