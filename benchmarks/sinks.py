@@ -145,7 +145,7 @@ def into_run(what: str, place: Path, url: str, server: psutil.Process | None) ->
             if what.startswith("penstock"):
                 return measured(lambda: sink.write(job.job_id, reading), server)
             # the same rows, made before the clock starts
-            values = [sink._values(row) for row in reading]
+            values = [sink._values(row, sink._fit.targets) for row in reading]
             work = {"alone, lists": _lists, "alone, COPY": _copy}.get(what, _executemany)
             return measured(lambda: _in_portions(work, sink, values), server)
 

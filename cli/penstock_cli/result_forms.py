@@ -52,7 +52,7 @@ class Asked:
     escape_formulas: bool
     into: str | None
     table: str | None
-    id_column: str | None
+    id_column: str
     keep_columns: str
     order: str
     provenance: bool = False
@@ -193,7 +193,7 @@ def _into(ledger: Books, job: Job, asked: Asked) -> str:
 
 
 def fill_table(
-    ledger: Books, job: Job, into: str, table: str, id_column: str | None, keep: str, order: str
+    ledger: Books, job: Job, into: str, table: str, id_column: str, keep: str, order: str
 ) -> Filled:
     """Write the rows that are new since the last time; the table is made where there is none.
 
@@ -216,7 +216,7 @@ def fill_table(
 def opened_table(
     into: str,
     table: str,
-    id_column: str | None,
+    id_column: str,
     spec: Mapping[str, Any],
     source: WithSource | None = None,
 ) -> Iterator[TableSink]:
@@ -241,7 +241,7 @@ class Tables:
     escape_formulas: bool
     into: str | None
     table: str
-    id_column: str | None
+    id_column: str
     keep_columns: str
     order: str
 

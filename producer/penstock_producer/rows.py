@@ -215,7 +215,6 @@ class FileSource(Source, Protocol):
 
     uri: str
     id_field: str
-    kinds: Kinds
 
     @property
     def tally(self) -> Tally:
@@ -225,6 +224,12 @@ class FileSource(Source, Protocol):
     def place(self, line: int) -> Place:
         """Return the file that a row lies in, and its line there."""
         ...
+
+
+class RowSource(FileSource, Protocol):
+    """A source whose rows can be had with all of their columns: what tables of results keep."""
+
+    kinds: Kinds
 
     def columns(self) -> Sequence[Column] | None:
         """Return the columns of its rows, in their order; None where only the rows say them."""

@@ -106,7 +106,7 @@ def results(
     escape_formulas: options.EscapeFormulas = False,
     into: options.Into = None,
     table: options.TableOrInto = None,
-    into_id: options.IntoId = None,
+    into_id: options.IntoId = "id",
     keep_columns: options.KeepColumns = "all",
     order: options.Order = "source",
     state: options.StateOption = None,

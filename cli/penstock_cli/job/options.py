@@ -161,9 +161,7 @@ KeepColumns = Annotated[
 Order = Annotated[
     str, typer.Option("--order", metavar=OPTIONS["order"].metavar, help=OPTIONS["order"].help)
 ]
-IntoId = Annotated[
-    str | None, typer.Option("--into-id", metavar="COLUMN", help=OPTIONS["into_id"].help)
-]
+IntoId = Annotated[str, typer.Option("--into-id", metavar="COLUMN", help=OPTIONS["into_id"].help)]
 
 # -- of `penstock run` alone -----------------------------------------------------------------------
 

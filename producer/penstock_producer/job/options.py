@@ -411,7 +411,9 @@ _TABLE: Final = (
     Option("into_table", "The table of --into; made where there is none.", metavar="T"),
     Option(
         "into_id",
-        "The column of that table that names the document; left out, the source's own, or id.",
+        "The column of that table that names the document; id is the source's own in a table "
+        "that is made.",
+        "id",
         metavar="COLUMN",
     ),
     Option(

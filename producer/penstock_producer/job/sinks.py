@@ -32,7 +32,7 @@ def sink_problems(
     escape_formulas: bool | None,
     into: str | None,
     into_table: str | None,
-    into_id: str | None,
+    into_id: str,
 ) -> Iterator[Problem]:
     """Yield what is wrong with the fields of a spec together.
 
@@ -50,7 +50,7 @@ def sink_problems(
             f"give both, or leave {given} out",
         )
     if into is None:
-        if into_id is not None:
+        if into_id != "id":
             yield Problem(
                 "invalid_value",
                 "/into_id",

@@ -239,7 +239,7 @@ class JobSpec(BaseModel):
     # its limits are looked at where its value is not shown
     into: str | None = _of("into", min_length=1)
     into_table: str | None = _of("into_table", min_length=1, max_length=128)
-    into_id: str | None = _of("into_id", min_length=1, max_length=128)
+    into_id: str = _of("into_id", min_length=1, max_length=128)
 
     @model_validator(mode="wrap")
     @classmethod

@@ -105,7 +105,9 @@ class Kept:
         if self.id_field == ROW_ID:
             return str(number)
         value = record.get(self.id_field)
-        return str(value) if type(value) in (int, str) else None
+        if isinstance(value, int) and type(value) is not bool:
+            return str(value)
+        return value if isinstance(value, str) else _text(value) if _is_id(value) else None
 
     def _chosen(self, keep: str, *, as_written: bool) -> list[Column]:
         if keep == NONE:
@@ -269,6 +271,11 @@ def _joint(known: Kind | None, seen_now: Kind) -> Kind:
 
 
 # -- values ---------------------------------------------------------------------------------------
+
+
+def _is_id(value: Any) -> bool:
+    """Return whether a value that JSON has as a text may be an id: a day, or a decimal."""
+    return isinstance(value, date | time | Decimal)
 
 
 def _unchanged(value: Any) -> Any:

@@ -20,7 +20,7 @@ from penstock_producer.pins import (
     UPLOADED,
     shown_uri,
 )
-from penstock_producer.rows import DEFAULT_MAX_BODY_BYTES, FileSource
+from penstock_producer.rows import DEFAULT_MAX_BODY_BYTES, RowSource
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.source_formats import FORMATS, JSONL, XLSX, SourceFormat
 from penstock_producer.source_names import is_database
@@ -59,7 +59,7 @@ def open_source(
     uploaded: bool = False,
     formats: Collection[str] | None = None,
     timeout_s: float | None = None,
-) -> FileSource:
+) -> RowSource:
     """Return the source at a path, a URI, a folder, a pattern, or the pin that the ledger stored.
 
     A folder or prefix ends in `/`. The URL of a database is read by the spec's table or query.
@@ -115,7 +115,7 @@ def open_new_files(
     *,
     among: Sequence[str] | None = None,
     timeout_s: float | None = None,
-) -> tuple[FileSource | None, int]:
+) -> tuple[RowSource | None, int]:
     """Return what no earlier job has of a folder, a prefix or a pattern.
 
     With it comes how many files may still be written. ``among``: only these of their files.
@@ -195,7 +195,7 @@ def refuse_unreadable(path: str) -> None:
 
 def _of_database(
     where: str, spec: JobSpec, settings: ProducerSettings, remote: bool, timeout_s: float | None
-) -> FileSource:
+) -> RowSource:
     # whatever `source_roots` says: a stranger must not choose where this process connects to
     if remote:
         raise SourceForbidden("a database", settings.source_roots)
@@ -212,7 +212,7 @@ def _of_blob(
     *,
     remote: bool = False,
     formats: Collection[str] | None = None,
-) -> FileSource:
+) -> RowSource:
     """Return the source of a file that is submitted now."""
     found = format_of(blob, spec.format)
     if formats is not None and found.format.name not in formats:
@@ -236,7 +236,7 @@ def _of_blob(
 
 def _of_pin(
     pin: Mapping[str, Any], spec: JobSpec, settings: ProducerSettings, *, remote: bool = False
-) -> FileSource:
+) -> RowSource:
     remote = remote or pin.get(DOOR) in (REMOTE, UPLOADED)
     if pin["kind"] == several.KIND:
         files = [_of_pin(one, spec, settings, remote=remote) for one in pin[FILES]]
@@ -273,16 +273,16 @@ def _format_of_files(pin: Mapping[str, Any]) -> SourceFormat | None:
 
 def _of_whole_files(
     files: Chosen, form: str, spec: JobSpec, settings: ProducerSettings, timeout_s: float | None
-) -> FileSource:
+) -> RowSource:
     limits = settings.max_line_bytes, settings.max_body_bytes
     options = whole_files.FileOptions(form, *limits, timeout_s=timeout_s)
-    source: FileSource = FORMATS[form].load()(files, spec, options)
+    source: RowSource = FORMATS[form].load()(files, spec, options)
     return source
 
 
 def _whole_files_of_pin(
     pin: Mapping[str, Any], form: SourceFormat, spec: JobSpec, settings: ProducerSettings
-) -> FileSource:
+) -> RowSource:
     files = choose(str(pin["uri"]), settings.s3_endpoint_url)
     if files is None:  # a pattern, and now there is a file by that very name
         raise SourceChanged(
@@ -291,7 +291,7 @@ def _whole_files_of_pin(
     if FILES in pin:  # some files of a watched folder
         files = Chosen(ListedFiles.of_pins(files.listing, pin[FILES]), files.pattern)
     limits = int(pin["max_line_bytes"]), int(pin["max_body_bytes"])
-    source: FileSource = form.load()(files, spec, whole_files.FileOptions(form.name, *limits, pin))
+    source: RowSource = form.load()(files, spec, whole_files.FileOptions(form.name, *limits, pin))
     return source
 
 
@@ -302,9 +302,9 @@ def _rows(
     limits: tuple[int, int],
     size: int | None,
     places: MediaPlaces,
-) -> FileSource:
+) -> RowSource:
     """Open a file of rows; ``size`` is None for one that is submitted now."""
-    source: FileSource = form.load()(blob, spec, RowOptions(*limits, form.name, size, places))
+    source: RowSource = form.load()(blob, spec, RowOptions(*limits, form.name, size, places))
     return source
 
 

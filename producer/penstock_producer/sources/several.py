@@ -24,10 +24,10 @@ from penstock_producer.rows import (
     Column,
     Cursor,
     Document,
-    FileSource,
     Kinds,
     Place,
     Record,
+    RowSource,
     Tally,
 )
 from penstock_producer.sources.blobs.unpacked import PACKED
@@ -44,7 +44,7 @@ class SeveralFiles:
     """What a folder, a prefix or a pattern stands for, as one source."""
 
     def __init__(
-        self, uri: str, files: Sequence[FileSource], skipped: Mapping[str, Any] | None = None
+        self, uri: str, files: Sequence[RowSource], skipped: Mapping[str, Any] | None = None
     ) -> None:
         """``skipped``: what the pin says of other files in the folder."""
         self.uri = uri

@@ -63,10 +63,12 @@ class TableSink:
         named: str,
         table: Table,
         *,
-        id_column: str | None = None,
+        id_column: str = ID,
         source: WithSource | None = None,
     ) -> None:
         """``table`` is what the job's outcomes look like, ``source`` its rows with their answers.
+
+        An ``id_column`` of another name than `id` is that of a table that is made, too.
 
         Nothing is connected yet. Raises SinkUnfit for other URLs."""
         self._engine = opened(url)
@@ -74,8 +76,8 @@ class TableSink:
         self._table = table
         self._source = source
         self._rows = Rows(table.columns, 0, table.dimensions)
-        self._named_id = id_column
-        self._id_column = id_column or ID
+        self._named_id = None if id_column == ID else id_column
+        self._id_column = id_column
         self._sqlite = self._engine.dialect.name == "sqlite"
         self._statements = Statements(named, self._id_column, is_sqlite=self._sqlite)
         self._fit = Fit((), False, None)
@@ -339,7 +341,7 @@ class TableSink:
         return SinkError(f"table {self._named} of {shown_url(self._engine.url)} {what}: {said}")
 
 
-def _dimensions(rows: list[Row], target: Target) -> int:
+def _dimensions(rows: Sequence[Row], target: Target) -> int:
     """Return the dimensions of the first vector; 0 where there is none."""
     return next(
         (len(row[target.at]) // FLOAT32_BYTES for row in rows if row[target.at] is not None), 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
-from penstock_ledger import Database, OutcomeStore
-from penstock_ledger.model import DeadLetter, Job
+from penstock_ledger import CommitOrder, Database, OutcomeStore
+from penstock_ledger.model import DeadLetter, Job, Result
 from penstock_producer.errors import SinkError, SinkUnfit, SourceError, SourceUnavailable
 from penstock_producer.rows import ROW_ID
 from penstock_producer.settings import ProducerSettings
@@ -41,6 +41,7 @@ class WithSource:
         """``letter``: a dead letter as its reader may see it; None for as it is."""
         self.number = 0
         self._job_id = job.job_id
+        self._database = database
         self._outcomes = OutcomeStore(database)
         self._kept = kept
         self._letter = letter
@@ -77,8 +78,34 @@ class WithSource:
         try:
             for page in _pages(self._kept):
                 yield from self._joined(page)
+            counts = self._outcomes.counts(self._job_id)
+            if self.number < counts.succeeded + counts.dead:
+                yield from self._others()
         except SourceError as error:
             raise unreadable(error) from error
+
+    def _others(self) -> Iterator[tuple[str, bool, Row]]:
+        """Yield outcomes that belong to no row of the source: none is left out in silence.
+
+        Of ids hashes are kept, a million in some 60 MiB, and only where there is such an outcome.
+        """
+        known = {hash(row.doc_id) for row in self._kept}
+        for _, outcome in CommitOrder(self._database).read(self._job_id, as_stored=True):
+            doc_id = outcome.key.doc_id
+            if hash(doc_id) not in known:
+                own = self._row(outcome)
+                if self._is_numbered:
+                    own[0] = None
+                row = self.placed(own)
+                if self.kept_columns and self.columns[self.id_at].kind == "text":
+                    row[self.id_at] = doc_id
+                self.number += 1
+                yield doc_id, True, row
+
+    def _row(self, outcome: Result | DeadLetter) -> Row:
+        if self._letter is not None and isinstance(outcome, DeadLetter):
+            outcome = self._letter(outcome)
+        return self._table.row(outcome)
 
     def _joined(self, page: Sequence[KeptRow]) -> Iterator[tuple[str, bool, Row]]:
         ids = [row.doc_id for row in page]
@@ -87,9 +114,7 @@ class WithSource:
             outcome = found.get(row.doc_id)
             if outcome is None:
                 continue
-            if self._letter is not None and isinstance(outcome, DeadLetter):
-                outcome = self._letter(outcome)
-            own = self._table.row(outcome)
+            own = self._row(outcome)
             if self._is_numbered:
                 own[0] = row.number
             self.number += 1

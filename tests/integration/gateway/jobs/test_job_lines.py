@@ -347,7 +347,7 @@ def test_what_a_table_has_not_is_refused(
         refused = api.get(path, form="csv", **query)
         assert (refused.status, refused.json["param"]) == (400, "form")
     assert api.get(path, form="parquet", escape_formulas="true").json["param"] == "escape_formulas"
-    assert api.get(path, form="xlsx").status == 400
+    assert api.get(path, form="xls").status == 400
     assert api.get("/v1/jobs/job_none/results", form="csv").status == 404
     monkeypatch.setattr("penstock_producer.tables.arrow.util.find_spec", lambda name: None)
     missing = api.get(path, form="parquet")
