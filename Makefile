@@ -10,7 +10,11 @@ DEMO_DOCS ?= 3000
 EMBED_VENV ?= .venv-embed
 AIRFLOW ?= .venv-airflow
 AUDIT ?= .venv-audit
-TEST_PROCESSES ?= 2
+# Half of the tests' time is waiting for processes, leases and retries: two tests for each of two cores.
+TEST_PROCESSES ?= 4
+# What needs more than this environment, or an hour.
+ELSEWHERE := soak or engine or servers or images or airflow
+LEFT_OUT ?= $(ELSEWHERE) or whole
 # Tests commit tens of thousands of times, and a disk takes milliseconds for each; they kill processes, not machines, so
 # nothing that they prove needs a disk. Root's tests get a folder in memory, which they alone see and which ends with them.
 IN_MEMORY ?= $(shell unshare --mount mount -t tmpfs tmpfs /mnt 2>/dev/null && \
@@ -50,16 +54,18 @@ $(EMBED_VENV)/.installed: pyproject.toml constraints.txt
 demo-clean: ## remove the files of the demos, so that the next one starts from nothing
 	rm -rf $(DEMO) $(DEMO)-embed
 
-# The tests start Penstock hundreds of times: compiled once, also where PYTHONDONTWRITEBYTECODE keeps each start from doing so.
-test: $(STAMP) ## run every test that CI runs, two at a time
-	@$(BIN)/python -m compileall -q cli gateway ledger penstock producer ratelimit simulate workers
-	@$(IN_MEMORY) $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not soak and not engine and not servers and not images and not airflow" $(PYTEST)
+# The tests start Penstock hundreds of times, and pytest rewrites each of them: compiled once, whatever the environment says.
+test test-fast: export PYTHONDONTWRITEBYTECODE :=
 
-test-all: $(STAMP) ## run them with every test on both databases, SQLite and PostgreSQL
-	@$(MAKE) test PYTEST="--both-databases"
+test: $(STAMP) ## run every test that CI runs, four at a time
+	@$(BIN)/python -m compileall -q cli gateway ledger penstock producer ratelimit simulate workers
+	@$(IN_MEMORY) $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not ($(LEFT_OUT))" $(PYTEST)
+
+test-all: $(STAMP) ## run them on both databases each, with more examples, seeds, sizes and shapes
+	@$(MAKE) test LEFT_OUT="$(ELSEWHERE)" PYTEST="--both-databases --hypothesis-profile=whole"
 
 test-fast: $(STAMP) ## run the unit and contract tests only: a minute, while you work
-	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile tests/unit tests/contract
+	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile -m "not ($(LEFT_OUT))" tests/unit tests/contract
 
 test-servers: $(STAMP) ## run the tests that need PgBouncer, RabbitMQ, MariaDB, nginx, a Redis with TLS and its Sentinel, Azurite (tests of missing servers are skipped)
 	@$(BIN)/python -m pytest -q -m servers tests/stores tests/contract/test_http_clients.py
@@ -111,11 +117,11 @@ format: $(STAMP) ## format the code
 	@$(BIN)/ruff check --fix .
 
 # `make bench --check` would be an option of make's own.
-bench: $(STAMP) ## measure, each figure beside its comparison (20 minutes; CHECK=1: hold the ratios to their limits, 5 minutes)
+bench: $(STAMP) ## measure, each figure beside its comparison (15 minutes; CHECK=1: hold the ratios to their limits, 5 minutes)
 	@$(BIN)/python $(INSTALL) --group bench
 	@$(BIN)/python -m benchmarks $(if $(CHECK),--check)
 
-bench-vllm: $(ENGINES)/.installed ## measure the gpu lane beside vLLM's own batch tools, on the CPU (an hour; a GPU: --gpu)
+bench-vllm: $(ENGINES)/.installed ## measure the gpu lane beside vLLM's own batch class, on the CPU (half an hour; a GPU: --gpu)
 	@$(ENGINES)/bin/python -m benchmarks.engine
 
 soak: $(STAMP) ## run every fault of tests/harness/fault_table.py on both databases, and the long kill storms (about an hour; seeds: FAULT_SEEDS=1,2)

@@ -13,26 +13,15 @@ from benchmarks.harness.ground import end_in_order, folder, redis_server
 from benchmarks.harness.report import Report, machine, show
 
 MODULES = {
-    "a": "queues.feed",
-    "b": "queues.queue_path",
+    "a": "feed",
+    "b": "queue_path",
     "n": "noop_path",
     "c": "http_path",
-    "d": "queues.redis_bytes",
-    "e": "parts.memory",
+    "d": "redis_bytes",
+    "e": "memory",
     "q": "pace",
-    "m": "parts.embed",
-    "f": "parts.flower",
-    "t": "parts.tracing",
-    "r": "queues.redis_steps",
     "g": "growth",
-    "h": "parts.http_clients",
-    "u": "reuse",
-    "p": "parts.plan",
-    "s": "parts.direct_door",
-    "o": "parts.door_uploads",
-    "j": "parts.door_jobs",
-    "w": "parts.door_pages",
-    "l": "parts.door_beside",
+    "s": "direct_door",
 }
 EXPLAINED = {
     "a": "feed rate",
@@ -41,20 +30,9 @@ EXPLAINED = {
     "c": "whole path over HTTP",
     "d": "bytes of Redis",
     "e": "peak memory",
-    "q": "shared quota beside other limiters",
-    "m": "embed lane beside fixed batches and an offline run",
-    "f": "Flower attached and detached",
-    "t": "tracing off, of one item in a hundred, and of all",
-    "r": "what Redis spends on each step of an item",
+    "q": "shared quota against a strict provider",
     "g": "what grows with a job",
-    "h": "HTTP clients alone",
-    "p": "plan and --dry-run beside the run itself",
     "s": "calls that wait beside direct calls",
-    "o": "files up and down through the door",
-    "j": "jobs over HTTP: until the first claim, and status calls while one runs",
-    "w": "pages of the dashboard over a large ledger",
-    "l": "calls that wait and files beside LiteLLM's proxy",
-    "u": "equal requests: looked for, fanned out, and taken from the cache",
 }
 
 

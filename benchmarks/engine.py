@@ -1,5 +1,5 @@
-"""Our gpu lane beside vLLM's own ways of doing a batch: `python -m benchmarks.engine [--quick]
-[--items N] [--gpu] [case ...]`.
+"""Our gpu lane beside vLLM's own batch class: `python -m benchmarks.engine [--quick] [--items N]
+[--gpu]`.
 
 It runs in the environment of `make test-vllm`, and takes a model that is made on the spot. On a CPU
 the engine is slow and the rest of the machine is not, so ratios are kinder to us than on a GPU:
@@ -13,19 +13,12 @@ import os
 import signal
 import sys
 from dataclasses import replace
-from importlib import import_module, metadata
+from importlib import metadata
 
+from benchmarks.engines import offline
 from benchmarks.engines.setup import cpu_setup, gpu_setup
 from benchmarks.harness.ground import folder, redis_server
 from benchmarks.harness.report import machine, show
-
-CASES = {
-    "offline": "whole fleet beside LLM.chat and LLM.generate",
-    "run-batch": "the same file through `vllm run-batch`, and after kill -9",
-    "in-flight": "items in flight",
-    "prefix": "shared prefixes, fed in order and as they come",
-    "doors": "calls that wait, and many prompts in one call, beside `vllm serve`",
-}
 
 
 def main() -> None:
@@ -38,10 +31,8 @@ def main() -> None:
         setup = (gpu_setup if arguments.gpu else cpu_setup)(place, arguments.quick)
         if arguments.items is not None:
             setup = replace(setup, items=arguments.items)
-        for name in arguments.which or CASES:
-            case = import_module(f"benchmarks.engines.{name.replace('-', '_')}")
-            show(case.run(place, setup))
-            print(f"  load average {os.getloadavg()[0]:.1f} at the end", flush=True)
+        show(offline.run(place, setup))
+        print(f"  load average {os.getloadavg()[0]:.1f} at the end", flush=True)
 
 
 def _vllm() -> str:
@@ -58,10 +49,9 @@ def _vllm() -> str:
 
 
 def _arguments() -> argparse.Namespace:
-    listed = "; ".join(f"{name} = {text}" for name, text in CASES.items())
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description=listed)
-    parser.add_argument(
-        "which", nargs="*", metavar="case", choices=[*CASES, []], help="which to run; default all"
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.engine",
+        description="whole fleet and lane beside LLM.chat and LLM.generate",
     )
     parser.add_argument(
         "--quick", action="store_true", help="few items: a look, not a figure to quote"

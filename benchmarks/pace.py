@@ -1,8 +1,6 @@
-"""(q) The shared quota beside other limiters, in the same run, against a provider that refuses
-whatever does not fit.
+"""(q) The shared quota against a provider that refuses whatever does not fit.
 
-    python -m benchmarks.pace [--quick] [--only case,case] [--limiters a,b] [--seconds 20] [--json
-    FILE]
+    python -m benchmarks.pace [--quick] [--only case,case] [--seconds 20]
 
 Every process of a run imports this module again (spawn): it must stay as good as empty.
 """
@@ -16,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def run(quick: bool) -> Report:
-    """The cases of ``--quick`` in either length: the whole matrix takes most of an hour and has its
-    own command."""
+    """The cases of ``--quick`` in either length: all of them take a quarter of an hour and have
+    their own command."""
     from benchmarks.pacing.command import report
 
     return report(quick)

@@ -120,8 +120,7 @@ def encode(questions: list[str]) -> Any:
     import numpy
 
     from penstock_workers.lanes.embed.encoding.encoder import SentenceTransformersEncoder
-    from penstock_workers.lanes.embed.models import model_folder
-    from penstock_workers.lanes.embed.settings import EmbedSettings
+    from penstock_workers.lanes.embed.settings import EmbedSettings, model_folder
 
     encoder = SentenceTransformersEncoder(
         model_folder(MODEL), EmbedSettings(model=MODEL, device="cpu")

@@ -85,9 +85,12 @@ class Child:
         tail = ""
         with contextlib.suppress(OSError):
             tail = self._log.read_bytes()[-LOG_TAIL_BYTES:].decode("utf-8", "replace").strip()
+        status = self.status or 0
+        how = f"with status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
+        log = f" Its log, {self._log}, ends with:\n{tail}" if tail else ""
         return (
-            f"the process of the run ended with status {self.status}. What is finished is kept, "
-            f"and the same call goes on. Its log, {self._log}, ends with:\n{tail}"
+            f"the process of the run ended {how}. What is finished is kept, and the same call goes "
+            f"on.{log}"
         )
 
     def _read(self) -> None:

@@ -134,8 +134,12 @@ class Ledger:
         """Return the figures that a report begins with."""
         return {"job": self._key, **self.status()._asdict()}
 
-    @cached_property
+    @property
     def spec(self) -> Mapping[str, Any]:
+        return self._spec
+
+    @cached_property
+    def _spec(self) -> Mapping[str, Any]:
         return self.producer.status(self._key).job.spec
 
 

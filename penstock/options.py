@@ -15,7 +15,6 @@ from penstock.rows import ID
 from penstock_producer import JobSpec, SpecError
 from penstock_producer.errors import listed
 from penstock_producer.job.options import OPTIONS, RUN_OPTIONS, FlagForm, seconds_of
-from penstock_producer.reporting.surfaces import in_python
 from penstock_producer.sources import columns_read
 
 __all__ = ["Options", "columns_needed", "options_of"]
@@ -57,7 +56,7 @@ def options_of(given: Mapping[str, Any]) -> Options:
             f"{one.pointer.lstrip('/').replace('/', '.')}: {one.message}; {one.fix}"
             for one in error.problems
         ]
-        raise BadCall(in_python(listed(problems))) from None
+        raise BadCall(listed(problems)) from None
     if spec.takes_records and spec.model is None and spec.asks_a_provider:
         raise BadCall("prompt makes requests of rows, and they need a model: model='…'")
     return Options(fields, provider, machine, spec, model)

@@ -298,8 +298,12 @@ class Door:
         found: dict[str, Any] = self._server.ask("GET", self._path)
         return found
 
-    @cached_property
+    @property
     def spec(self) -> Mapping[str, Any]:
+        return self._spec
+
+    @cached_property
+    def _spec(self) -> Mapping[str, Any]:
         found: dict[str, Any] = self._shown()["spec"]
         return found
 

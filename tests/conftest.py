@@ -3,6 +3,7 @@ ended by its own pid."""
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
@@ -13,8 +14,17 @@ import pytest
 from hypothesis import HealthCheck, settings
 from servers import MissingServer, Postgres, RedisServer, S3Server, redis_binary
 
-# No test fails by how long it takes, not by Hypothesis either.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+from penstock_cli.entry import NEW_OBJECTS
+
+# Modules and collected tests are a million objects that stay, and a fifth of a start would be walks
+# of Python's collector over them.
+gc.set_threshold(NEW_OBJECTS)
+
+# No test fails by how long it takes, not by Hypothesis either. `make test-all` takes the larger one.
+settings.register_profile(
+    "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=50
+)
+settings.register_profile("whole", settings.get_profile("untimed"), max_examples=300)
 settings.load_profile("untimed")
 
 RUNS_IN_CI = os.environ.get("CI") == "true"
@@ -25,29 +35,16 @@ with suppress(MissingServer):
     os.environ.setdefault("PENSTOCK_REDIS_SERVER", redis_binary())
 
 
-# Here every test runs on SQLite and on PostgreSQL: stores, sources, sinks and kills. What stands
-# above them reaches a database through them, and runs on SQLite; on both with --both-databases.
-ON_BOTH = {
-    f"tests/{name}.py"
-    for name in (
-        "integration/ledger/test_account",
-        "integration/workers/lanes/batch/test_crashes",
-        "integration/ledger/test_commit_order",
-        "integration/workers/control/test_shards",
-        "integration/ledger/test_door_stores",
-        "integration/ledger/test_away",
-        "integration/ledger/test_conformance",
-        "integration/ledger/test_migrations",
-        "integration/ledger/test_odd_texts",
-        "integration/ledger/test_processes",
-        "integration/ledger/test_shards",
-        "integration/ledger/test_provider_batch_stores",
-        "integration/producer/sources/test_tables",
-        "integration/ledger/test_spending",
-        "integration/producer/outputs/test_tables_into",
-        "integration/workers/control/test_tenant_budgets",
-    )
-}
+# Here every test runs on SQLite and on PostgreSQL: the stores, and what speaks SQL itself. What
+# stands above them reaches a database through them, and runs on SQLite; on both with
+# --both-databases. Outside of tests/integration a test that names both means both.
+ON_BOTH = (
+    "tests/integration/ledger/",
+    "tests/integration/producer/outputs/test_tables_into.py",
+    "tests/integration/producer/sources/test_tables.py",
+    "tests/integration/workers/control/test_shards.py",
+    "tests/integration/workers/lanes/batch/test_crashes.py",
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,18 +59,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave the second database to tests of stores, unless both are asked for."""
     if config.getoption("--both-databases"):
         return
-    lost = [path for path in ON_BOTH if not (config.rootpath / path).is_file()]
+    lost = [path for path in ON_BOTH if not (config.rootpath / path).exists()]
     if lost:
         raise pytest.UsageError(f"tests/conftest.py names files that are gone: {lost}")
     left = [item for item in items if _is_second_database(item, config.rootpath)]
     config.hook.pytest_deselected(items=left)
-    items[:] = [item for item in items if item not in set(left)]
+    gone = set(left)
+    items[:] = [item for item in items if item not in gone]
 
 
 def _is_second_database(item: pytest.Item, root: Path) -> bool:
     path = item.path.relative_to(root).as_posix()
     made_with = getattr(item, "callspec", None)
-    if made_with is None or path in ON_BOTH or "/integration/" not in path:
+    if made_with is None or path.startswith(ON_BOTH) or "/integration/" not in path:
         return False
     return "postgresql" in [value for value in made_with.params.values() if isinstance(value, str)]
 

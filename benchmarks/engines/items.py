@@ -15,7 +15,6 @@ from benchmarks.engines.setup import SERVED_AS, Setup, tiny_model
 
 # words of a question; the tiny tokenizer makes some 35 tokens of a prompt, template included
 SHORTEST, LONGEST = (6, 24)
-PREFIX_WORDS = 440  # at least 500 tokens, whatever the tokenizer
 SOURCES = 20  # files whose words are used
 
 Item = dict[str, Any]
@@ -24,16 +23,6 @@ Item = dict[str, Any]
 def items(setup: Setup, number: int, *, first: int = 0) -> list[Item]:
     """Numbered from ``first``: other numbers are other texts, so that no cache knows them."""
     return [_item(setup, n, [_user(n)]) for n in range(first, first + number)]
-
-
-def items_with_prefixes(setup: Setup, number: int, *, first: int = 0) -> list[Item]:
-    """Each begins like every ``setup.prefixes``-th other one: interleaved, the worst order for a
-    small cache."""
-    prefixes = [_prefix(first, n) for n in range(setup.prefixes)]
-    return [
-        _item(setup, n, [{"role": "system", "content": prefixes[n % setup.prefixes]}, _user(n)])
-        for n in range(first, first + number)
-    ]
 
 
 def write(path: Path, lines: Sequence[Item]) -> Path:
@@ -66,11 +55,6 @@ def _user(number: int) -> dict[str, str]:
     chosen = random.Random(number)
     words = " ".join(chosen.choices(_words(), k=chosen.randint(SHORTEST, LONGEST)))
     return {"role": "user", "content": f"Item {number}: {words}"}
-
-
-def _prefix(first: int, number: int) -> str:
-    words = random.Random(f"{first}/{number}").choices(_words(), k=PREFIX_WORDS)
-    return f"Prefix {number}: {' '.join(words)}"
 
 
 @cache

@@ -60,12 +60,7 @@ async def _run(lane: GpuLane, settings: WorkerSettings, lines: list[Item]) -> Wo
         for _ in range(settings.concurrency):
             slots.create_task(_slot(lane, shared, answers))
     seconds, cpu_s = time.monotonic() - started, cpu_seconds() - cpu_s
-    usages = [orjson.loads(body)["usage"] for body in answers]
-    prompt = sum(usage["prompt_tokens"] for usage in usages)
-    cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
-    return Work(
-        len(answers), seconds, sum(usage["total_tokens"] for usage in usages), cached, prompt, cpu_s
-    )
+    return Work(len(answers), seconds, cpu_s)
 
 
 async def _slot(lane: GpuLane, requests: Iterator[Request], answers: list[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""`offline`: the whole fleet beside vLLM's own batch class, on the same items with the same engine,
+"""The whole fleet beside vLLM's own batch class, on the same items with the same engine,
 in interleaved rounds."""
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from benchmarks.engines.gpu_use import gpu_use
 from benchmarks.engines.items import items
 from benchmarks.engines.offline_vllm import WARM_UP
 from benchmarks.engines.setup import Setup
@@ -21,8 +20,6 @@ from benchmarks.harness.report import Report, Row
 BY_WALL: Final = 0.97
 BY_CPU: Final = 0.95
 SHORT: Final = 5  # a short run has one item where a long one has so many
-WAYS: Final = ("chat", "fleet", "lane", "generate")
-
 Run = Callable[[int, int], Work]  # how many items, numbered from which
 Rounds = dict[str, list[tuple[Work, Work]]]  # the short and the long run of each round
 
@@ -44,8 +41,7 @@ def run(place: Path, setup: Setup) -> Report:
             "lane": lambda number, first: lane.run("lane", number, first),
             "generate": lambda number, first: peer.run("generate", number, first),
         }
-        with gpu_use() as use:
-            rounds = _rounds(setup, ways)
+        rounds = _rounds(setup, ways)
         starts = fleet.start_s, peer.start_s
     title = (
         f"offline, {setup.items:,} and {setup.items // SHORT:,} items, median of {setup.rounds} "
@@ -64,7 +60,7 @@ def run(place: Path, setup: Setup) -> Report:
             f"{starts[0] / starts[1]:.2f}",
         ),
     ]
-    return Report(title, rows, [*_notes(rounds), *([str(use)] if setup.gpu else [])])
+    return Report(title, rows, _notes(rounds))
 
 
 def _rounds(setup: Setup, ways: dict[str, Run]) -> Rounds:

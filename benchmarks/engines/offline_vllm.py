@@ -55,10 +55,7 @@ class Offline:
 
 
 def _work(outputs: list[Any], seconds: float, cpu_s: float) -> Work:
-    prompt = sum(len(output.prompt_token_ids) for output in outputs)
-    answers = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
-    cached = sum(output.num_cached_tokens or 0 for output in outputs)
-    return Work(len(outputs), seconds, prompt + answers, cached, prompt, cpu_s)
+    return Work(len(outputs), seconds, cpu_s)
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,6 @@ class Setup:
     # of as many items each, and of a fifth of them: the difference has neither start nor end
     rounds: int
     output_tokens: int
-    in_flight: tuple[int, ...]  # the sweep
-    prefixes: int  # of the prefix case
-    prefix_kv_tokens: int  # its KV cache: a part of the prefixes only
-    block: int  # tokens of a KV block
-    gpu: bool
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -47,9 +42,6 @@ class Setup:
             "max_num_batched_tokens": self.max_num_batched_tokens,
             "enable_prefix_caching": True,
         }
-
-    def with_engine(self, **more: Any) -> Setup:
-        return replace(self, engine=self.engine | more)
 
     def to_json(self) -> str:
         return orjson.dumps(asdict(self)).decode()
@@ -68,11 +60,6 @@ def cpu_setup(place: Path, quick: bool) -> Setup:
         items=200 if quick else 2_000,
         rounds=3,
         output_tokens=32,
-        in_flight=(1, 8, 32, 128, 256),
-        prefixes=16,
-        prefix_kv_tokens=7_168,
-        block=128,
-        gpu=False,
     )
 
 
@@ -99,11 +86,6 @@ def gpu_setup(place: Path, quick: bool) -> Setup:
         items=2_000 if quick else 40_000,
         rounds=3,
         output_tokens=128,
-        in_flight=(1, 32, 256, 1024, 2048),
-        prefixes=256,
-        prefix_kv_tokens=98_304,
-        block=16,
-        gpu=True,
     )
 
 

@@ -19,7 +19,6 @@ import psutil
 from benchmarks.engines.setup import Setup, variables
 from benchmarks.harness.ground import ROOT, GroundError
 
-RUN_TIMEOUT_S = 3_600
 LOG_END = 3_000  # characters shown of a process that failed
 MARK = b"FIGURES "  # before the line that counts: engines print a lot
 
@@ -30,9 +29,6 @@ class Work:
 
     items: int
     seconds: float
-    tokens: int  # prompt and answer
-    cached: int = 0  # prompt tokens that were computed before
-    prompt: int = 0
     cpu_s: float = 0.0  # of all processes that worked on it
 
     @property
@@ -44,25 +40,14 @@ class Work:
         """Beside other work on the machine the fairer figure."""
         return self.items / self.cpu_s if self.cpu_s else 0.0
 
-    @property
-    def tokens_per_s(self) -> float:
-        return self.tokens / self.seconds
-
     def beyond(self, short: Work) -> Work:
         """What the further items of this longer run took: its start and its end are those of the
         short one."""
         return Work(
             self.items - short.items,
             self.seconds - short.seconds,
-            self.tokens - short.tokens,
-            self.cached - short.cached,
-            self.prompt - short.prompt,
             self.cpu_s - short.cpu_s,
         )
-
-    @property
-    def hit_rate(self) -> float:
-        return self.cached / self.prompt if self.prompt else 0.0
 
 
 def cpu_seconds(*pids: int) -> float:

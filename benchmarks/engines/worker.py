@@ -18,7 +18,7 @@ from benchmarks.engines.setup import SERVED_AS, Setup, variables
 from benchmarks.engines.work import LOG_END, Work, cpu_seconds, end_group
 from benchmarks.harness.ground import ROOT, GroundError, RunningRedis, redis_server
 from penstock_ledger import Meta, QueueBook, RedisLedger, keys, open_database
-from penstock_ledger.model import Counts, Job
+from penstock_ledger.model import Job
 from penstock_producer import Producer
 from penstock_producer.feed.queues import LOADS
 from penstock_producer.feed.wire import queue_name
@@ -126,37 +126,11 @@ class WorkerFleet:
         queues = QueueBook(self._client).of(queue_name("gpu"))
         return sum(int(self._client.hlen(keys.unacked(queue))) for queue in queues)
 
-    def interrupted(self, job: Job) -> int:
-        """Of a killed worker: items that it had begun and of which the ledger has no outcome.
-
-        They are computed again."""
-        begun = {
-            name.decode()  # type: ignore[union-attr]
-            for name in self._client.hkeys(f"{keys.feed_scope(job.job_id, 1)}:starts")
-        }
-        stored = {result.key.doc_id for result in self.producer.results(job.job_id)}
-        return len(begun - stored)
-
-    def counts(self, job: Job) -> Counts:
-        return self.producer.status(job.job_id).counts
-
     def _work(self, job: Job, seconds: float, cpu_s: float) -> Work:
-        usages = [
-            orjson.loads(result.body)["usage"] for result in self.producer.results(job.job_id)
-        ]
-        dead = self.counts(job).dead_by_reason
-        if dead:
-            raise GroundError(f"dead letters: {dead}")
-        prompt = sum(usage["prompt_tokens"] for usage in usages)
-        cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
-        return Work(
-            len(usages),
-            seconds,
-            sum(usage["total_tokens"] for usage in usages),
-            cached,
-            prompt,
-            cpu_s,
-        )
+        counts = self.producer.status(job.job_id).counts
+        if counts.dead_by_reason:
+            raise GroundError(f"dead letters: {counts.dead_by_reason}")
+        return Work(counts.succeeded, seconds, cpu_s)
 
     # -- the worker --------------------------------------------------------------------------------
 

@@ -41,11 +41,6 @@ class Calls(NamedTuple):
     first_ms: float = 0.0  # of it, that of the first of these processes
 
 
-def get(path: str) -> Asks:
-    """All ask for the same."""
-    return lambda _caller, _at: Request("GET", path)
-
-
 def calls(port: int, callers: int, each: int, request: Asks) -> Calls:
     """``each`` calls of all ``callers``.
 
@@ -95,20 +90,6 @@ def weighed(port: int, callers: int, each: int, request: Asks, pids: Sequence[in
         for pid, was in zip(pids, before, strict=True)
     ]
     return found._replace(cpu_ms=sum(spent), first_ms=spent[0])
-
-
-def asked(port: int, request: Request) -> Any:
-    """One call by itself: the JSON of its answer. Raises GroundError where it is refused."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=CALL_S)
-    try:
-        status, said = _sent(connection, request)
-    except (OSError, http.client.HTTPException) as error:
-        raise GroundError(f"{request.method} {request.path} was not answered: {error!r}") from error
-    finally:
-        connection.close()
-    if status not in (200, 201):
-        raise GroundError(f"{request.method} {request.path} was answered {status}: {said[:300]!r}")
-    return json.loads(said)
 
 
 def medians(rounds: Sequence[Calls]) -> Calls:

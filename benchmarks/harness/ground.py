@@ -117,15 +117,6 @@ def provider(latency_ms: float) -> Iterator[RunningSimulator]:
 
 
 @contextlib.contextmanager
-def floor() -> Iterator[RunningSimulator]:
-    """A server that answers so many bytes and does nothing else, in a process of its own.
-
-    See floor.py."""
-    with _serving([sys.executable, "-m", "benchmarks.harness.floor"]) as running:
-        yield running
-
-
-@contextlib.contextmanager
 def _serving(command: list[str]) -> Iterator[RunningSimulator]:
     with process(command, stdout=subprocess.PIPE) as running:
         found = re.search(rb"serving (\S+)", _first_line(running))

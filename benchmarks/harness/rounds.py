@@ -206,17 +206,12 @@ def _peers(
         yield SDK, lambda: _peer("openai", server, min(items, SDK_CALLS), concurrency)
 
 
-def bare_call_ms(server: RunningSimulator, calls: int) -> float:
-    """Milliseconds of CPU per call of a bare aiohttp loop: the yardstick."""
-    return _peer("aiohttp", server, calls, CONCURRENCY)
-
-
 def _peer(name: str, server: RunningSimulator, calls: int, concurrency: int, *more: str) -> float:
     """Milliseconds of CPU per call of a bare loop."""
     command = [
         sys.executable,
         "-m",
-        "benchmarks.peers.bare_loop",
+        "benchmarks.harness.bare_loop",
         name,
         server.url,
         str(calls),

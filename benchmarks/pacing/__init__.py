@@ -1,2 +1,2 @@
-"""Parts of the pacing benchmark: a strict provider, limiters behind one adapter, cases, and the
+"""Parts of the pacing benchmark: a strict provider, our quota, cases, and the
 arithmetic of the report."""

@@ -9,7 +9,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
 from importlib import import_module
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -33,9 +32,6 @@ OUTAGE_S = 2.0
 lives on its share."""
 HALF = 0.5
 ENDED_TIMEOUT_S = 10.0
-ALL_PROCESSES_S = 2.0
-"""Rough seconds that starting and ending the processes of a run takes, for the announced
-duration."""
 
 
 class Arena:
@@ -60,18 +56,16 @@ class Arena:
         time.sleep(OUTAGE_S)
         self._quota_server.restart()
 
-    def run(self, case: Case, limiter: str, seconds: float) -> Outcome:
+    def run(self, case: Case, seconds: float) -> Outcome:
         """One measurement. Raises RuntimeError when a process does not get ready."""
         self.quota.flushall()
         case.terms.install(self.provider)
-        started = time.monotonic()
-        with crew(case, limiter, self) as members:
-            startup_s = time.monotonic() - started
+        with crew(case, self) as members:
             start = time.monotonic() + START_MARGIN_S
             times = Times(start, start + case.warm_up_s, start + case.warm_up_s + seconds)
             for member in members:
                 member.pipe.send(times)
-            return Measurement(self, case, limiter, members, times).take(startup_s)
+            return Measurement(self, case, members, times).take()
 
 
 class Member:
@@ -106,16 +100,16 @@ def arena() -> Iterator[Arena]:
 
 
 @contextlib.contextmanager
-def crew(case: Case, limiter: str, place: Arena) -> Iterator[list[Member]]:
+def crew(case: Case, place: Arena) -> Iterator[list[Member]]:
     """The processes of a run, connected and waiting for their times."""
     spawn = multiprocessing.get_context("spawn")
     members = []
     try:
         for number in range(case.processes):
             near, far = spawn.Pipe()
-            plan = Plan(case, limiter, number, place.quota_port, place.provider_port)
+            plan = Plan(case, number, place.quota_port, place.provider_port)
             process = spawn.Process(
-                target=run, args=(plan, far), daemon=True, name=f"pace {limiter} {number}"
+                target=run, args=(plan, far), daemon=True, name=f"pace {number}"
             )
             process.start()
             far.close()
@@ -137,20 +131,12 @@ def crew(case: Case, limiter: str, place: Arena) -> Iterator[list[Member]]:
 class Measurement:
     """The measured time of one run."""
 
-    def __init__(
-        self, place: Arena, case: Case, limiter: str, members: list[Member], times: Times
-    ) -> None:
-        self._arena, self._case, self._limiter, self._members, self._times = (
-            place,
-            case,
-            limiter,
-            members,
-            times,
-        )
+    def __init__(self, place: Arena, case: Case, members: list[Member], times: Times) -> None:
+        self._arena, self._case, self._members, self._times = place, case, members, times
         self._trouble_over: float | None = None  # Unix seconds
         self._half_since: float | None = None  # monotonic
 
-    def take(self, startup_s: float) -> Outcome:
+    def take(self) -> Outcome:
         times = self._times
         sleep_until(times.measured_from)
         books, work = Accounts.read(self._arena.provider), Meter(self._arena.quota)
@@ -167,8 +153,6 @@ class Measurement:
         items = sum(count for who, count in seen.accepted.items() if who != FOREIGN)
         each = self._per_process(seen)
         return Outcome(
-            case=self._case.name,
-            limiter=self._limiter,
             seconds=round(seconds, 3),
             items=int(items),
             utilisation=self._utilisation(seen, seconds),
@@ -176,9 +160,7 @@ class Measurement:
             jain=jain(each),
             jain_jobs=jain([count for job, count in seen.jobs.items() if job != FOREIGN]),
             calls_per_item=used.calls / max(1.0, items),
-            commands_per_item=used.commands / max(1.0, items),
             redis_us_per_item=used.busy_us / max(1.0, items),
-            redis_cpu_us_per_item=used.cpu_us / max(1.0, items),
             peak=self._peak(first_bin, last_bin),
             inversions=sum(tally.inversions for tally in tallies),
             wait_p50_s=max((tally.wait_p50_s for tally in tallies), default=float("nan")),
@@ -191,8 +173,6 @@ class Measurement:
             foreign_refused=int(seen.refused.get(FOREIGN, 0)),
             errors=_sum([tally.errors for tally in tallies]),
             warnings=_sum([tally.warnings for tally in tallies]),
-            per_process=tuple(each),
-            startup_s=round(startup_s, 2),
         )
 
     def _troubles(self) -> dict[str, Callable[[Meter], None]]:
@@ -257,10 +237,6 @@ class Measurement:
 
 def sleep_until(moment: float) -> None:
     time.sleep(max(0.0, moment - time.monotonic()))
-
-
-def as_json(outcome: Outcome) -> dict[str, Any]:
-    return {**asdict(outcome), "refused_share": outcome.refused_share}
 
 
 def _sum(counts: Iterable[Counter[str]]) -> dict[str, int]:

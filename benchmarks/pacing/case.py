@@ -78,7 +78,6 @@ class Case:
     warm_up_s: float = 4.0
     burst_s: float = 0.5
     horizon_s: float = 1.0
-    peers: tuple[str, ...] = ()  # limiters that it is also run with
     quick: bool = False
 
     @property

@@ -1,19 +1,13 @@
-"""All cases, with the targets that the project set itself (the shared quota's; other limiters are
-shown beside them)."""
+"""All cases, with the targets that the project set itself."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from benchmarks.pacing.adapter import LIMITERS, OURS
 from benchmarks.pacing.case import Case, Targets, Trouble
 from benchmarks.pacing.provider import MINUTE_S, Charge
 from benchmarks.pacing.sizes import TWO_KINDS
 
-ALL = tuple(name for name in LIMITERS if name != OURS)
-IN_REDIS = tuple(name for name in ALL if LIMITERS[name].shares)
-GCRA = ("throttled-py", "pyrate-limiter")
-"""The peers with the same algorithm."""
 DEEP_BURST_S, DEEP_HORIZON_S = 2.0, 1.0
 """For a provider whose bucket holds ten seconds or more."""
 SETTLING_HORIZON_S = 0.4
@@ -27,14 +21,13 @@ ROUND_TRIP_S = 0.3
 
 def _steady() -> list[Case]:
     return [
-        Case("steady", "4 processes, 1-s bucket, requests bind", STEADY, peers=ALL, quick=True),
-        Case("tokens", "the same, tokens bind", STEADY, mean_tokens=TOKENS_BIND, peers=ALL),
+        Case("steady", "4 processes, 1-s bucket, requests bind", STEADY, quick=True),
+        Case("tokens", "the same, tokens bind", STEADY, mean_tokens=TOKENS_BIND),
         Case(
             "both",
             "requests and tokens bind alike",
             Targets(),
             mean_tokens=BOTH_BIND,
-            peers=IN_REDIS,
         ),
         Case(
             "fast",
@@ -42,16 +35,14 @@ def _steady() -> list[Case]:
             Targets(calls_per_item=0.25),
             per_second=200.0,
             slots=(60,),
-            peers=ALL,
         ),
-        Case("one", "1 process", Targets(calls_per_item=0.5), processes=1, slots=(60,), peers=GCRA),
+        Case("one", "1 process", Targets(calls_per_item=0.5), processes=1, slots=(60,)),
         Case(
             "sixteen",
             "16 processes of few slots",
             Targets(jain=0.99, calls_per_item=1.1),
             processes=16,
             slots=(10,),
-            peers=GCRA,
         ),
         Case(
             "uneven",
@@ -60,7 +51,6 @@ def _steady() -> list[Case]:
             slots=(60, 60, 10, 4),
             latency_s=2.0,
             warm_up_s=6.0,
-            peers=("throttled-py", "pyrate-limiter", "aiolimiter"),
             quick=True,
         ),
         Case(
@@ -71,7 +61,6 @@ def _steady() -> list[Case]:
             mean_tokens=TOKENS_BIND,
             largest_s=0.8,
             burst_s=0.8,
-            peers=(*GCRA, "aiolimiter"),
         ),
         Case(
             "jobs",
@@ -79,14 +68,12 @@ def _steady() -> list[Case]:
             Targets(jain_jobs=0.98),
             job_parts=(0.8, 0.2),
             slots=(80,),
-            peers=("pyrate-limiter",),
         ),
         Case(
             "failures",
             "3 of 100 answers are a charged 500",
             Targets(),
             fail_rate=0.03,
-            peers=("pyrate-limiter",),
         ),
     ]
 
@@ -95,9 +82,7 @@ def _providers() -> list[Case]:
     """Depths, the fixed window, and when tokens are charged."""
     cases = [
         _deep(
-            Case(
-                f"depth-{depth_s:g}", f"bucket of {depth_s:g} s", STEADY, peers=("pyrate-limiter",)
-            ),
+            Case(f"depth-{depth_s:g}", f"bucket of {depth_s:g} s", STEADY),
             depth_s,
         )
         for depth_s in (10.0, 60.0)
@@ -115,7 +100,6 @@ def _providers() -> list[Case]:
     }
     for charge, what in charges.items():
         mean = 1.2 * TOKENS_BIND if charge is not Charge.MAX_TOKENS else TOKENS_BIND
-        peers = ("token-throttle",) if charge is Charge.SETTLED else ()
         name = charge.value.replace("_", "-")
         case = Case(
             f"{name}-1",
@@ -123,7 +107,6 @@ def _providers() -> list[Case]:
             Targets(),
             charge=charge,
             mean_tokens=mean,
-            peers=peers,
             horizon_s=SETTLING_HORIZON_S,
         )
         cases += [case, _deep(replace(case, name=f"{name}-10", what=f"{what}; 10-s bucket"), 10.0)]
@@ -138,7 +121,6 @@ def _estimates() -> list[Case]:
     """Learned by a limiter that has an estimator; the shallow bucket shows what the learning
     costs."""
     targets = Targets(utilisation=0.95, refused=None, refused_share=0.01)
-    peers = ("token-throttle",)
     cases = []
     for name, factor, largest_s in (("low", 0.2, 0.5), ("high", 5.0, 0.2)):
         case = Case(
@@ -151,7 +133,6 @@ def _estimates() -> list[Case]:
             largest_s=largest_s,
             warm_up_s=8.0,
             horizon_s=SETTLING_HORIZON_S,
-            peers=peers,
         )
         cases += [
             case,
@@ -172,7 +153,6 @@ def _disruptions() -> list[Case]:
             Targets(utilisation=0.95, refused=round(rate * ROUND_TRIP_S)),
             trouble=Trouble.HALVED,
             told=True,
-            peers=GCRA,
             quick=True,
         ),
         Case(
@@ -180,7 +160,6 @@ def _disruptions() -> list[Case]:
             "FLUSHALL halfway",
             Targets(utilisation=0.95, refused=3, recovered_s=1.0),
             trouble=Trouble.FLUSHED,
-            peers=GCRA,
             quick=True,
         ),
         Case(
@@ -188,14 +167,12 @@ def _disruptions() -> list[Case]:
             "Redis away for 2 s, back without its data",
             Targets(utilisation=None, refused=0, recovered_s=1.0),
             trouble=Trouble.RESTARTED,
-            peers=GCRA,
         ),
         Case(
             "killed",
             "one of 4 killed with its tickets",
             Targets(jain=0.99),
             trouble=Trouble.KILLED,
-            peers=GCRA,
             least_s=20.0,
         ),
         Case(
@@ -203,18 +180,16 @@ def _disruptions() -> list[Case]:
             "one clock 2 s ahead",
             STEADY,
             skew_s=2.0,
-            peers=GCRA,
             quick=True,
         ),
-        Case("skew-behind", "one clock 2 s behind", STEADY, skew_s=-2.0, peers=GCRA),
+        Case("skew-behind", "one clock 2 s behind", STEADY, skew_s=-2.0),
         Case(
             "ahead",
             "one process starts 3 s before the others",
             STEADY,
             head_start_s=3.0,
-            peers=GCRA,
         ),
-        Case("jitter", "wire delay up to 0.6 s", Targets(), jitter_s=0.6, peers=("throttled-py",)),
+        Case("jitter", "wire delay up to 0.6 s", Targets(), jitter_s=0.6),
         Case("oversized", "each process also asks for what never fits", STEADY, oversized=True),
         *(
             _deep(
@@ -227,7 +202,6 @@ def _disruptions() -> list[Case]:
                     told=True,
                     warm_up_s=15.0,
                     opening_s=opening_s,
-                    peers=("throttled-py",),
                 ),
                 10.0,
             )

@@ -11,35 +11,27 @@ SCRIPTS = ("evalsha", "eval", "fcall", "evalsha_ro", "eval_ro")
 
 @dataclass(frozen=True, slots=True)
 class RedisWork:
-    """Commands that scripts run inside count as ``commands`` too, their time is part of the
-    script's."""
+    """Scripts, since the time of the commands inside is part of theirs."""
 
     calls: int = 0  # scripts called: one round trip each
-    commands: int = 0  # of any kind, those inside scripts and the transactions' own included
     busy_us: float = 0.0  # spent in scripts, or in all commands where a limiter uses no scripts
-    cpu_us: float = 0.0  # of the whole server, its reading and writing of sockets included
 
     def plus(self, other: RedisWork) -> RedisWork:
         return RedisWork(
             self.calls + other.calls,
-            self.commands + other.commands,
             self.busy_us + other.busy_us,
-            self.cpu_us + other.cpu_us,
         )
 
     def less(self, other: RedisWork) -> RedisWork:
         return RedisWork(
             self.calls - other.calls,
-            self.commands - other.commands,
             self.busy_us - other.busy_us,
-            self.cpu_us - other.cpu_us,
         )
 
 
 def read_work(client: redis.Redis) -> RedisWork:
     """Since the server started, without the reading itself."""
     stats = client.info("commandstats")
-    cpu = client.info("cpu")
     rows = {
         name.removeprefix("cmdstat_"): row
         for name, row in stats.items()
@@ -49,9 +41,7 @@ def read_work(client: redis.Redis) -> RedisWork:
     counted = scripts or list(rows.values())
     return RedisWork(
         sum(row["calls"] for row in scripts),
-        sum(row["calls"] for row in rows.values()),
         sum(row["usec"] for row in counted),
-        (cpu["used_cpu_user"] + cpu["used_cpu_sys"]) * 1e6,
     )
 
 

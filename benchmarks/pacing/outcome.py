@@ -1,4 +1,4 @@
-"""What one run of one case with one limiter came to, and whether the promises were held."""
+"""What one run of one case came to, and whether the promises were held."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ class Outcome:
 
     NaN where nothing could be counted. Shares are of 1, times in seconds."""
 
-    case: str
-    limiter: str
     seconds: float
     items: int
     utilisation: float
@@ -24,9 +22,7 @@ class Outcome:
     jain: float
     jain_jobs: float
     calls_per_item: float
-    commands_per_item: float
     redis_us_per_item: float
-    redis_cpu_us_per_item: float
     peak: float  # accepted in the fullest second over the rate
     inversions: int
     wait_p50_s: float
@@ -39,8 +35,6 @@ class Outcome:
     foreign_refused: int = 0
     errors: Mapping[str, int] = field(default_factory=dict)
     warnings: Mapping[str, int] = field(default_factory=dict)  # logged, by logger
-    per_process: tuple[float, ...] = ()
-    startup_s: float = 0.0
 
     @property
     def refused_share(self) -> float:

@@ -12,12 +12,15 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
 
-from benchmarks.pacing.adapter import LIMITERS, Adapter, Ask, Grant, Setting
 from benchmarks.pacing.case import Case
 from benchmarks.pacing.figures import Line, percentile
 from benchmarks.pacing.provider import FOREIGN, REQUESTS, Answer, Call, Charge, ProviderClient
 from benchmarks.pacing.sizes import MAX_TOKENS_FACTOR
+
+if TYPE_CHECKING:
+    from benchmarks.pacing.ours import Penstock, Permission
 
 PIECES = 4
 """Output is charged in so many pieces while it is produced."""
@@ -36,7 +39,6 @@ class Plan:
     """What one process is given."""
 
     case: Case
-    limiter: str
     number: int
     quota_port: int
     provider_port: int
@@ -94,15 +96,16 @@ def shift_clock(seconds: float) -> None:
 
 
 async def _run(plan: Plan, pipe: Connection, warnings: Warnings) -> None:
-    import redis.asyncio  # after the clock was shifted
+    # after the clock was shifted
+    import redis.asyncio
+
+    from benchmarks.pacing.ours import Penstock, Setting
 
     case = plan.case
-    setting = Setting(
-        plan.quota_port, case.terms.rates, case.processes, case.burst_s, case.horizon_s, case.told
-    )
+    setting = Setting(plan.quota_port, case.terms.rates, case.burst_s, case.horizon_s, case.told)
     client = redis.asyncio.Redis(port=plan.provider_port, max_connections=sum(case.slots) + 10)
-    adapter = LIMITERS[plan.limiter].open(setting)
-    worker = Worker(plan, adapter, ProviderClient(client, f"process-{plan.number}"))
+    limiter = Penstock(setting)
+    worker = Worker(plan, limiter, ProviderClient(client, f"process-{plan.number}"))
     tasks = []
     pipe.send("ready")
     times: Times = pipe.recv()
@@ -120,7 +123,7 @@ async def _run(plan: Plan, pipe: Connection, warnings: Warnings) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    await adapter.aclose()
+    await limiter.aclose()
     await client.aclose()
 
 
@@ -147,27 +150,26 @@ async def foreign_traffic(case: Case, provider: ProviderClient) -> None:
 class Worker:
     """The slots of one process."""
 
-    def __init__(self, plan: Plan, adapter: Adapter, provider: ProviderClient) -> None:
-        self._case, self._adapter, self._provider = plan.case, adapter, provider
+    def __init__(self, plan: Plan, limiter: Penstock, provider: ProviderClient) -> None:
+        self._case, self._limiter, self._provider = plan.case, limiter, provider
         self._rng = random.Random(plan.number)
         self._sizes = plan.case.size()
         self._lines: dict[str, Line] = {}
         self._waits: list[float] = []
         self._tally = Tally()
-        self._estimates = Estimates(
-            plan.case, learns=plan.case.learns and plan.limiter == "penstock"
-        )
+        self._estimates = Estimates(plan.case, learns=plan.case.learns)
         self.measured_from = math.inf
 
     async def slot(self, job: str) -> None:
         while True:
             call = self._sizes.draw(self._rng)
-            attempts = 0
-            while not await self._attempt(call, job, attempts):
-                attempts += 1
+            while not await self._attempt(call, job):
+                pass
 
     async def ask_too_much(self) -> None:
         """A request above what the provider can ever take: its certain part alone is too large."""
+        from benchmarks.pacing.ours import Ask
+
         costs = {
             dim: 100.0 * rate for dim, rate in self._case.terms.rates.items() if dim != REQUESTS
         }
@@ -176,7 +178,7 @@ class Worker:
             await asyncio.sleep(OVERSIZED_EACH_S)
             asked = time.monotonic()
             try:
-                await self._adapter.acquire(ask)
+                await self._limiter.acquire(ask)
             except Exception:
                 self._tally.never_fits += 1
                 self._tally.never_fits_s = max(self._tally.never_fits_s, time.monotonic() - asked)
@@ -187,10 +189,10 @@ class Worker:
         self._tally.wait_p99_s = percentile(self._waits, 0.99)
         return self._tally
 
-    async def _attempt(self, call: Call, job: str, earlier: int) -> bool:
-        """One send, after ``earlier`` ones; False when the item has to come again."""
+    async def _attempt(self, call: Call, job: str) -> bool:
+        """One send; False when the item has to come again."""
         try:
-            grant = await self._permission(self._estimates.costs(call), job, earlier)
+            grant = await self._permission(self._estimates.costs(call), job)
             await asyncio.sleep(self._rng.uniform(0, self._case.jitter_s))
             answer = await self._provider.request(call.at_admission(self._case.charge), job)
             if not answer.admitted:
@@ -204,11 +206,13 @@ class Worker:
             await asyncio.sleep(self._rng.uniform(0, AFTER_ERROR_S))
             return False
 
-    async def _permission(self, costs: Mapping[str, float], job: str, refusals: int) -> Grant:
+    async def _permission(self, costs: Mapping[str, float], job: str) -> Permission:
+        from benchmarks.pacing.ours import Ask
+
         line, asked = self._lines.setdefault(job, Line()), time.monotonic()
         number, overtook = line.arrive(), False
         try:
-            grant = await self._adapter.acquire(Ask(costs, job, refusals))
+            grant = await self._limiter.acquire(Ask(costs, job))
         finally:
             overtook = line.leave(number)
         served = time.monotonic()
@@ -217,7 +221,7 @@ class Worker:
             self._tally.inversions += overtook
         return grant
 
-    async def _finish(self, call: Call, grant: Grant, answer: Answer) -> bool:
+    async def _finish(self, call: Call, grant: Permission, answer: Answer) -> bool:
         """The answer takes its time, is charged the rest, and may be a 500."""
         case = self._case
         latency_s = case.latency_s * self._rng.lognormvariate(0, 0.3)

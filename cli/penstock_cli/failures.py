@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 import traceback
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from penstock_cli.errors import EXIT_FAILED, EXIT_INTERRUPTED
 from penstock_cli.settings import debug
 from penstock_cli.state import StateFolder
 from penstock_ledger.errors import EXIT_USAGE, PenstockError, SchemaMissing
+from penstock_ledger.texts import Command, Run, Text
 from penstock_producer.errors import JobRefused, Refusal
+from penstock_producer.reporting.advice import on_terminal
 from penstock_producer.reporting.text import argument, safe
 
 # Packages that are usable alone, so that their errors have roots of their own.
@@ -24,8 +26,7 @@ def leave_with(error: BaseException) -> NoReturn:
     """End the process with the message of ``error`` on stderr and its exit status.
 
     Its traceback comes first where one is wanted."""
-    from penstock_ledger.log_lines import several_lines
-    from penstock_ledger.redaction import redact
+    from penstock_ledger.redaction import redact, several_lines
 
     if debug():
         sys.stderr.write(several_lines(redact("".join(traceback.format_exception(error)))))
@@ -46,10 +47,15 @@ def message(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if isinstance(error, SchemaMissing):
-        return f"{error}.{StateFolder.nearby()}"
+        return f"{on_terminal(error.text)}.{StateFolder.nearby()}"
     if isinstance(error, JobRefused):
         return f"{error}{_fix(error)}"
-    if isinstance(error, PenstockError) or any(_is(error, *root) for root in _ROOTS_OF_THEIR_OWN):
+    if _is(error, "penstock_ratelimit.errors", "QuotaHeld"):
+        held: Any = error
+        return f"{error} ({on_terminal(Text(Run(Command.LIFT, (held.quota_id,))))})"
+    if isinstance(error, PenstockError):
+        return on_terminal(error.text)
+    if any(_is(error, *root) for root in _ROOTS_OF_THEIR_OWN):
         return str(error)
     if _from(error, "redis"):
         return (

@@ -31,7 +31,7 @@ from penstock_cli.connect import without_password
 from penstock_cli.errors import UsageProblem
 from penstock_cli.settings import flower_variables
 from penstock_ledger import QueueBook, RedisAddress, keys
-from penstock_ledger.log_lines import log_to_stderr
+from penstock_ledger.redaction import log_to_stderr
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.job.lanes import LANES, has_own_model
 from penstock_workers.amqp_address import AmqpAddress

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 from penstock_cli.errors import EXIT_DEAD_LETTERS, EXIT_FAILED, EXIT_OK, UsageProblem
 from penstock_cli.files import STDOUT, write_lines
 from penstock_ledger.lone_surrogates import replace_surrogates
-from penstock_producer.reporting.account import Report
+from penstock_producer.reporting.account import Report, gathered
+from penstock_producer.reporting.advice import on_terminal
 from penstock_producer.reporting.course import course_of
 from penstock_producer.reporting.forms.plain import effort, headline, plain_text
-from penstock_producer.reporting.gather import gathered
 from penstock_producer.reporting.text import argument, count, safe
 
 if TYPE_CHECKING:
@@ -55,19 +55,13 @@ def show(
     files: Mapping[str, str] | None = None,
 ) -> None:
     """Print the report: shares, reasons of the dead letters, what it took, where the files are."""
-    from rich.table import Table
     from rich.text import Text
 
     console.print(Text.assemble(*headline(report)))
     if report.dead:
-        table = Table(
-            "dead letters",
-            "reason",
-            box=None,
-            pad_edge=False,
-            padding=(0, 3, 0, 0),
-            header_style="dim",
-        )
+        from penstock_cli.show.terminal import plain_table
+
+        table = plain_table("dead letters", "reason")
         for reason, number in report.dead_by_reason.items():
             table.add_row(Text(count(number), justify="right"), Text(safe(reason)))
         console.print(table)
@@ -75,7 +69,7 @@ def show(
             console.print(Text(text, style="yellow"), soft_wrap=True)
         console.print(Text.assemble("list them:  ", (dlq_command, "bold")), soft_wrap=True)
     for text in effort(report):
-        console.print(text, style="dim")
+        console.print(on_terminal(text), style="dim")
     for name, place in (files or {}).items():
         console.print(Text(f"{name:<10} {place}"), soft_wrap=True)
 

@@ -209,7 +209,7 @@ async def running(
     for task in tasks:
         name = type(task).__name__
         metrics.task_failures.labels(name)  # 0 until it fails
-        backend.on_round[name] = metrics.task_round.labels(name).set_to_current_time
+        metrics.task_round.labels(name)  # 0 until its first round
     started = [
         asyncio.create_task(_kept_running(task, backend, metrics), name=type(task).__name__)
         for task in tasks

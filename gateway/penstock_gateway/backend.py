@@ -40,6 +40,43 @@ WAITING_MAX: Final = 1_000
 SMALL_BYTES: Final = 64 * 1024
 
 
+class WorkThreads:
+    """Threads for blocking work, and how much of it may wait for one. Used on the event loop."""
+
+    def __init__(self, number: int) -> None:
+        self._pool = ThreadPoolExecutor(number, thread_name_prefix="gateway")
+        self._most = number + WAITING_MAX
+        self._at_work = 0
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Do it in one of the threads. Raises Refused (503) where too much waits already."""
+        if self._at_work >= self._most:
+            raise Refused(
+                503,
+                "the server has too much to do now; try again in a few seconds",
+                code="overloaded",
+                kind="server_error",
+                headers={"retry-after": "5"},
+            )
+        self._at_work += 1
+        call: Callable[[], T] = partial(contextvars.copy_context().run, work)
+        future = asyncio.get_running_loop().run_in_executor(self._pool, call)
+        future.add_done_callback(self._worked)
+        try:
+            return await future
+        finally:
+            # with an error in it, it would keep this frame, and so the error, and a body in one of
+            # its frames
+            del future
+
+    async def close(self) -> None:
+        """Wait for the work under way."""
+        await asyncio.get_running_loop().run_in_executor(None, self._pool.shutdown)
+
+    def _worked(self, _: asyncio.Future[Any]) -> None:
+        self._at_work -= 1
+
+
 class Backend:
     """One of them serves an app, from the start of its lifespan to the end."""
 
@@ -75,17 +112,9 @@ class Backend:
         )
         self.fleet = RedisLedger(self.blocking_redis, "")
         self.operations = JobOperations(self.database, settings, self.fleet)
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="gateway")
-        # sources that are read at once, while they are submitted
-        self.reading = asyncio.Semaphore(max(1, threads // 2))
-        self._at_work = 0
-        # who, request: those that count against a limit of requests at once
-        self.under_way: set[tuple[str, str]] = set()
+        self._threads = WorkThreads(threads)
         self._parts: dict[Any, Any] = {}
-        # set by routes that have made a batch, so that its first step need not be looked for
-        self.batch_made = asyncio.Event()
         self.closing = False  # no more work is accepted
-        self.on_round: dict[str, Callable[[], None]] = {}  # of background work, by its class
 
     def part(self, kind: Callable[[Backend], T]) -> T:
         """Return what a room keeps for the whole server, made when it is first asked for.
@@ -98,26 +127,7 @@ class Backend:
 
     async def run(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Do blocking work in a thread. Raises Refused (503) where too much of it waits already."""
-        if self._at_work >= self.settings.gateway.threads + WAITING_MAX:
-            raise Refused(
-                503,
-                "the server has too much to do now; try again in a few seconds",
-                code="overloaded",
-                kind="server_error",
-                headers={"retry-after": "5"},
-            )
-        self._at_work += 1
-        call: Callable[[], T] = partial(
-            contextvars.copy_context().run, partial(work, *args, **kwargs)
-        )
-        future = asyncio.get_running_loop().run_in_executor(self._threads, call)
-        future.add_done_callback(self._worked)
-        try:
-            return await future
-        finally:
-            # with an error in it, it would keep this frame, and so the error, and a body in one of
-            # its frames
-            del future
+        return await self._threads.run(partial(work, *args, **kwargs))
 
     async def run_sized(
         self, size: int, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
@@ -131,15 +141,12 @@ class Backend:
 
     def round_done(self, task: object) -> None:
         """Note that a piece of background work has ended a round without an error."""
-        self.on_round[type(task).__name__]()
-
-    def _worked(self, _: asyncio.Future[Any]) -> None:
-        self._at_work -= 1
+        self.metrics.task_round.labels(type(task).__name__).set_to_current_time()
 
     async def close(self) -> None:
         """End what is open; work in threads is waited for."""
         self.closing = True
-        await asyncio.get_running_loop().run_in_executor(None, self._threads.shutdown)
+        await self._threads.close()
         self.producer.close()
         self.remote.close()
         self.database.close()

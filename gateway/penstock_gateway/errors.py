@@ -66,7 +66,7 @@ from penstock_producer import (
     TemplateError,
     TooManyBadRows,
 )
-from penstock_producer.reporting.surfaces import over_http
+from penstock_producer.reporting.advice import over_http
 
 __all__ = ["ERRORS", "answer_to", "is_problem_path", "openai_error", "refused_for"]
 
@@ -293,9 +293,7 @@ def _told(error: SpecError) -> list[dict[str, str]]:
         {
             "code": problem.code,
             "pointer": problem.pointer,
-            "message": over_http(problem.message)
-            if problem.public_message == str(problem)
-            else "the value is refused",
+            "message": over_http(problem.message) if problem.is_public else "the value is refused",
             "fix": over_http(problem.fix),
         }
         for problem in error.problems[:PROBLEMS_MAX]

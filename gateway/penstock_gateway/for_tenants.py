@@ -8,8 +8,8 @@ from typing import Any
 from penstock_gateway.ids import is_id
 from penstock_ledger.model import DeadLetter, Job
 from penstock_ledger.reasons import By, explain
-from penstock_producer.reporting.pauses import advice_for, as_field
-from penstock_producer.reporting.surfaces import over_http
+from penstock_producer.reporting.advice import as_field, over_http
+from penstock_producer.reporting.pauses import advice_for
 
 __all__ = ["pause_shown", "shown_source", "told_letter", "told_of", "without_places"]
 
@@ -25,10 +25,8 @@ def shown_source(job: Job) -> str:
 
 
 def told_of(job: Job, text: str | None) -> str:
-    """Return a sentence about a job as its tenant may read it.
-
-    It has no places of this machine, and fields in the place of flags."""
-    return over_http(without_places(job, text or ""))
+    """Return a sentence about a job as its tenant may read it; "" where there is none."""
+    return without_places(job, text or "")
 
 
 def without_places(job: Job, text: str) -> str:
@@ -45,7 +43,7 @@ def pause_shown(job: Job) -> dict[str, Any] | None:
         return None
     advice = [
         {
-            "text": told_of(job, one.text),
+            "text": without_places(job, over_http(one.text)),
             "change": None if one.action is None else as_field(one.action),
         }
         for one in advice_for(job.pause)

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from penstock_gateway.backend import backend_of
 from penstock_gateway.callers.caller import Caller, Scope, caller_with
-from penstock_gateway.jobs.cursors import decoded, encoded
+from penstock_gateway.jobs.listing import decoded, encoded
 from penstock_gateway.refused import Refused, not_found
 from penstock_gateway.routing import Router
 from penstock_ledger import (

@@ -82,7 +82,7 @@ class QuotaAccount(BaseModel):
         description=f"Calls that {COUNTED['failures']}: 5xx, overload, timeouts, lost connections."
     )
     hold: str | None = Field(
-        description="Why the account is held; `penstock limits --lift` ends the hold."
+        description="Why the account is held, until an operator ends the hold."
     )
     last_failures: list[FailureShown]
 

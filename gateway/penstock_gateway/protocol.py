@@ -13,8 +13,7 @@ from typing import Any, ClassVar, Final, cast
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from penstock_gateway.callers.addresses import FORWARDED, Proxies
-from penstock_gateway.callers.caller import KNOWN
+from penstock_gateway.callers.caller import FORWARDED, KNOWN, Proxies
 from penstock_gateway.connections import ConnectionBook, Waiting
 from penstock_gateway.errors import openai_error
 from penstock_gateway.refused import Refused

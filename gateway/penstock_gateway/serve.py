@@ -20,6 +20,7 @@ from penstock_gateway.protocol import bounded_http
 from penstock_gateway.settings import GatewayFields, GatewaySettings
 from penstock_ledger import ApiKeyStore, PenstockError, open_database
 from penstock_ledger.errors import EXIT_USAGE
+from penstock_ledger.texts import Command, Run, SetOption, Text
 
 __all__ = ["DoorOpen", "door_server", "refuse_open_door", "serve_door"]
 
@@ -113,9 +114,12 @@ def refuse_open_door(settings: GatewaySettings) -> None:
         database.close()
     if not made:
         raise DoorOpen(
-            f"gateway.host is {settings.gateway.host!r}, which other machines can reach, and there "
-            "is no API key: make the first one with `penstock keys create NAME --scope admin`, or "
-            "listen on 127.0.0.1"
+            Text(
+                f"gateway.host is {settings.gateway.host!r}, which other machines can reach, and "
+                "there is no API key: make the first one with ",
+                Run(Command.MAKE_KEY, ("NAME", SetOption("scope", "admin"))),
+                ", or listen on 127.0.0.1",
+            )
         )
 
 

@@ -32,6 +32,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Final
 
+from penstock_ledger.texts import Command, Run, SetOption, Text
+
 __all__ = [
     "EXIT_FAILED",
     "EXIT_USAGE",
@@ -82,11 +84,16 @@ class PenstockError(Exception):
     exit_status: ClassVar[int] = EXIT_FAILED
 
     @property
+    def text(self) -> str:
+        """Return the message, as a `Text` where it names actions: each surface writes these."""
+        return self.args[0] if self.args and isinstance(self.args[0], Text) else str(self)
+
+    @property
     def public_message(self) -> str:
         """Return the message as a remote door may show it.
 
         It has nothing of documents, prompts and other tenants' jobs."""
-        return str(self)
+        return self.text
 
 
 class LedgerError(PenstockError):
@@ -106,8 +113,12 @@ class DatabaseUnavailable(LedgerError):
         # host and database, without a password; the driver's words
         self.where, self.why = (where, why)
         super().__init__(
-            f"the database {where} does not answer ({why}): start it, or correct database_url "
-            "(PENSTOCK_DATABASE_URL); `penstock doctor` looks closer"
+            Text(
+                f"the database {where} does not answer ({why}): start it, or correct database_url "
+                "(PENSTOCK_DATABASE_URL); ",
+                Run(Command.DOCTOR),
+                " looks closer",
+            )
         )
 
 
@@ -119,10 +130,13 @@ class TablesInUse(LedgerError):
     def __init__(self, where: str, tries: int, lock_s: float, held_by: Sequence[str]) -> None:
         self.why = f"other transactions hold tables: {'; '.join(held_by) or 'they have ended now'}"
         super().__init__(
-            f"the tables of {where} were not changed: {tries} times no lock came within {lock_s:g} "
-            f"s ({self.why}). Jobs go on as before. Repeat `penstock migrate` once those have "
-            "ended (reports, exports and dumps read for long), or end them: SELECT "
-            "pg_terminate_backend(PID)"
+            Text(
+                f"the tables of {where} were not changed: {tries} times no lock came within "
+                f"{lock_s:g} s ({self.why}). Jobs go on as before. Repeat ",
+                Run(Command.MIGRATE),
+                " once those have ended (reports, exports and dumps read for long), or end them: "
+                "SELECT pg_terminate_backend(PID)",
+            )
         )
 
 
@@ -138,8 +152,11 @@ class SchemaMissing(SchemaError):
     def __init__(self, found: str | None, expected: str) -> None:
         has = f"schema {found}" if found else "no Penstock tables"
         super().__init__(
-            f"the database has {has}, this release needs schema {expected}: "
-            "`penstock migrate` creates or upgrades the tables"
+            Text(
+                f"the database has {has}, this release needs schema {expected}: ",
+                Run(Command.MIGRATE),
+                " creates or upgrades the tables",
+            )
         )
 
 
@@ -164,7 +181,9 @@ class JobNotFound(JobError):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        super().__init__(f"no job has the id or key {name!r}; `penstock jobs` lists them")
+        super().__init__(
+            Text(f"no job has the id or key {name!r}; ", Run(Command.JOBS), " lists them")
+        )
 
 
 class JobConflict(JobError):
@@ -216,8 +235,12 @@ class NothingToReplay(LedgerError):
     def __init__(self, job_id: str, reason: str | None) -> None:
         which = f" with the reason {reason!r}" if reason else ""
         super().__init__(
-            f"job {job_id} has no dead letter{which} that can be sent again "
-            "(rows that never parsed have no request): `penstock dlq list` shows what there is"
+            Text(
+                f"job {job_id} has no dead letter{which} that can be sent again "
+                "(rows that never parsed have no request): ",
+                Run(Command.DEAD_LETTERS),
+                " shows what there is",
+            )
         )
 
 
@@ -227,7 +250,9 @@ class ScheduleNotFound(LedgerError):
     exit_status = EXIT_USAGE
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"no schedule has the name {name!r}; `penstock schedule list` shows them")
+        super().__init__(
+            Text(f"no schedule has the name {name!r}; ", Run(Command.SCHEDULES), " shows them")
+        )
 
 
 class ScheduleExists(LedgerError):
@@ -237,8 +262,12 @@ class ScheduleExists(LedgerError):
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"there is a schedule {name!r} already: choose another --name, or remove it first: "
-            "penstock schedule remove"
+            Text(
+                f"there is a schedule {name!r} already: choose another ",
+                SetOption("name"),
+                ", or remove it first: ",
+                Run(Command.UNSCHEDULE),
+            )
         )
 
 

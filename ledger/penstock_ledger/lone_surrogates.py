@@ -89,7 +89,7 @@ def _is_beyond_doubles(error: orjson.JSONDecodeError) -> bool:
 def _with_infinities(body: bytes, unread: orjson.JSONDecodeError) -> Any:
     """Read JSON that orjson refuses for a number, by the same rules for all else."""
 
-    def refuse(_: str) -> Any:  # NaN and its kin are no JSON
+    def refuse(_: str) -> Any:  # NaN and its kin are not valid JSON
         raise unread
 
     try:

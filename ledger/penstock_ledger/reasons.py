@@ -1,7 +1,7 @@
 """Why a job is paused, is being cancelled or has failed, as data: a code, who did it, parameters.
 
 Sentences are made of it here, at the edge, and are never read back: what decides, decides by the
-code. What a person wrote is a note among the parameters and steers nothing.
+code. What a person wrote is a note among the parameters, and decides nothing.
 
 `jobs.pause` holds it as JSON, written in the transaction that writes state and reason.
 `jobs.reason` gets the sentence, for processes of a release that knows no other. A row that such a

@@ -67,12 +67,12 @@ if TYPE_CHECKING:
     from penstock_producer.errors import TooManyBadRows as TooManyBadRows
     from penstock_producer.job.spec import JobSpec as JobSpec
     from penstock_producer.jobfile import JobFile as JobFile
+    from penstock_producer.open_job import LineFate as LineFate
     from penstock_producer.open_job import OpenJob as OpenJob
+    from penstock_producer.open_job import PushedLine as PushedLine
     from penstock_producer.producer import JobEstimate as JobEstimate
     from penstock_producer.producer import JobStatus as JobStatus
     from penstock_producer.producer import Producer as Producer
-    from penstock_producer.pushed_lines import LineFate as LineFate
-    from penstock_producer.pushed_lines import PushedLine as PushedLine
     from penstock_producer.schedules.door import Schedules as Schedules
     from penstock_producer.schedules.marks import OutcomesOf as OutcomesOf
     from penstock_producer.settings import ProducerSettings as ProducerSettings
@@ -99,8 +99,7 @@ else:
                 "TooManyBadRows"
             ),
             "penstock_producer.jobfile": "JobFile",
-            "penstock_producer.open_job": "OpenJob",
-            "penstock_producer.pushed_lines": "LineFate PushedLine",
+            "penstock_producer.open_job": "LineFate OpenJob PushedLine",
             "penstock_producer.producer": "JobEstimate JobStatus Producer",
             "penstock_producer.schedules.door": "Schedules",
             "penstock_producer.schedules.marks": "OutcomesOf",

@@ -46,7 +46,7 @@ class AsyncProducer:
         self, settings: ProducerSettings | None = None, *, database_url: str | None = None
     ) -> None:
         self._make: Callable[[], Producer] = lambda: Producer(settings, database_url=database_url)
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="penstock producer")
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="penstock-producer")
         self._opening = asyncio.Lock()
         self._opened: Producer | None = None  # on first use: a file of SQLite may be migrated then
 

@@ -35,6 +35,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock_ledger.errors import EXIT_USAGE, PenstockError, shown_ids
+from penstock_ledger.texts import SetOption, Text
 
 __all__ = [
     "MAX_FAULTS_SHOWN",
@@ -152,27 +153,34 @@ class Problem:
     place: str = ""  # "night.yaml line 7", where the field was read from a file
 
     def __str__(self) -> str:
-        if self.place:
-            field = f", field {'.'.join(self.pointer.split('/')[1:])}" if self.pointer else ""
-            return f"{self.place}{field}: {self.message}" + (f"; {self.fix}" if self.fix else "")
-        return (
-            f"{self.pointer or '/'}: {self.message}; {self.fix}"
-            if self.fix
-            else f"{self.pointer}: {self.message}"
-        )
+        return str(self.text)
 
     @property
-    def public_message(self) -> str:
+    def text(self) -> Text:
+        """Return the problem in words."""
+        at = self.pointer or "/"
+        if self.place:
+            field = f", field {'.'.join(self.pointer.split('/')[1:])}" if self.pointer else ""
+            at = f"{self.place}{field}"
+        return Text(f"{at}: ", self.message, *(("; ", self.fix) if self.fix else ()))
+
+    @property
+    def is_public(self) -> bool:
+        """Whether its message shows no prompt and no part of a document."""
+        return self.pointer.split("/")[1:2] not in _CONFIDENTIAL and self.code != "unknown_field"
+
+    @property
+    def public_message(self) -> Text:
         """Without the value seen, where that may be a prompt or a part of a document."""
-        if self.pointer.split("/")[1:2] not in _CONFIDENTIAL and self.code != "unknown_field":
-            return str(self)
-        return f"{self.pointer[:MAX_SEEN_CHARS]}: {self.code}; {self.fix}"
+        if self.is_public:
+            return self.text
+        return Text(f"{self.pointer[:MAX_SEEN_CHARS]}: {self.code}; ", self.fix)
 
 
-def listed(problems: Iterable[str]) -> str:
+def listed(problems: Iterable[str]) -> Text:
     """Return one problem as it is, several below one another, with their number before them."""
     told = list(problems)
-    return told[0] if len(told) == 1 else "\n  ".join([f"{len(told)} mistakes:", *told])
+    return Text("\n  ").join(told if len(told) == 1 else [f"{len(told)} mistakes:", *told])
 
 
 class SpecError(ProducerError):
@@ -182,11 +190,12 @@ class SpecError(ProducerError):
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
-        super().__init__(f"job spec: {listed(map(str, self.problems))}")
+        super().__init__(Text("job spec: ", listed(problem.text for problem in self.problems)))
 
     @property
     def public_message(self) -> str:
-        return "job spec: " + "; ".join(problem.public_message for problem in self.problems)
+        told = (problem.public_message for problem in self.problems)
+        return Text("job spec: ", Text("; ").join(told))
 
 
 class TemplateError(SpecError):
@@ -217,11 +226,11 @@ class ContentError(ProducerError):
         """``public`` is the message without content of documents, where ``message`` shows some."""
         self.code, self.message = code, message
         self.public = message if public is None else public
-        super().__init__(f"{code}: {message}")
+        super().__init__(Text(f"{code}: ", message))
 
     @property
     def public_message(self) -> str:
-        return f"{self.code}: {self.public}"
+        return Text(f"{self.code}: ", self.public)
 
 
 class SourceError(ContentError):
@@ -292,11 +301,15 @@ class TooManyBadRows(SourceError):
         self.limit = limit
         count = f"{counted} row" if counted == 1 else f"{counted} rows"
         found, are = (count if whole else f"at least {count}"), ("is" if counted == 1 else "are")
-        lines = "".join(f"\n  {line}" for line in _alike(rows))
         super().__init__(
             "too_many_bad_rows",
-            f"{found} of {uri} {are} unusable and max_bad_rows allows {limit}; correct the source, "
-            f"or raise max_bad_rows (--max-bad-rows) to make dead letters of such rows:{lines}",
+            Text(
+                f"{found} of {uri} {are} unusable and max_bad_rows allows {limit}; correct the "
+                "source, or raise ",
+                SetOption("max_bad_rows"),
+                " to make dead letters of such rows:\n  ",
+                Text("\n  ").join(_alike(rows)),
+            ),
             public=f"{found} of {uri} {are} unusable and max_bad_rows allows {limit}: "
             + "; ".join(
                 f"{row.place}: {row.code}{f' ({row.field})' if row.field else ''}"
@@ -311,7 +324,7 @@ def _alike(rows: Sequence[BadRow]) -> Iterable[str]:
     for row in rows:
         groups.setdefault((row.code, row.field), []).append(row)
     for alike in list(groups.values())[:MAX_FAULTS_SHOWN]:
-        yield str(alike[0])
+        yield alike[0].text
         if len(alike) > 1:
             others = ", ".join(_line(row, alike[0]) for row in alike[1 : 1 + MAX_LINES_SHOWN])
             more = ", …" if len(alike) > 1 + MAX_LINES_SHOWN else ""

@@ -36,6 +36,7 @@ from penstock_ledger.model import (
     Result,
     TakenFiles,
 )
+from penstock_ledger.texts import Command, Run, Text
 from penstock_ledger.vectors import Vectors
 from penstock_producer.accepting.acceptance import estimated_usd
 from penstock_producer.accepting.borders import Borders
@@ -59,10 +60,15 @@ from penstock_producer.errors import (
 )
 from penstock_producer.job.options import STOP_FIELDS
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.open_job import TAKES_NO_MORE, DocumentChecker, OpenJob
+from penstock_producer.open_job import (
+    TAKES_NO_MORE,
+    DocumentChecker,
+    OpenJob,
+    PushedLine,
+    PushedLines,
+)
 from penstock_producer.operations.jobs import Changed, JobOperations
 from penstock_producer.pins import AWAITED, DOOR, REMOTE, UPLOADED
-from penstock_producer.pushed_lines import PushedLine, PushedLines
 from penstock_producer.rows import FileSource
 from penstock_producer.schedules.door import Schedules
 from penstock_producer.schedules.marks import taken_key
@@ -362,8 +368,11 @@ class Producer:
             what = " and ".join(where) or "any condition"
             raise SourceError(
                 "empty_source",
-                f"no outcome of job {pin['job_key']} satisfies {seen(what)}; penstock report "
-                "counts what it has",
+                Text(
+                    f"no outcome of job {pin['job_key']} satisfies {seen(what)}; ",
+                    Run(Command.REPORT),
+                    " counts what it has",
+                ),
             ) from error
         taken = None
         if started_by is not None:

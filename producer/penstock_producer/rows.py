@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, Protocol, Self
 
+from penstock_ledger.texts import Text
 from penstock_producer.pins import PREPARED
 
 __all__ = ["ROW_ID", "BadRow", "Column", "Document", "Kind", "Record", "Source", "Tally"]
@@ -162,11 +163,16 @@ class BadRow:
         return self.named or f"{self.unit} {self.shown_line}"
 
     def __str__(self) -> str:
+        return str(self.text)
+
+    @property
+    def text(self) -> Text:
+        """Return what is wrong with it, and what to do."""
         is_placed = self.named or (self.line and self.unit != FILE)
         where = f"{self.uri} {self.place}" if is_placed else self.uri
         field = f" field {self.field}:" if self.field else ""
         saw = f" Seen: {self.seen}." if self.seen else ""
-        return f"{where}: {self.code}:{field} {self.message}{saw} Fix: {self.fix}"
+        return Text(f"{where}: {self.code}:{field} ", self.message, f"{saw} Fix: ", self.fix)
 
 
 class Place(NamedTuple):

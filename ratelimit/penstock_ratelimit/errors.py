@@ -11,7 +11,6 @@ RateLimitError
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable
 
 
@@ -64,7 +63,7 @@ class QuotaHeld(RateLimitError):
     def __init__(self, quota_id: str, reason: str) -> None:
         super().__init__(
             f"quota {quota_id!r} is held: {reason}; correct the account at the provider, then lift "
-            f"the hold (penstock limits --lift {shlex.quote(quota_id)})"
+            "the hold"
         )
         self.quota_id, self.reason = quota_id, reason
 

@@ -40,8 +40,6 @@ def test_all_doors_write_the_same_forms() -> None:
     asked = document["paths"]["/v1/jobs/{job}/results"]["get"]["parameters"]
     over_http = next(one["schema"]["enum"] for one in asked if one["name"] == "form")
     forms = {"jsonl", *TABLE_FORMATS}
-    assert (set(get_args(OutputFormat)), set(FORMATS), set(over_http)) == (
-        forms,
-        forms,
-        forms | {"rows"},
-    )
+    # HTTP has the table row by row as well: lines of JSON that `penstock.connect` reads
+    told = set(over_http) - {"rows"}
+    assert (set(get_args(OutputFormat)), set(FORMATS), told) == (forms, forms, forms)

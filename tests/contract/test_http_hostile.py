@@ -28,7 +28,7 @@ from penstock_workers.http import (
     NotConnected,
     make_client,
 )
-from penstock_workers.http.lean import LeanClient
+from penstock_workers.http.pool import LeanClient
 
 Request = pytest.FixtureRequest
 

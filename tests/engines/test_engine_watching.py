@@ -15,7 +15,7 @@ from otlp import ENDPOINT, Collector, Told
 from servers import free_port
 
 from penstock_ledger.model import JobState
-from penstock_workers.lanes.embed.models import find_model
+from penstock_workers.lanes.embed.settings import find_model
 from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.catalogue import CATALOGUE
 

@@ -35,7 +35,7 @@ from penstock_producer.feed.wire import queue_name
 from penstock_producer.reporting.reasons import retries
 
 PENSTOCK = [sys.executable, "-m", "penstock_cli"]
-START_S = 30.0  # for a process to be ready, on a busy machine
+START_S = 120.0  # for a process to be ready, on a machine that is busy with others, too
 QUIET_S = 30.0  # for the last acknowledgements to reach Redis
 POLL_S = 0.02
 LOG_TAIL = 4_000

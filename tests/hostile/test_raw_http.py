@@ -298,7 +298,7 @@ def test_probes_have_places_while_all_others_hold_work(settings: GatewaySettings
         for line in held:
             line.sendall(head.encode())
         try:
-            until(lambda: asked(f"{url}/v1/jobs", **key).status == 503, 10, "all places hold work")
+            until(lambda: asked(f"{url}/v1/jobs", **key).status == 503, 30, "all places hold work")
             assert asked(f"{url}/health").status == asked(f"{url}/livez").status == 200
             answer = asked(f"{url}/v1/jobs", **key)
             assert (
@@ -313,7 +313,7 @@ def test_probes_have_places_while_all_others_hold_work(settings: GatewaySettings
         finally:
             hold.set()
         assert [status(received(line)) for line in held] == [200] * 4
-        until(lambda: asked(f"{url}/v1/jobs", **key).status == 200, 10, "there are places again")
+        until(lambda: asked(f"{url}/v1/jobs", **key).status == 200, 30, "there are places again")
 
 
 def test_an_address_behind_a_balancer_is_bounded_by_request(settings: GatewaySettings) -> None:
@@ -337,7 +337,7 @@ def test_an_address_behind_a_balancer_is_bounded_by_request(settings: GatewaySet
         try:
             until(
                 lambda: asked(f"{url}/livez", x_forwarded_for="203.0.113.7").status == 429,
-                10,
+                30,
                 "four are under way",
             )
             assert asked(f"{url}/livez", x_forwarded_for="203.0.113.8").status == 200
@@ -346,6 +346,6 @@ def test_an_address_behind_a_balancer_is_bounded_by_request(settings: GatewaySet
         assert [status(received(line)) for line in held] == [200] * 4
         until(
             lambda: asked(f"{url}/livez", x_forwarded_for="203.0.113.7").status == 200,
-            10,
+            30,
             "they are answered",
         )

@@ -30,6 +30,16 @@ SLOW: Final = (
 AWAY: Final = (503, 504)  # what is behind the door is not there: no worker, no provider
 
 
+@pytest.fixture(
+    scope="module",
+    params=["keyed_door", pytest.param("open_door", marks=pytest.mark.whole)],
+)
+def any_door(request: pytest.FixtureRequest) -> Attacked:
+    """One with keys, which looks at all that the other looks at, and more."""
+    found: Attacked = request.getfixturevalue(request.param)
+    return found
+
+
 @pytest.fixture(scope="module")
 def objects(any_door: Attacked) -> dict[str, str]:
     """What the paths may name, by the beginning of a path."""

@@ -96,7 +96,7 @@ def test_a_state_folder_that_turns_read_only_loses_nothing(machine: Machine, dis
 
 def test_a_disk_that_gives_up_loses_nothing(machine: Machine) -> None:
     """It takes no write more, to files that are open as well: the run ends and says so, and once
-    the disk is mended the same command pays for nothing twice but what was in flight."""
+    the disk is repaired the same command pays for nothing twice but what was in flight."""
     machine.source(200)
     with (
         simulator("--latency-ms", "200") as provider,

@@ -93,7 +93,7 @@ def test_a_control_process_is_watched_as_workers_are(fleet: Fleet, tmp_path: Pat
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as page:
             return 'penstock_control_ticks_total{result="ok"}' in page.read().decode()
 
-    until(ticks, 10, "its page tells of ticks")
+    until(ticks, 30, "its page tells of ticks")
     process.send(signal.SIGTERM)
     assert process.wait(10) == 0
     assert not (probes / "ready").exists()

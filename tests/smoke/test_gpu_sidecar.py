@@ -47,16 +47,16 @@ def test_it_waits_for_the_model_and_outlives_its_server(fleet: Fleet) -> None:
     fleet.provider.start(*SLOW)
     fleet.wait_for_outcomes(job, 150)
     # 64 are believed to fit, and a quarter more; the gauges say that 16 run, so 20 are enough.
-    until(lambda: fleet.provider.in_flight() <= 24, 10, "the room follows the server's gauges")
+    until(lambda: fleet.provider.in_flight() <= 24, 30, "the room follows the server's gauges")
     # Status shows the worker's last heartbeat, which may be older than what the provider says now.
     until(
         lambda: "gpu: 1 engine · 16 running" in fleet.penstock("status", job.job_id),
-        10,
+        30,
         "status follows them",
     )
 
     fleet.provider.kill()
-    until(lambda: said(worker, "does not answer"), 10, "the worker notices")
+    until(lambda: said(worker, "does not answer"), 30, "the worker notices")
     fleet.provider.start(*QUICK)
     fleet.wait_for(job, JobState.COMPLETED, 60)
     account = fleet.account(job, DOCUMENTS)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from penstock_ledger.log_lines import log_to_stderr
+from penstock_ledger.redaction import log_to_stderr
 from penstock_producer.job.lanes import DEFAULT_LANE
 from penstock_workers.settings import WorkerSettings, process_name
 

@@ -34,6 +34,7 @@ from typing import ClassVar
 
 from penstock_ledger.errors import EXIT_USAGE, PenstockError
 from penstock_ledger.reasons import By, Code, Reason
+from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import ContentError
 
 __all__ = ["MissingApiKey", "PlainHttp"]
@@ -227,8 +228,11 @@ class ModelMissing(WorkerError):
             else f"= {name!r} names neither a model's folder nor a package that carries one"
         )
         super().__init__(
-            f"setting {setting} {seen}; give the folder that holds its config.json (--model, or "
-            f"{setting} in penstock.toml). Penstock downloads no models"
+            Text(
+                f"setting {setting} {seen}; give the folder that holds its config.json (",
+                SetOption("model"),
+                f", or {setting} in penstock.toml). Penstock downloads no models",
+            )
         )
 
 

@@ -23,7 +23,7 @@ from penstock_ledger.redaction import looks_secret, redact, remember, remember_u
 from penstock_producer.accepting.borders import DoorSettings
 from penstock_producer.job.endpoints import BASE_URLS
 from penstock_producer.job.lanes import DEFAULT_LANE, LANES, Lane
-from penstock_producer.prices.known import CardPrice, known_card, known_cards
+from penstock_producer.prices.token_prices import CardPrice, known_card, known_cards
 from penstock_producer.settings import (
     ProducerSettings,
     ProviderFacts,

@@ -39,7 +39,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Final, Protocol
 
 from penstock_workers.http import HttpAnswer, HttpError, Limits, Target
-from penstock_workers.http.lean import LeanClient
+from penstock_workers.http.pool import LeanClient
 from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.samples import Sample
 from penstock_workers.settings import WorkerSettings

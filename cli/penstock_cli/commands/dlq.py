@@ -1,8 +1,12 @@
-"""`penstock dlq`: look at dead letters, take them out, try them again with something changed."""
+"""`penstock dlq`: look at dead letters, take them out, try them again with something changed.
+
+What earlier replays of a job have changed travels on with its requests until it is unset.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,11 +15,14 @@ import typer
 from penstock_cli import examples
 from penstock_cli.errors import UsageProblem
 from penstock_cli.job import options
+from penstock_ledger.texts import Text
 
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
-    from penstock_ledger.model import DeadLetter, Job
+    from penstock_ledger.model import DeadLetter, Feed, Job
     from penstock_producer.errors import Problem
+
+PROMPT = "prompt"
 
 MAX_ID_CHARS = 512  # ids are shown whole, to be copied into the next command
 MAX_GENERATIONS_SHOWN = 20  # of one document
@@ -30,6 +37,34 @@ Reason = Annotated[str | None, typer.Option(help="Only dead letters with this re
 Docs = Annotated[
     list[str] | None, typer.Option("--doc", metavar="ID", help="Only this document. Repeatable.")
 ]
+
+
+def changes_in_force(feeds: Iterable[Feed]) -> dict[str, tuple[str, int]]:
+    """Return by field what the replays have set it to, as text, and in which generation."""
+    force: dict[str, tuple[str, int]] = {}
+    for feed in feeds:
+        for name in feed.overrides.get("unset") or ():
+            force.pop(name, None)
+        for name, value in (feed.overrides.get("set") or {}).items():
+            force[name] = (_as_text(value), feed.generation)
+        if feed.overrides.get(PROMPT) is not None:
+            force[PROMPT] = (_as_text(feed.overrides[PROMPT]), feed.generation)
+    return force
+
+
+def say_in_force(force: Mapping[str, tuple[str, int]]) -> str:
+    """Return one sentence about the changes; empty where there are none."""
+    if not force:
+        return ""
+    listed = ", ".join(
+        f"{name}={value} (generation {generation})" for name, (value, generation) in force.items()
+    )
+    names = " ".join(f"--unset {name}" for name in force)
+    return f"requests keep what replays have set: {listed}; {names} takes it back"
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 @app.command(name="list", epilog=examples.DLQ_LIST)
@@ -104,7 +139,6 @@ def _print_footer(
     """Print what to do next, and what is not shown."""
     from rich.text import Text
 
-    from penstock_cli.job.replays import changes_in_force, say_in_force
     from penstock_cli.show.terminal import console as make_console
     from penstock_producer.reporting.text import argument, count, safe
 
@@ -218,8 +252,8 @@ def replay(
 ) -> None:
     """Try dead letters again, as a new generation of the job. Nothing is overwritten."""
     from penstock_cli.connect import books
-    from penstock_cli.job.replays import changes_in_force, say_in_force
     from penstock_producer.errors import SpecError
+    from penstock_producer.reporting.advice import on_terminal
     from penstock_producer.reporting.text import count, safe
 
     overrides = _overrides(set_fields or [], unset or [], edit_prompt)
@@ -228,7 +262,8 @@ def replay(
         try:
             done = ledger.operations.replay(found, reason=reason, doc_ids=doc, overrides=overrides)
         except SpecError as error:
-            raise UsageProblem("\n".join(map(_as_flag, error.problems))) from error
+            told = "\n".join(on_terminal(_as_flag(one)) for one in error.problems)
+            raise UsageProblem(told) from error
         typer.echo(
             f"{count(done.documents)} documents of {safe(found.job_key)} go again as generation "
             f"{done.job.generation}"
@@ -250,7 +285,7 @@ def run_again(ledger: Books, job: Job) -> str:
 
 def _overrides(set_fields: list[str], unset: list[str], edit_prompt: str | None) -> dict[str, Any]:
     """Return what a replay changes. Raises UsageProblem."""
-    from penstock_cli.job.pairs import parse_pairs
+    from penstock_cli.job.given import parse_pairs
 
     given = {
         "set": parse_pairs("--set", set_fields) if set_fields else None,
@@ -260,14 +295,14 @@ def _overrides(set_fields: list[str], unset: list[str], edit_prompt: str | None)
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _as_flag(problem: Problem) -> str:
+def _as_flag(problem: Problem) -> Text:
     """Write a problem of a replay in the words of the flags.
 
     ``/set/max_tokens`` was typed as ``--set max_tokens``.
     """
     name, _, rest = problem.pointer.lstrip("/").partition("/")
     flag = "--edit-prompt" if name == "prompt" else f"--{name}"
-    return f"{flag}{' ' + rest if rest else ''}: {problem.message}; {problem.fix}"
+    return Text(f"{flag}{' ' + rest if rest else ''}: ", problem.message, "; ", problem.fix)
 
 
 def _earlier(ledger: Books, job: Job, letter: DeadLetter) -> dict[str, str]:

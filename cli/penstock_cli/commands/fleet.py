@@ -124,7 +124,7 @@ def gateway(
         if find_spec(name) is None:
             raise UsageProblem(f"{name} is not installed here: pip install 'penstock[gateway]'")
     from penstock_gateway import GatewaySettings, serve_door
-    from penstock_ledger.log_lines import log_to_stderr
+    from penstock_ledger.redaction import log_to_stderr
 
     settings = GatewaySettings.load()
     given: dict[str, Any] = {"host": host, "port": port}

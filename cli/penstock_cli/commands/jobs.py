@@ -61,10 +61,9 @@ def _print_status(console: Console, job: Job, figures: JobFigures, ledger: Books
     from rich.text import Text
 
     from penstock_cli.show.progress import final_line, line, reason_lines
+    from penstock_producer.reporting.account import lane_line
     from penstock_producer.reporting.engines import engines_line
-    from penstock_producer.reporting.feeders import feeders_line
-    from penstock_producer.reporting.lanes import lane_line
-    from penstock_producer.reporting.origin import from_job_line, started_by_line
+    from penstock_producer.reporting.origin import feeders_line, from_job_line, started_by_line
     from penstock_producer.reporting.pauses import pause_lines
     from penstock_producer.reporting.text import one_line, safe
 
@@ -112,7 +111,7 @@ def _as_json(ledger: Books, job: Job, figures: JobFigures) -> str:
     from penstock_producer.job.lanes import packs
     from penstock_producer.reporting.batches import batches_of
     from penstock_producer.reporting.engines import engines_of
-    from penstock_producer.reporting.feeders import feeders_of
+    from penstock_producer.reporting.origin import feeders_of
 
     redis = ledger.redis_if_running()
     engines = engines_of(redis.workers(), job.lane) if redis is not None else None

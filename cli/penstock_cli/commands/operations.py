@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock_cli.job import options
+from penstock_producer.reporting.advice import on_terminal
 
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
@@ -89,7 +90,7 @@ def move(
         redis = ledger.redis_if_running()
         missing = None if redis is None else no_worker(redis.workers(), lane)
         if missing is not None:
-            typer.echo(missing.said)
+            typer.echo(on_terminal(missing.said))
 
 
 def purge(

@@ -156,24 +156,14 @@ _GB: Final = 10**9
 
 
 def show(picture: Picture, plans: Sequence[LanePlan], asked: Asked) -> None:
-    from rich.table import Table
 
     from penstock_cli.show.terminal import console as make_console
+    from penstock_cli.show.terminal import plain_table
 
     console = make_console()
     within = "" if asked.within_s is None else f" within {duration(asked.within_s)}"
     console.print(f"{counted(picture.documents, 'document')}{within}", soft_wrap=True)
-    table = Table(
-        "lane",
-        "time",
-        "cost",
-        "workers",
-        "bounded by",
-        box=None,
-        pad_edge=False,
-        padding=(0, 3, 0, 0),
-        header_style="dim",
-    )
+    table = plain_table("lane", "time", "cost", "workers", "bounded by")
     for plan in plans:
         table.add_row(plan.lane, _time(plan.planned), _cost(plan), _workers(plan), _bound(plan))
     console.print(table)

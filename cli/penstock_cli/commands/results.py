@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from penstock_ledger import Spending
     from penstock_producer.reporting.prices import Money
 
+Output = Annotated[
+    str | None,
+    typer.Option(
+        "--output", "-o", metavar="FILE", help="A file, s3://bucket/key, or - for standard output."
+    ),
+]
+
 
 def report(
     job: options.JobName,
@@ -31,15 +38,7 @@ def report(
             help="text, json, markdown or html; by default what FILE ends in.",
         ),
     ] = "",
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="A file, s3://bucket/key, or - for standard output.",
-        ),
-    ] = None,
+    output: Output = None,
     state: options.StateOption = None,
 ) -> None:
     """Show what became of a job.
@@ -66,15 +65,7 @@ def report(
 
 def results(
     job: options.JobName,
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="A file, s3://bucket/key, or - for standard output.",
-        ),
-    ] = None,
+    output: Output = None,
     output_format: options.OutputFormat = None,
     partial: Annotated[
         bool,

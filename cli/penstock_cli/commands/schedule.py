@@ -180,13 +180,14 @@ def _trouble(source: str, spec: JobSpec) -> str | None:
     from penstock_cli.run.preview import looked_at
     from penstock_ledger.errors import PenstockError
     from penstock_producer.accepting.estimates import TokenMeter
+    from penstock_producer.reporting.advice import on_terminal
 
     if "://" in source or source.startswith(BY_VARIABLE):
         return None  # the control processes may have rights and addresses that this machine has not
     try:
         found = looked_at(source, spec, 1, TokenMeter())
     except PenstockError as error:
-        return str(error)
+        return on_terminal(error.text)
     if not found.rows:
         return f"{source} holds no document"
     return None if found.documents else found.problems[0]

@@ -67,7 +67,7 @@ def worker(
     SIGTERM lets it finish what it holds. Everything else is read from penstock.toml and PENSTOCK_*
     variables.
     """
-    from penstock_cli.job.pairs import parse_pairs
+    from penstock_cli.job.given import parse_pairs
     from penstock_cli.processes.signals import end_with_parent
     from penstock_cli.settings import parent_pid
 

@@ -15,6 +15,7 @@ from penstock_ledger import Database, LiveJobs, RedisAddress, RedisLedger, Worke
 from penstock_ledger.model import Job, JobState
 from penstock_producer.feed.queues import missing_provider, serving_of
 from penstock_producer.job.lanes import LANES, has_own_model, packs
+from penstock_producer.reporting.advice import on_terminal
 from penstock_producer.reporting.engines import cards_in_words, engines_of
 from penstock_producer.reporting.reasons import standing_of, unserved_models
 from penstock_producer.reporting.text import safe
@@ -202,7 +203,7 @@ def _models(hot: RedisLedger, database: Database) -> Iterator[Finding]:
     running = [job for job, _ in LiveJobs(database).look() if job.state is JobState.RUNNING]
     yield from _without_provider(running, workers)
     waiting = [
-        (job, wait.said)
+        (job, on_terminal(wait.said))
         for job in running
         if has_own_model(job.lane)
         for wait in unserved_models(standing_of(hot, database, job, workers))

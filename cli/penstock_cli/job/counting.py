@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock_cli.errors import UsageProblem
-from penstock_cli.job.given import GivenJob
-from penstock_cli.job.pairs import parse_pairs
+from penstock_cli.job.given import GivenJob, parse_pairs
 
 if TYPE_CHECKING:
     from penstock_producer.accepting.estimates import TokenMeter

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock_cli.errors import UsageProblem
-from penstock_cli.job.pairs import parse_pairs
+from penstock_ledger.texts import Text
 from penstock_producer.job.endpoints import CHAT, GENERATE, MESSAGES
 from penstock_producer.job.lanes import DEFAULT_LANE, permitted
 from penstock_producer.job.options import OPTIONS, FlagForm
@@ -24,6 +25,31 @@ _ENDPOINTS = {"openai": CHAT, "anthropic": MESSAGES, "gemini": GENERATE}
 JobFlags = Mapping[str, Any]
 """The job options as they were typed, or as a job spec file has them, by the spec's field; left out
 is None, or not there."""
+
+
+def parse_pairs(flag: str, pairs: Sequence[str]) -> dict[str, Any]:
+    """Read ``name=value`` pairs; a value that is JSON is taken as JSON, anything else as text.
+
+    Raises UsageProblem.
+    """
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name.strip():
+            raise UsageProblem(
+                f"{flag} {pair!r} is not name=value; write for example {flag} max_tokens=200"
+            )
+        if name in values:
+            raise UsageProblem(f"{flag} {name} is given twice; keep one of them")
+        values[name.strip()] = _json_or_text(text)
+    return values
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=lambda word: word)
+    except ValueError:
+        return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +229,7 @@ def _in_words(problem: Problem) -> str:
     there.
     """
     if problem.place:
-        return str(problem)
+        return problem.text
     name, _, rest = problem.pointer.lstrip("/").partition("/")
     flag = f"--{OPTIONS[name].name}" if name in OPTIONS else f"--{name}"
-    return f"{flag}{' ' + rest if rest else ''}: {problem.message}; {problem.fix}"
+    return Text(f"{flag}{' ' + rest if rest else ''}: ", problem.message, "; ", problem.fix)

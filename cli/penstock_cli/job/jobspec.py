@@ -12,9 +12,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from penstock_cli.errors import UsageProblem
-from penstock_cli.job.given import GivenJob
+from penstock_cli.job.given import GivenJob, parse_pairs
 from penstock_cli.job.options import ProviderFlags
-from penstock_cli.job.pairs import parse_pairs
 from penstock_cli.settings import KEY_VARIABLES, variable_is_set
 from penstock_producer.job.endpoints import BASE_URLS
 from penstock_producer.job.lanes import LANES, has_own_model

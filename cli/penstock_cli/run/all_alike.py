@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from penstock_producer.reporting.advice import on_terminal
 from penstock_producer.reporting.fixes import FIXES
 from penstock_producer.reporting.text import argument, count, one_line
 
@@ -26,12 +27,12 @@ def fix_of(letter: DeadLetter, spec: JobSpec, url: str | None) -> str | None:
     from penstock_workers.item.run.runs import other_format, to_check
 
     if letter.reason in ASTRAY:
-        return to_check(letter.reason, spec.provider, url)
+        return on_terminal(to_check(letter.reason, spec.provider, url))
     if letter.reason == "schema_mismatch":
         return _about_schema(spec)
     if refuses_format(letter.reason, letter.last_error) and spec.asked_format.format is not None:
-        return other_format(spec.provider)
-    return FIXES.get(letter.reason)
+        return on_terminal(other_format(spec.provider))
+    return on_terminal(FIXES[letter.reason]) if letter.reason in FIXES else None
 
 
 def _about_schema(spec: JobSpec) -> str:

@@ -19,6 +19,7 @@ import gc
 import io
 import json
 import os
+import re
 import select
 import signal
 import sys
@@ -30,13 +31,13 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Final, Self, cast
 
 from penstock_cli.entry import NEW_OBJECTS
-from penstock_cli.errors import EXIT_INTERRUPTED, Interrupted, JobStopped
+from penstock_cli.errors import EXIT_INTERRUPTED, CliError, Interrupted, JobStopped
 from penstock_cli.failures import exit_status, message
 from penstock_cli.processes.signals import ORPHAN_DRAIN_S, WATCH_INTERVAL_S
 from penstock_cli.processes.standby import Standby
 from penstock_cli.show.terminal import PIPE_WIDTH, Repetition
-from penstock_ledger.errors import EXIT_USAGE
-from penstock_producer.reporting.surfaces import in_python
+from penstock_ledger.errors import EXIT_USAGE, PenstockError
+from penstock_producer.job.options import OPTIONS, RUN_OPTIONS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from penstock_cli.run.conclude import Conclusion
     from penstock_cli.run.request import RunRequest
     from penstock_cli.show.figures import JobFigures
-    from penstock_producer.reporting.pauses import SetOption
+    from penstock_ledger.texts import SetOption
 
 _STDIN: Final = 0
 _STDOUT: Final = 1
@@ -125,9 +126,9 @@ class SameCall(Repetition):
         return self.unchanged()
 
     def changed(self, **values: str) -> str:
-        return (
-            f"the same call with {', '.join(f'{name}={value}' for name, value in values.items())}"
-        )
+        # another folder is not asked for: options that make another job have one of their own
+        told = [f"{name}={value}" for name, value in values.items() if name != "out"]
+        return f"the same call with {', '.join(told)}"
 
 
 def _kind(error: BaseException, status: int) -> str:
@@ -139,7 +140,34 @@ def _kind(error: BaseException, status: int) -> str:
 def _words(error: BaseException) -> str:
     from penstock_ledger.redaction import redact
 
-    return in_python(redact(message(error)))
+    of_all_surfaces = isinstance(error, PenstockError) and not isinstance(error, CliError)
+    return redact(str(error) if of_all_surfaces else as_arguments(message(error)))
+
+
+_PARAM: Final = re.compile(r"--param (\w+)")
+_FLAG: Final = re.compile(r"--([a-z][a-z0-9-]*)")
+_QUOTED: Final = re.compile(r"('[^'\n]*'|\"[^\"\n]*\")")
+_ARGUMENTS: Final = {
+    **{name.replace("_", "-"): name for name in RUN_OPTIONS},
+    "out": "state",  # a call has one folder for both
+    "job": "job",
+    **{option.name: option.field for option in OPTIONS.values()},
+}
+
+
+def as_arguments(text: str) -> str:
+    """Return what a terminal shows with keyword arguments in the place of flags.
+
+    What is quoted is a user's own, and stays.
+    """
+    parts = _QUOTED.split(text)
+    return "".join(part if at % 2 else _unflagged(part) for at, part in enumerate(parts))
+
+
+def _unflagged(text: str) -> str:
+    named = _PARAM.sub(r"params.\1", text)
+    named = _FLAG.sub(lambda flag: _ARGUMENTS.get(flag[1], flag[0]), named)
+    return named.replace("`penstock run`", "`penstock.run`")
 
 
 def _end_with_caller(caller: int) -> None:
@@ -191,7 +219,7 @@ class Caller:
         self._events.put(
             concluded={
                 "report": report,
-                "said": [in_python(line) for line in (*ended.report.advice, *ended.said)],
+                "said": [as_arguments(line) for line in (*ended.report.advice, *ended.said)],
             }
         )
 
@@ -206,7 +234,7 @@ class _Said(io.TextIOBase):
     def write(self, text: str) -> int:
         *lines, self._line = (self._line + text).split("\n")
         for line in lines:
-            self._events.put(say=in_python(line))
+            self._events.put(say=as_arguments(line))
         return len(text)
 
 
@@ -228,13 +256,13 @@ class EventProgress:
     def note(self, text: str | None, more: str = "") -> None:
         if (text, more) != self._noted:
             self._noted = (text, more)
-            self._events.put(note=None if text is None else in_python(f"{text} {more}".rstrip()))
+            self._events.put(note=None if text is None else as_arguments(f"{text} {more}".rstrip()))
 
     def hint(self, text: str) -> None:
         pass
 
     def say(self, message: str) -> None:
-        self._events.put(say=in_python(message))
+        self._events.put(say=as_arguments(message))
 
     def __enter__(self) -> Self:
         return self

@@ -16,8 +16,9 @@ from penstock_cli.show.figures import KeptFigures
 from penstock_ledger.reasons import Code
 from penstock_producer.job.lanes import packs
 from penstock_producer.prices.spent_budget import next_budget
+from penstock_producer.reporting.advice import Advice, on_terminal
 from penstock_producer.reporting.money import MICRO
-from penstock_producer.reporting.pauses import Advice, advice_for
+from penstock_producer.reporting.pauses import advice_for
 from penstock_producer.reporting.text import argument, count
 from penstock_producer.reporting.words import counted_batches
 
@@ -138,8 +139,8 @@ def _why_stopped(plan: Plan, job: Job, report: Report) -> str:
 
 
 def _advised(one: Advice, again: Repetition) -> str:
-    action = "" if one.action is None else f" (add {again.option(one.action)})"
-    return f"What to do: {one.text}{action}"
+    added = "" if one.action is None else f" (add {again.option(one.action)})"
+    return f"What to do: {on_terminal(one.text)}{added}"
 
 
 def still_spent(plan: Plan, ledger: Books, job: Job) -> bool:

@@ -16,7 +16,8 @@ from penstock_cli.run.lane_choice import beside, choice_lines, table
 from penstock_producer.accepting.estimates import MTOK, Estimate, Measure
 from penstock_producer.job.lanes import packs
 from penstock_producer.pins import skipped_in_words
-from penstock_producer.reporting.changes import changes, saved_tokens
+from penstock_producer.reporting.account import changes, saved_tokens
+from penstock_producer.reporting.advice import on_terminal
 from penstock_producer.reporting.prices import known_from, per_million
 from penstock_producer.reporting.text import (
     count,
@@ -113,7 +114,7 @@ def show(
     if (skipped := skipped_in_words(found.pin)) is not None:
         console.print(safe(skipped), soft_wrap=True)
     for refusal in found.refused[:SHOWN]:
-        console.print(f"  {safe(str(refusal.row))}", soft_wrap=True)
+        console.print(f"  {safe(on_terminal(refusal.row.text))}", soft_wrap=True)
     place = f"{provider.base_url} " if provider is not None else ""
     console.print(
         f"the first requests, to {place}{spec.endpoint} on the {spec.lane} lane:", soft_wrap=True
@@ -129,7 +130,7 @@ def show(
         *_lines(found.estimate, spec, provider),
     )
     for line in told:
-        console.print(line, soft_wrap=True)
+        console.print(on_terminal(line), soft_wrap=True)
     if provider is None:
         return
     console.print(table(beside(found.estimate, usable, spec, provider)))

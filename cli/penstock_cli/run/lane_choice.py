@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock_producer.job.lanes import AUTO, LANES, can_answer, packs
+from penstock_producer.reporting.advice import on_terminal
 from penstock_producer.reporting.text import duration, usd
 
 if TYPE_CHECKING:
@@ -51,18 +52,10 @@ def beside(
 
 def table(rows: Sequence[LaneGuess]) -> Table:
     """Return the table for people: a batch takes at most its window, others about their time."""
-    from rich.table import Table
 
-    shown = Table(
-        "lane",
-        "cost",
-        "time",
-        "bounded by",
-        box=None,
-        pad_edge=False,
-        padding=(0, 3, 0, 0),
-        header_style="dim",
-    )
+    from penstock_cli.show.terminal import plain_table
+
+    shown = plain_table("lane", "cost", "time", "bounded by")
     for row in rows:
         about = "up to" if packs(row.lane) else "about"
         shown.add_row(
@@ -150,7 +143,7 @@ def choice_lines(
     return (
         lines
         if warning is None or (spec.lane == AUTO and "No lane" in lines[0])
-        else [*lines, warning]
+        else [*lines, on_terminal(warning)]
     )
 
 
@@ -186,4 +179,5 @@ def late_warning(ledger: Books, job: Job, settings: WorkerSettings | None = None
     guess = Estimate(
         found["tokens_in"], found["tokens_out"], found["capped"], model=found.get("model")
     )
-    return late(spec, guess, found["documents"], known, settings.lanes, time.time())
+    warning = late(spec, guess, found["documents"], known, settings.lanes, time.time())
+    return None if warning is None else on_terminal(warning)

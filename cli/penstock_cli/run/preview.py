@@ -15,7 +15,8 @@ import typer
 
 from penstock_cli.run.dry_run import asked_form, digest_of, estimate, token_limits
 from penstock_producer.accepting.estimates import Estimate
-from penstock_producer.reporting.changes import changes, saved_tokens
+from penstock_producer.reporting.account import changes, saved_tokens
+from penstock_producer.reporting.advice import on_terminal
 from penstock_producer.reporting.text import count, counted, safe, usd
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def _looked_into(
     return Looked(
         source,
         found.documents,
-        list(map(str, found.refused)),
+        [on_terminal(row.text) for row in found.refused],
         found.more,
         found.tally,
         prices,
@@ -120,7 +121,7 @@ def show(found: Looked, spec: JobSpec, shown: int) -> None:
     for problem in found.problems[:PROBLEMS_SHOWN]:
         typer.echo(safe(problem))
     for text in _summary(found, spec):
-        typer.echo(safe(text))
+        typer.echo(safe(on_terminal(text)))
 
 
 def _shortened(found: re.Match[str]) -> str:

@@ -21,7 +21,7 @@ from penstock_cli.redis_server import SILENCE_MAX_S, EmbeddedRedis, Tell, end
 from penstock_cli.settings import child_environment
 from penstock_cli.show.progress import HURRIES, Wait
 from penstock_cli.state import StateFolder, private_opener, write_private
-from penstock_ledger.log_lines import LineFormatter
+from penstock_ledger.redaction import LineFormatter
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.reporting.text import counted, duration
 

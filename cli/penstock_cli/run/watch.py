@@ -11,6 +11,7 @@ from penstock_cli.show.figures import Counter, JobFigures, Speed
 from penstock_cli.show.quota import QuotaSeen, bound, lift_command, troubles
 from penstock_producer.feed.queues import missing_provider, queue_name
 from penstock_producer.job.lanes import has_own_model, packs
+from penstock_producer.reporting.advice import on_terminal
 from penstock_producer.reporting.batches import batch_troubles, batches_line
 from penstock_producer.reporting.engines import engines_of
 from penstock_producer.reporting.reasons import (
@@ -132,7 +133,9 @@ class Watch:
         cause = latest_cause(redis.failing.of(provider, self.job.job_id))
         line = None if cause is None else cause_line(cause)
         standing = standing_of(redis, self._books.database, self.job, seen)
-        found: list[str | None] = [wait.said for wait in waits(standing, served=served)]
+        found: list[str | None] = [
+            on_terminal(wait.said) for wait in waits(standing, served=served)
+        ]
         found += in_hooks(seen, (self.job.spec.get("preprocess"), self.job.spec.get("postprocess")))
         budget_usd = self.job.spec.get("budget_usd")
         # there batches say it

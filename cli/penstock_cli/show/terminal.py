@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock_cli.state import StateFolder, write_private
-from penstock_producer.reporting.pauses import SetOption, as_flag
+from penstock_ledger.texts import SetOption
+from penstock_producer.reporting.advice import as_flag
 from penstock_producer.reporting.text import safe
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 
 PIPE_WIDTH = 200  # into a file or a pipe nothing wraps at 80 columns
@@ -27,6 +29,13 @@ def console() -> Console:
     from rich.console import Console
 
     return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+
+
+def plain_table(*headings: str) -> Table:
+    """Return a table without lines, its headings dim."""
+    from rich.table import Table
+
+    return Table(*headings, box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
 
 
 MAX_ALIGNED = 40  # columns

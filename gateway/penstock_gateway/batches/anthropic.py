@@ -25,6 +25,7 @@ from penstock_gateway.batches.figures import (
 )
 from penstock_gateway.batches.lines import NotReached, why_failed
 from penstock_gateway.batches.specs import ANTHROPIC, input_path, spec_of, spec_of_batch
+from penstock_gateway.batches.steps import BatchMade
 from penstock_gateway.callers.caller import Caller, caller_with, whose
 from penstock_gateway.files.store import FileStore
 from penstock_gateway.ids import new_id
@@ -45,6 +46,7 @@ from penstock_ledger.model import DeadLetter, Job, JobState, Result
 from penstock_producer import SpecError
 from penstock_producer.job.endpoints import MESSAGES
 from penstock_producer.outputs import on_one_line
+from penstock_producer.reporting.advice import over_http
 from penstock_producer.sources import Document, open_source
 
 __all__ = ["batch_shown", "result_lines"]
@@ -217,7 +219,7 @@ async def create(request: Request, caller: Writer) -> JSONResponse:
         counts={"total": requests},
     )
     batch, _ = await backend.run(DoorBatchStore(backend.database).add, new)
-    backend.batch_made.set()
+    backend.part(BatchMade).event.set()
     return JSONResponse(batch_shown(batch, batch.counts, _origin(request)))
 
 
@@ -290,7 +292,7 @@ def _check_provider(backend: Backend, caller: Caller, window_s: float) -> None:
             deadline_s=window_s,
         )
     except SpecError as error:
-        raise Refused(400, error.public_message, code="unsupported") from None
+        raise Refused(400, over_http(error.public_message), code="unsupported") from None
 
 
 def _origin(request: Request) -> str:

@@ -28,6 +28,7 @@ from penstock_ledger import (
 )
 from penstock_ledger.model import Job
 from penstock_producer import JobSpec, SourceError, SpecError
+from penstock_producer.reporting.advice import over_http
 
 __all__ = [
     "batch_for",
@@ -178,7 +179,10 @@ def _check(backend: Backend, asked: AskedBatch, caller: Caller, tenant: str | No
     except SpecError as error:
         problem = error.problems[0]
         raise Refused(
-            400, error.public_message, code="invalid_value", param=place_of(problem.pointer)
+            400,
+            over_http(error.public_message),
+            code="invalid_value",
+            param=place_of(problem.pointer),
         ) from None
 
 

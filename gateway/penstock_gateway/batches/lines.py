@@ -17,6 +17,7 @@ from penstock_ledger import DoorBatch, DoorBatchState, OutcomeStore
 from penstock_ledger.model import Counts, DeadLetter, ItemKey, Job
 from penstock_producer import SourceError, SourceUnavailable
 from penstock_producer.outputs import error_line, output_line
+from penstock_producer.reporting.advice import over_http
 from penstock_producer.sources import Document, FileSource, open_source
 
 __all__ = [
@@ -131,7 +132,7 @@ class NotReached:
         except SourceError as error:
             if isinstance(error, SourceUnavailable) and time.time() < self._batch.expires_at:
                 raise
-            self.unread = error.public_message.replace(path, "the input file")
+            self.unread = over_http(error.public_message).replace(path, "the input file")
 
     def lines(self) -> Iterator[bytes]:
         """Yield the requests as the error file has them."""

@@ -14,6 +14,7 @@ from penstock_gateway.batches.calls import batch_shown, cancelled, created, look
 from penstock_gateway.batches.finish import error_lines, never_begun
 from penstock_gateway.batches.lines import outputs_of
 from penstock_gateway.batches.specs import OPENAI, asked_batch
+from penstock_gateway.batches.steps import BatchMade
 from penstock_gateway.bodies import object_of
 from penstock_gateway.callers.caller import Caller, caller_with, whose
 from penstock_gateway.refused import Refused
@@ -43,7 +44,7 @@ async def create(request: Request, caller: Writer) -> JSONResponse:
             400, f"An Idempotency-Key has 1 to {KEY_MAX} characters.", code="invalid_value"
         )
     batch, counts, job = await backend.run(created, backend, asked, caller, key)
-    backend.batch_made.set()
+    backend.part(BatchMade).event.set()
     return JSONResponse(batch_shown(batch, counts, job))
 
 

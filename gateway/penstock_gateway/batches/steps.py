@@ -37,11 +37,19 @@ from penstock_ledger import (
 from penstock_ledger.model import Job, JobState
 from penstock_ledger.reasons import By, Reason
 from penstock_producer import JobRefused, SourceError, SourceUnavailable, SpecError, TooManyBadRows
+from penstock_producer.reporting.advice import over_http
 
-__all__ = ["BatchStates", "Steps", "Stopped"]
+__all__ = ["BatchMade", "BatchStates", "Steps", "Stopped"]
 
 LEAST_S: Final = 1.0  # of a deadline, where its window was nearly over when it was checked
 LIVE: Final = (JobState.RUNNING, JobState.PAUSED)
+
+
+class BatchMade:
+    """Tells the steps that a route has made a batch, so that it need not be looked for."""
+
+    def __init__(self, _: Backend) -> None:
+        self.event = asyncio.Event()
 
 
 class Stopped(Exception):
@@ -147,7 +155,7 @@ class Steps:
                 {
                     "code": error.problems[0].code,
                     "line": None,
-                    "message": error.public_message,
+                    "message": over_http(error.public_message),
                     "param": None,
                 }
             ]
@@ -193,6 +201,7 @@ class BatchStates:
 
     async def run(self, backend: Backend) -> None:
         door = backend.settings.gateway.batches
+        made = backend.part(BatchMade).event
         store, stopping = DoorBatchStore(backend.database), threading.Event()
         threads = ThreadPoolExecutor(door.steps, thread_name_prefix="batches")
         owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -210,8 +219,8 @@ class BatchStates:
                         self._under_way[batch_id] = asyncio.create_task(step)
                 backend.round_done(self)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(backend.batch_made.wait(), door.interval_s)
-                backend.batch_made.clear()
+                    await asyncio.wait_for(made.wait(), door.interval_s)
+                made.clear()
         finally:
             stopping.set()
             await asyncio.to_thread(threads.shutdown)

@@ -10,9 +10,11 @@ from typing import Any, Final
 import msgspec
 
 from penstock_gateway.settings import GatewaySettings
+from penstock_ledger.texts import Text
 from penstock_producer import JobSpec, SourceError, SourceUnavailable
 from penstock_producer.accepting.survey import survey
 from penstock_producer.job.endpoints import EMBEDDINGS
+from penstock_producer.reporting.advice import over_http
 from penstock_producer.sources import BadRow, Document, FileSource, open_source
 
 __all__ = ["ERRORS_MAX", "LineChecks", "faults_in", "first_model", "of_the_batch", "one_model"]
@@ -123,7 +125,7 @@ def one_model(
 
 def of_the_batch(error: SourceError, path: str) -> dict[str, Any]:
     """Return a fault of the file as a whole, without the place where it lies here."""
-    message = error.public.replace(path, "the input file")
+    message = over_http(error.public).replace(path, "the input file")
     return {
         "code": _CODES.get(error.code, error.code),
         "line": None,
@@ -163,7 +165,7 @@ def _listed(bad: list[BadRow]) -> list[dict[str, Any]]:
         {
             "code": _CODES.get(row.code, row.code),
             "line": row.line or None,
-            "message": f"{row.message} Fix: {row.fix}.",
+            "message": over_http(Text(row.message, " Fix: ", row.fix, ".")),
             "param": row.field,
         }
         for row in rows[:ERRORS_MAX]

@@ -38,9 +38,17 @@ REDIS_S: Final = 2.0  # for its answer
 SPENDS: Final = frozenset({"POST", "PUT", "PATCH"})
 
 
+class UnderWay:
+    """Requests that count against a limit of requests at once. Used on the event loop."""
+
+    def __init__(self, _: Backend) -> None:
+        self.requests: set[tuple[str, str]] = set()  # who, request
+
+
 class Admissions:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
+        self._under_way = backend.part(UnderWay).requests
         self._limits = DoorLimits(backend.redis)
         self._budgets: dict[str, float] = {}  # dollars a month, by tenant
         self._budgets_until = 0.0  # monotonic
@@ -62,11 +70,11 @@ class Admissions:
         if limits.concurrency is None:
             yield
             return
-        self._backend.under_way.add((who, request_id))
+        self._under_way.add((who, request_id))
         try:
             yield
         finally:
-            self._backend.under_way.discard((who, request_id))
+            self._under_way.discard((who, request_id))
             await asyncio.shield(self._end(who, request_id))
 
     async def _count(
@@ -138,10 +146,11 @@ class RenewAdmissions:
     """Background work: long requests go on counting."""
 
     async def run(self, backend: Backend) -> None:
+        under_way = backend.part(UnderWay).requests
         while True:
             await asyncio.sleep(RENEW_S)
-            if backend.under_way:
-                await DoorLimits(backend.redis).renew(list(backend.under_way))
+            if under_way:
+                await DoorLimits(backend.redis).renew(list(under_way))
             backend.round_done(self)
 
 

@@ -19,8 +19,7 @@ from sqlalchemy.exc import DBAPIError
 from starlette.requests import HTTPConnection
 
 from penstock_gateway.backend import Backend
-from penstock_gateway.callers.addresses import Proxies
-from penstock_gateway.callers.caller import OPERATOR, Caller
+from penstock_gateway.callers.caller import OPERATOR, Caller, Proxies
 from penstock_gateway.refused import Refused
 from penstock_gateway.settings import is_loopback
 from penstock_ledger import (
@@ -319,7 +318,7 @@ class KnownKeys:
             raise Refused(
                 403,
                 "This server has no API keys, so it answers requests to this machine only, not to "
-                f"{name[:80]!r}: make a key (penstock keys create), or name the host in "
+                f"{name[:80]!r}: make a key here, or name the host in "
                 "gateway.hosts.",
                 code="host_not_allowed",
             )

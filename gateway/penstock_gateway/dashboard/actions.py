@@ -16,11 +16,14 @@ from starlette.responses import RedirectResponse, Response
 
 from penstock_gateway.batches.finish import batch_note
 from penstock_gateway.dashboard.forms import check_form, read_form
-from penstock_gateway.dashboard.letter_pages import EDIT_MAX, letter_of, letter_page
-from penstock_gateway.dashboard.letters_view import GROUPED_MAX, members
-from penstock_gateway.dashboard.one_job import job_of
-from penstock_gateway.dashboard.pages import page
-from penstock_gateway.dashboard.viewer import Viewer, viewer_with
+from penstock_gateway.dashboard.letters_view import (
+    EDIT_MAX,
+    GROUPED_MAX,
+    letter_of,
+    letter_page,
+    members,
+)
+from penstock_gateway.dashboard.viewer import Viewer, job_of, page, viewer_with
 from penstock_gateway.errors import refused_for
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router

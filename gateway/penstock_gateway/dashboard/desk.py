@@ -7,22 +7,17 @@ One desk per app: it keeps the clients, and what is dear to count, between two l
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import unquote
-from weakref import WeakKeyDictionary
 
 import redis
 
 from penstock_gateway.backend import Backend
-from penstock_gateway.dashboard.courses import Courses
-from penstock_gateway.dashboard.speeds import Speeds
+from penstock_gateway.dashboard.courses import Courses, Speeds
 from penstock_ledger import (
-    REDIS_CONNECT_TIMEOUT_S,
-    REDIS_TIMEOUT_S,
     Account,
     BatchFigures,
     Cause,
@@ -38,21 +33,21 @@ from penstock_ledger import (
     OutcomeStore,
     PenstockError,
     QuotaSeen,
-    RedisAddress,
     RedisLedger,
     SpendingStore,
     WorkerSeen,
     quotas_seen,
 )
+from penstock_ledger.texts import SetOption
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.job.lanes import packs
-from penstock_producer.reporting.account import Report
+from penstock_producer.reporting.account import Report, gathered
+from penstock_producer.reporting.advice import as_flag
 from penstock_producer.reporting.batches import batch_troubles, batches_line
 from penstock_producer.reporting.course import Course
-from penstock_producer.reporting.gather import gathered
 from penstock_producer.reporting.reasons import Wait, standing_of, waits
 
-__all__ = ["Desk", "JobSeenNow", "desk_of", "in_state_of"]
+__all__ = ["Desk", "JobSeenNow", "in_state_of"]
 
 T = TypeVar("T")
 
@@ -107,9 +102,7 @@ class Desk:
         self.courses = Courses(self.outcomes)
         self.speeds = Speeds()
         self.in_state = in_state_of(backend.settings.database_url)
-        self._redis_url = backend.settings.redis_url
-        # made by the first look that needs it; safe to share between threads
-        self._client: redis.Redis | None = None
+        self._redis = backend.blocking_redis  # safe to share between threads
         self._secret: str | None = None
 
     def secret(self) -> str:
@@ -123,12 +116,8 @@ class Desk:
 
         A page without Redis shows what SQL knows.
         """
-        if self._client is None:
-            self._client = RedisAddress.parse(self._redis_url).connect(
-                socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_CONNECT_TIMEOUT_S
-            )
         try:
-            return read(RedisLedger(self._client, Meta(self.database).epoch()), self._client)
+            return read(RedisLedger(self._redis, Meta(self.database).epoch()), self._redis)
         except (redis.RedisError, PenstockError, OSError):
             return None
 
@@ -226,13 +215,4 @@ def in_state_of(database_url: str) -> str:
     file = Path(unquote(path))
     if not kind.startswith("sqlite") or file.name != STATE_LEDGER:
         return ""
-    return f" --state {shlex.quote(str(file.parent))}"
-
-
-_DESKS: WeakKeyDictionary[Backend, Desk] = WeakKeyDictionary()  # one entry per app that lives
-
-
-def desk_of(backend: Backend) -> Desk:
-    if backend not in _DESKS:
-        _DESKS[backend] = Desk(backend)
-    return _DESKS[backend]
+    return f" {as_flag(SetOption('state', str(file.parent)))}"

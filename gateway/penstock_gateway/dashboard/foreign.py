@@ -11,7 +11,7 @@ import json
 import re
 from typing import Any, Final, NamedTuple
 
-from penstock_ledger.log_lines import several_lines
+from penstock_ledger.redaction import several_lines
 
 __all__ = ["Shown", "Turn", "answer_of", "json_text", "prompt_of", "shown"]
 

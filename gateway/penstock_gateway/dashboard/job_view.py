@@ -12,15 +12,16 @@ from typing import Final, NamedTuple
 from penstock_gateway.dashboard.desk import JobSeenNow
 from penstock_gateway.dashboard.jobs_view import ago
 from penstock_gateway.dashboard.quotas_view import stops
+from penstock_gateway.dashboard.workers_view import serve_again, start_of
 from penstock_gateway.for_tenants import shown_source, told_of, without_places
 from penstock_gateway.pages.chart import Chart, Part, parts, rate_chart
 from penstock_ledger import Job
 from penstock_ledger.reasons import examples_of, explain
 from penstock_producer.job.lanes import has_own_model, packs
+from penstock_producer.reporting.advice import on_page
 from penstock_producer.reporting.engines import engines_line, engines_of
-from penstock_producer.reporting.feeders import feeders_line
 from penstock_producer.reporting.fixes import FIXES
-from penstock_producer.reporting.origin import from_job_line, started_by_line
+from penstock_producer.reporting.origin import feeders_line, from_job_line, started_by_line
 from penstock_producer.reporting.pauses import advice_for, pause_steps
 from penstock_producer.reporting.reasons import (
     Wait,
@@ -32,7 +33,6 @@ from penstock_producer.reporting.reasons import (
     latest_cause,
     retried_line,
 )
-from penstock_producer.reporting.surfaces import on_page
 from penstock_producer.reporting.text import argument, count, duration, one_line, percent, rate, usd
 from penstock_producer.reporting.words import (
     batches_line,
@@ -285,14 +285,15 @@ def _waits(wait: Wait, *, one_machine: bool) -> Note:
 
     On one machine `penstock serve` starts all workers.
     """
-    text = f"{wait.said[:1].upper()}{wait.said[1:]}."
+    said = on_page(wait.said)
+    text = f"{said[:1].upper()}{said[1:]}."
     if wait.code == "no_worker":
         lane = wait.params["lane"]
         text = f"No worker serves lane {one_line(lane)}: its documents wait."
         if one_machine:
-            again = f"start `penstock serve` again with --lane {one_line(lane)}"
+            again = serve_again(lane)
             return Note("warn", text, f"Move the job to a lane that has workers, or {again}.")
-        return Note("warn", text, "Start one:", f"penstock worker --lane {lane}")
+        return Note("warn", text, "Start one:", start_of(lane))
     is_usual = wait.code in ("all_delayed", "slots_taken", "first_hundred")
     return Note("" if is_usual else "warn", text)
 

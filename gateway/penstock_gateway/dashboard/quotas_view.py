@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from penstock_ledger import Cause, QuotaSeen, counted
+from penstock_ledger.texts import Command, Run
+from penstock_producer.reporting.advice import command_line
 from penstock_producer.reporting.reasons import cause_line, latest_cause
 from penstock_producer.reporting.text import count, duration, one_line
 
@@ -39,7 +40,7 @@ class QuotaRow(NamedTuple):
 
 def stops(seen: QuotaSeen, in_state: str = "") -> Iterator[tuple[str, str, str]]:
     """Yield what stops the quota, what to do about it, and the command for that."""
-    lift = f"penstock limits --lift {shlex.quote(seen.quota_id)}{in_state}"
+    lift = f"{command_line(Run(Command.LIFT, (seen.quota_id,)))}{in_state}"
     if seen.hold:
         fix = _FIXES.get(seen.hold, "Correct the account, then:")
         yield f"held for {duration(seen.held_s)}: {one_line(seen.hold, HOLD_CHARS)}", fix, lift

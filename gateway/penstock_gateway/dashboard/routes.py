@@ -16,19 +16,17 @@ from penstock_gateway.dashboard import actions, sign_in
 from penstock_gateway.dashboard.answers import answered, sample
 from penstock_gateway.dashboard.job_view import job_view
 from penstock_gateway.dashboard.jobs_view import job_rows, page_links, place_in, tabs
-from penstock_gateway.dashboard.letter_pages import letter_page
-from penstock_gateway.dashboard.letters_view import GROUPED_MAX, groups, letter_rows
-from penstock_gateway.dashboard.one_job import head_of, job_of
-from penstock_gateway.dashboard.pages import page
+from penstock_gateway.dashboard.letters_view import GROUPED_MAX, groups, letter_page, letter_rows
 from penstock_gateway.dashboard.quotas_view import quota_rows
 from penstock_gateway.dashboard.spending_view import PERIODS, price_rows, spend_rows, total_of
-from penstock_gateway.dashboard.viewer import Viewer, viewer_with
+from penstock_gateway.dashboard.viewer import Viewer, head_of, job_of, page, viewer_with
 from penstock_gateway.dashboard.workers_view import lane_views
 from penstock_gateway.pages import render
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
 from penstock_ledger import Job, JobState, MadeWith, Provenance, letter_lines
-from penstock_producer.reporting.text import argument
+from penstock_ledger.texts import Command, Run
+from penstock_producer.reporting.advice import command_line
 from penstock_producer.reporting.words import moment
 
 __all__ = ["router"]
@@ -175,7 +173,8 @@ async def answers(request: Request, viewer: Reader, job_id: str, doc: str = "") 
         some = sample(desk.database, found, viewer.backend.settings)
         return {"job": head, "documents": some.documents, "why": some.why if some.documents else ""}
 
-    command = f"penstock results {argument(found.job_key)} -o results.jsonl{viewer.desk.in_state}"
+    results = Run(Command.RESULTS, (found.job_key, "-o", "results.jsonl"))
+    command = f"{command_line(results)}{viewer.desk.in_state}"
     return page(
         "answers.html.jinja",
         viewer,

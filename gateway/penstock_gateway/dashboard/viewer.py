@@ -1,4 +1,7 @@
-"""Who looks at a page, and what ties the forms on it to that browser."""
+"""Who looks at a page, and what ties the forms on it to that browser.
+
+Pages answer those who are let in only, and a page about a job is there for its tenant alone.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,47 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller, Scope, caller_with
 from penstock_gateway.callers.known_keys import COOKIE, SESSION_S
-from penstock_gateway.dashboard.desk import Desk, desk_of
-from penstock_gateway.refused import Refused
+from penstock_gateway.dashboard.desk import Desk
+from penstock_gateway.dashboard.jobs_view import ago
+from penstock_gateway.pages.render import HEADERS, rendered
+from penstock_gateway.refused import Refused, not_found
+from penstock_ledger import Job, JobNotFound
+from penstock_producer.reporting.text import one_line
 
-__all__ = ["THEME", "THEMES", "VISIT", "Viewer", "give_cookie", "viewer_with"]
+__all__ = [
+    "THEME",
+    "THEMES",
+    "VISIT",
+    "JobHead",
+    "Viewer",
+    "give_cookie",
+    "head_of",
+    "job_of",
+    "page",
+    "viewer_with",
+]
+
+_NAV: Final = (
+    ("jobs", "Jobs"),
+    ("workers", "Workers"),
+    ("quotas", "Quotas"),
+    ("spending", "Spending"),
+)
+_TENANTS_NAV: Final = (("jobs", "Jobs"), ("spending", "Spending"))
+
+ID_CHARS = 512
 
 THEMES: Final = ("auto", "light", "dark")
 THEME: Final = "penstock_theme"
@@ -28,6 +57,62 @@ VISIT: Final = "penstock_visit"
 """The cookie of a browser that has no session, since there are no keys: it is nothing but what
 forms are tied to."""
 _VISIT_SHAPE: Final = re.compile(r"[A-Za-z0-9_-]{32}")
+
+
+def page(
+    template: str, viewer: Viewer, request: Request, *, status: int = 200, **values: Any
+) -> Response:
+    """Return a page; ``values`` are what the template shows."""
+    text = rendered(
+        template,
+        theme=viewer.theme,
+        token=viewer.token,
+        nav=_NAV if viewer.sees_all else _TENANTS_NAV,
+        here=request.url.path,
+        signed_in=viewer.signed_in,
+        who=viewer.caller.tenant or "operator",
+        can_write=viewer.may("write"),
+        **values,
+    )
+    response = HTMLResponse(text, status, HEADERS)
+    if viewer.new_visit:
+        give_cookie(response, VISIT, viewer.tied_to, request)
+    return response
+
+
+class JobHead(NamedTuple):
+    """What stands above each of its pages."""
+
+    job_id: str
+    key: str
+    state: str
+    facts: Sequence[str]
+    dead: int
+
+
+async def job_of(viewer: Viewer, name: str) -> Job:
+    """Return a job by its id, or by its key where that has no ``/``, as a batch's id is.
+
+    Raises Refused, with one text for a job that never was and for one of another tenant.
+    """
+    try:
+        job = await viewer.backend.run(viewer.desk.jobs.get, name[:ID_CHARS])
+    except JobNotFound:
+        raise not_found("job", name) from None
+    if not viewer.caller.may_see(job.spec.get("tenant")):
+        raise not_found("job", name)
+    return job
+
+
+def head_of(job: Job, dead: int) -> JobHead:
+    submitted = f"submitted {ago(job.created_at, time.time())}"
+    return JobHead(
+        job.job_id,
+        one_line(job.job_key, 600),
+        str(job.state),
+        [f"id {job.job_id}", submitted],
+        dead,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +162,7 @@ def viewer_with(scope: Scope) -> Callable[[Request], Awaitable[Viewer]]:
         except Refused as refused:
             raise _to_sign_in(request) if refused.status == 401 else refused from None
         backend = backend_of(request)
-        desk = desk_of(backend)
+        desk = backend.part(Desk)
         session, visit = request.cookies.get(COOKIE), request.cookies.get(VISIT, "")
         is_new = session is None and _VISIT_SHAPE.fullmatch(visit) is None
         tied_to = session or (secrets.token_urlsafe(24) if is_new else visit)

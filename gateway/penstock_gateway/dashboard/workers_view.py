@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from penstock_ledger import Depth, WorkerSeen
+from penstock_ledger.texts import Command, Run, SetOption, Text
 from penstock_producer.feed.queues import ALIVE_S
 from penstock_producer.job.lanes import DEFAULT_LANE
+from penstock_producer.reporting.advice import command_line, on_terminal
 from penstock_producer.reporting.engines import cards_in_words, engines_line, engines_of
 from penstock_producer.reporting.text import count, duration, one_line
 
@@ -62,16 +63,23 @@ def lane_views(
     ]
 
 
+def start_of(lane: str) -> str:
+    """Return the command that starts a worker of a lane."""
+    return command_line(Run(Command.WORKER, (SetOption("lane", one_line(lane, NAME_CHARS)),)))
+
+
+def serve_again(lane: str) -> str:
+    """Return what to do where one command starts all workers."""
+    chosen = SetOption("lane", one_line(lane, NAME_CHARS))
+    return on_terminal(Text("start ", Run(Command.SERVE), " again with ", chosen))
+
+
 def _lane(
     name: str, workers: Sequence[WorkerSeen], depth: Depth | None, one_machine: bool
 ) -> LaneView:
     alive = [seen for seen in workers if seen.seconds_ago < ALIVE_S]
     engines = engines_of(workers, name)
     queued = held = delayed = "unknown"
-    again = (
-        "no worker lives: start `penstock serve` again with --lane "
-        f"{one_line(name or DEFAULT_LANE, NAME_CHARS)}"
-    )
     if depth is not None:
         queued, held, delayed = (
             count(depth.queued + depth.relayed),
@@ -84,15 +92,13 @@ def _lane(
         queued,
         held,
         delayed,
-        again
+        f"no worker lives: {serve_again(name or DEFAULT_LANE)}"
         if one_machine and not alive
         else _bound(alive, depth)
         if engines is None
         else engines_line(engines),
         cards_in_words(workers, name) or "",
-        ""
-        if alive or one_machine
-        else f"penstock worker --lane {shlex.quote(name or DEFAULT_LANE)}",
+        "" if alive or one_machine else start_of(name or DEFAULT_LANE),
         [_row(seen) for seen in workers[:ROWS_MAX]],
         max(0, len(workers) - ROWS_MAX),
     )

@@ -112,8 +112,7 @@ class Fleet:
             503,
             f"nothing here answers at once: all workers are of the lane {packing[0]}, which asks "
             "the provider by batches that may take a day. Send the request in a batch (POST "
-            "/v1/batches); an operator adds workers that answer at once with `penstock serve "
-            "--lane auto`, or `penstock worker --lane api`",
+            "/v1/batches); an operator adds workers that answer at once, of lane api or auto",
             code="no_worker",
             kind="server_error",
             headers=_RETRY_AFTER | {"x-should-retry": "false"},

@@ -13,7 +13,7 @@ from fastapi import Query, Request
 from penstock_gateway.backend import backend_of
 from penstock_gateway.batches.finish import batch_note
 from penstock_gateway.callers.caller import Caller
-from penstock_gateway.jobs.letter_shapes import Replay, Replayed
+from penstock_gateway.jobs.letters import Replay, Replayed
 from penstock_gateway.jobs.names import Writer, find_job, shown_key
 from penstock_gateway.jobs.shapes import CancelOrPause, JobShown, Limits, Move, Purged
 from penstock_gateway.jobs.shown import counted

@@ -1,4 +1,7 @@
-"""Dead letters: the list, one of them with its request, and all of them as lines."""
+"""Dead letters: the list, one of them with its request, and all of them as lines.
+
+Each shape of a request or an answer has an example for the OpenAPI document.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,12 @@ from typing import Annotated, Any, Final, Literal
 
 import orjson
 from fastapi import Query, Request
+from pydantic import BaseModel, ConfigDict, Field, StrictStr
 from starlette.responses import Response, StreamingResponse
 
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.for_tenants import told_letter, told_of
-from penstock_gateway.jobs.cursors import decoded, encoded
-from penstock_gateway.jobs.letter_shapes import Letter, LetterList, LetterShown
+from penstock_gateway.jobs.listing import decoded, encoded
 from penstock_gateway.jobs.names import Reader, find_job
 from penstock_gateway.jobs.results import NDJSON, streamed, with_cursor
 from penstock_gateway.refused import not_found
@@ -22,6 +25,23 @@ from penstock_ledger import OutcomeStore
 from penstock_ledger.model import DeadLetter, Job
 from penstock_producer.accepting.sampling import input_line
 from penstock_producer.outputs import error_line
+
+__all__ = ["Letter", "LetterList", "LetterShown", "Replay", "Replayed"]
+
+DOCS_MAX: Final = 10_000  # ids that one replay names
+
+_LETTER: Final[dict[str, Any]] = {
+    "doc_id": "ticket-17",
+    "generation": 1,
+    "reason": "bad_request",
+    "attempts": 1,
+    "calls": 1,
+    "status_code": 400,
+    "last_error": "Invalid 'max_tokens': integer below minimum value.",
+    "line": None,
+    "created_at": 1763740931.4,
+    "endpoint": None,
+}
 
 router = Router()
 
@@ -39,6 +59,80 @@ _LINES: Final[dict[int | str, dict[str, Any]]] = {
         "content": {NDJSON: {"schema": {"type": "string"}, "example": _EXAMPLE}},
     }
 }
+
+
+def _like(example: Any) -> ConfigDict:
+    return ConfigDict(extra="forbid", json_schema_extra={"examples": [example]})
+
+
+class Replay(BaseModel):
+    """Which dead letters are tried again, and with what changed."""
+
+    model_config = _like({"reason": "bad_request", "overrides": {"set": {"max_tokens": 128}}})
+
+    reason: Annotated[StrictStr, Field(min_length=1, max_length=200)] | None = None
+    doc_ids: Annotated[list[StrictStr], Field(min_length=1, max_length=DOCS_MAX)] | None = None
+    overrides: dict[str, Any] = Field(default_factory=dict)
+
+
+class Replayed(BaseModel):
+    model_config = _like({"object": "replay", "documents": 6, "generation": 2})
+
+    object: Literal["replay"] = "replay"
+    documents: int
+    generation: int
+    note: str | None = Field(
+        None,
+        description="What becomes of a batch's files, and where the new outcomes are read.",
+    )
+
+
+class LetterShown(BaseModel):
+    """A document that has failed for good."""
+
+    model_config = _like(_LETTER)
+
+    doc_id: str
+    generation: int
+    reason: str
+    attempts: int
+    calls: int
+    status_code: int | None
+    last_error: str
+    line: int | None = Field(
+        description="The line in the source of a row that was refused at submit."
+    )
+    created_at: float | None
+    endpoint: str | None = Field(
+        default=None, description="The path of its request, where that is not the job's."
+    )
+
+
+class Letter(LetterShown):
+    """The same with the request that was sent, and the last answer to it."""
+
+    model_config = _like(
+        _LETTER
+        | {
+            "request": {
+                "model": "gpt-x",
+                "messages": [{"role": "user", "content": "Summarise: …"}],
+                "max_tokens": 0,
+            },
+            "response": {"error": {"message": "Invalid 'max_tokens'"}},
+        }
+    )
+
+    request: Any = None
+    response: Any = None
+
+
+class LetterList(BaseModel):
+    model_config = _like({"object": "list", "data": [_LETTER], "next": None})
+
+    object: Literal["list"] = "list"
+    data: list[LetterShown]
+    next: str | None
 
 
 @router.get("/{job}/dead-letters", operation_id="list_dead_letters")

@@ -17,6 +17,8 @@ from penstock_gateway.routing import Router
 from penstock_ledger import OutcomeStore
 from penstock_ledger.lone_surrogates import replace_surrogates
 from penstock_ledger.model import Job
+from penstock_ledger.texts import Command, Run
+from penstock_producer.reporting.advice import command_line
 from penstock_producer.reporting.course import course_of
 from penstock_producer.reporting.forms.markdown import markdown
 from penstock_producer.reporting.forms.page import page
@@ -106,7 +108,7 @@ async def report(
 def _written(backend: Backend, job: Job, form: Form) -> bytes:
     found, command = (
         report_of(backend, job, sizes=form in _READ_ALL),
-        f"penstock dlq list {job.job_id}",
+        command_line(Run(Command.DEAD_LETTERS, (job.job_id,))),
     )
     if form == "json":
         return orjson.dumps(found.to_json())

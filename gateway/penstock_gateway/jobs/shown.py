@@ -13,8 +13,7 @@ from penstock_gateway.jobs import shapes
 from penstock_gateway.jobs.names import shown_key, tenant_of
 from penstock_ledger import BatchFigures, BatchSum, OutcomeStore
 from penstock_ledger.model import Counts, Job, JobState
-from penstock_producer.reporting.account import Report
-from penstock_producer.reporting.gather import gathered
+from penstock_producer.reporting.account import Report, gathered
 from penstock_producer.reporting.prices import money_of
 from penstock_producer.reporting.reasons import held_by_tenant, standing_of, waits
 

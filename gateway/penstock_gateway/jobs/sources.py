@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, NamedTuple
@@ -25,6 +26,13 @@ __all__ = ["Source", "options_of", "reading", "source_of", "with_lane", "with_te
 _FILE: Final = "file-"
 
 
+class ReadingPlaces:
+    """Places of sources that are read at once, while they are submitted: half of the threads."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.free = asyncio.Semaphore(max(1, backend.settings.gateway.threads // 2))
+
+
 @asynccontextmanager
 async def reading(backend: Backend, caller: Caller) -> AsyncIterator[None]:
     """Hold a place among the long pieces of work.
@@ -32,7 +40,8 @@ async def reading(backend: Backend, caller: Caller) -> AsyncIterator[None]:
     They have half of the threads, so that status is shown while large sources are read, and one
     tenant has no more than its share of them. Raises Refused (429, 503).
     """
-    if backend.reading.locked():
+    places = backend.part(ReadingPlaces).free
+    if places.locked():
         raise Refused(
             503,
             "as many jobs are being read or purged now as may be at once; try again",
@@ -40,7 +49,7 @@ async def reading(backend: Backend, caller: Caller) -> AsyncIterator[None]:
             headers={"retry-after": "5"},
         )
     with backend.part(Shares).held("reads", caller.tenant):
-        async with backend.reading:
+        async with places:
             yield
 
 

@@ -23,6 +23,7 @@ from penstock_producer.accepting.estimates import Measure, TokenMeter, meter_of
 from penstock_producer.accepting.sampling import first_rows
 from penstock_producer.errors import Problem
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.reporting.advice import over_http
 from penstock_producer.sources import Document
 
 router = Router()
@@ -169,8 +170,8 @@ def _previewed(
                 doc_id=row.doc_id,
                 code=row.code,
                 field=row.field,
-                message=row.message,
-                fix=row.fix,
+                message=over_http(row.message),
+                fix=over_http(row.fix),
             )
             for row in found.refused
         ],

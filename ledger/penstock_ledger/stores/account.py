@@ -86,23 +86,17 @@ Conditions = Sequence[ColumnElement[bool]]
 def add_spent(
     connection: Connection,
     job_id: str,
+    paid: Paid,
     *,
     kind: str,
     lane: str | None = None,
     generation: int = 1,
     documents: int = 0,
-    calls: int = 0,
-    prompt_tokens: int = 0,
-    completion_tokens: int = 0,
-    cost_microusd: int = 0,
-    unpriced: int = 0,
 ) -> None:
     """Add what was paid to a job's account, in the transaction of ``connection``.
 
-    Called again it adds again: the caller's own row has to say that it was done. ``unpriced`` is of
-    how many answers no price is known."""
-    figures = [documents, calls, prompt_tokens, completion_tokens, cost_microusd, unpriced]
-    _add(connection, job_id, {(job_id, generation, kind, lane or ""): figures})
+    Called again it adds again: the caller's own row has to say that it was done."""
+    _add(connection, job_id, {(job_id, generation, kind, lane or ""): [documents, *paid]})
 
 
 def add_superseded(
@@ -136,7 +130,7 @@ def mend_replays(connection: Connection, job_id: str) -> None:
 def mend_retries(connection: Connection, job_id: str) -> None:
     """Take out what was noted of attempts whose outcomes the release before has stored.
 
-    Their messages told it that they were paid for, and it knows of no notes. Where an outcome says
+    Their messages say that they were paid for, and it knows of no notes. Where an outcome says
     fewer calls, its message had forgotten them."""
     notes = (
         select(
@@ -214,10 +208,10 @@ def take_out_earlier(
             add_spent(
                 connection,
                 key.job_id,
+                beyond,
                 generation=key.generation,
                 kind=FORGOTTEN,
                 documents=1,
-                **beyond._asdict(),
             )
 
 

@@ -226,12 +226,10 @@ class ProviderBatchStore(BatchFigures):
                 add_spent(
                     connection,
                     batch.job_id,
+                    Paid(calls=unread, cost_microusd=unread_microusd or 0, unpriced=unpriced),
                     kind=UNREAD,
                     lane=self._lane,
                     generation=batch.generation,
-                    calls=unread,
-                    cost_microusd=unread_microusd or 0,
-                    unpriced=unpriced,
                 )
             return True
 

@@ -104,10 +104,10 @@ def add_second_answers(
             add_spent(
                 connection,
                 key.job_id,
+                own,
                 generation=key.generation,
                 kind=PURGED,
                 documents=1,
-                **own._asdict(),
             )
         elif _said(stored) != _said(row):
             answer = sha256(repr(_said(row)).encode()).hexdigest()[:32]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 
+from penstock_ledger.texts import SetParam, SetSetting, Text
 from penstock_producer.accepting.estimates import Estimate
 from penstock_producer.errors import Problem, SpecError
 from penstock_producer.job.lanes import (
@@ -42,9 +43,9 @@ def check_acceptable(spec: JobSpec, provider: ProviderFacts) -> None:
     _check_several(spec)
     loose = [lane for lane in spec.permitted_lanes if not LANES[lane].makes_vectors]
     if spec.embedding_dtype is not None and loose:
-        fix = (
-            "leave it out; a provider may have a parameter of its own, such as --param "
-            "output_dtype=int8"
+        fix = Text(
+            "leave it out; a provider may have a parameter of its own, such as ",
+            SetParam("output_dtype", "int8"),
         )
         why = f"lane {loose[0]} stores vectors as they come"
         raise SpecError([Problem("invalid_value", "/embedding_dtype", why, fix)])
@@ -144,13 +145,16 @@ def _check_budget(spec: JobSpec, provider: ProviderFacts) -> None:
                 f"{problem}: no price of "
                 f"{f'model {spec.model!r} of ' if spec.model else ''}provider {spec.provider!r} is "
                 "known here, so that every answer would count as free",
-                f"set {place}.usd_per_mtok_in and usd_per_mtok_out, in US dollars per million "
-                "tokens, here and for the workers: in "
-                f"penstock.toml [{place}] usd_per_mtok_in = 0.15, usd_per_mtok_out = 0.60, or "
-                f"{variable}=0.15, or for one model "
-                f'[{place}.prices."{model}"] input = 0.15, output = 0.60, or --usd-per-mtok-in '
-                "0.15 --usd-per-mtok-out 0.60 of "
-                "`penstock run`",
+                Text(
+                    "set ",
+                    SetSetting(f"{place}.usd_per_mtok_in"),
+                    " and ",
+                    SetSetting(f"{place}.usd_per_mtok_out"),
+                    ", in US dollars per million tokens, here and for the workers: in "
+                    f"penstock.toml [{place}] usd_per_mtok_in = 0.15, usd_per_mtok_out = 0.60, or "
+                    f"{variable}=0.15, or for one model "
+                    f'[{place}.prices."{model}"] input = 0.15, output = 0.60',
+                ),
             )
         ]
     )

@@ -18,6 +18,7 @@ import orjson
 
 from penstock_ledger import ApiKeyStore, Database, JobNotFound, JobStore
 from penstock_ledger.model import FeedKind, ItemKey, Job, NewJob, Shard, TakenFiles
+from penstock_ledger.texts import Command, Run, Text
 from penstock_producer.accepting.acceptance import check_acceptable, check_estimate, estimated_usd
 from penstock_producer.accepting.borders import Borders
 from penstock_producer.accepting.survey import Survey
@@ -179,11 +180,12 @@ class NewJobs:
         self._check_endpoint(spec)
         check_acceptable(spec, self._settings.prices(spec.provider))
         if spec.output_format in ("csv", "parquet") and self._settings.results_url is None:
-            fix = (
+            fix = Text(
                 "set results_url (PENSTOCK_RESULTS_URL) here and for the control processes, or "
-                "leave it out: "
+                "leave it out: ",
+                Run(Command.RESULTS),
+                " writes tables at any time",
             )
-            fix += "`penstock results` writes tables at any time"
             why = (
                 f"{spec.output_format} is written where results_url says, and that is not set here"
             )

@@ -8,13 +8,12 @@ the ledger drops those that are in the window already.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple, TypedDict
 
-from penstock_ledger import Publish, PublishReport, buckets_for
+from penstock_ledger import JobStore, OutcomeStore, Publish, PublishReport, RedisLedger, buckets_for
 from penstock_ledger.model import Feed, FeedKind, ItemKey, Job
-from penstock_producer.feed.feed_step import NEVER_TRIED, UNTRIED, FeedStep, FeedStores, Tried
 from penstock_producer.feed.feeder_plan import in_prefix_order
 from penstock_producer.feed.routes import Routes
 from penstock_producer.feed.tracing import SendSpans
@@ -31,6 +30,47 @@ BYTES_READ: Final = 16 * 1024 * 1024
 
 # takes documents; how many were published, how many skipped
 Handler = Callable[[Sequence[Document]], tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class FeedStep:
+    """What one step did."""
+
+    read: int = 0  # rows, good and bad
+    published: int = 0  # new in the queue
+    skipped: int = 0  # finished or in the window already
+    refused: int = 0  # rows that are no documents
+    exhausted: bool = False
+
+    def plus(self, later: FeedStep) -> FeedStep:
+        return FeedStep(
+            self.read + later.read,
+            self.published + later.published,
+            self.skipped + later.skipped,
+            self.refused + later.refused,
+            later.exhausted,
+        )
+
+
+class TriedBefore(TypedDict, total=False):
+    """What earlier attempts at a document used up, as ``encode_item`` takes it."""
+
+    retries: int
+    calls: int
+    spent: tuple[int, ...]
+
+
+Tried = Mapping[str, TriedBefore]  # by document id
+NEVER_TRIED: Final = TriedBefore()
+UNTRIED: Final[Tried] = {}
+
+
+class FeedStores(NamedTuple):
+    """The parts of the ledger that a feeder works with."""
+
+    jobs: JobStore
+    outcomes: OutcomeStore
+    hot: RedisLedger
 
 
 class Feeder:

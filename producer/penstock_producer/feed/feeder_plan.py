@@ -115,8 +115,7 @@ def plan_feeders(
     if spec.feeders is None and one_machine:
         return FeederPlan(
             1,
-            "one control process leads a job whose database is a SQLite file (--feeders N splits "
-            "it)",
+            "one control process leads a job whose database is a SQLite file (feeders splits it)",
         )
     plan = (
         _by_size(rows, size)

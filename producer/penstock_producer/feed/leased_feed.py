@@ -12,8 +12,7 @@ from typing import Final, TypeVar
 from penstock_ledger import Database, JobStore, OutcomeStore, RedisLedger, Remainder
 from penstock_ledger.model import DeadLetter, Feed, FeedKind, Job
 from penstock_producer.errors import RowChanged
-from penstock_producer.feed.feed_step import FeedStep, FeedStores, TriedBefore
-from penstock_producer.feed.feeder import Feeder
+from penstock_producer.feed.feeder import Feeder, FeedStep, FeedStores, TriedBefore
 from penstock_producer.feed.feeder_plan import wants_order
 from penstock_producer.feed.routes import Routes
 from penstock_producer.feed.tracing import SendSpans

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock_ledger.model import JobState
+from penstock_ledger.texts import Command, Run, Text
 from penstock_producer.producer import JobStatus
 from penstock_producer.reporting.prices import money_of
 
@@ -44,9 +45,10 @@ def failure_of(summary: dict[str, Any], max_dead: float) -> str | None:
         reasons = ", ".join(
             f"{number} {reason}" for reason, number in sorted(summary["dead_by_reason"].items())
         )
-        return (
+        return Text(
             f"{name}: {summary['dead']} of {finished} documents are dead letters ({reasons}), and "
-            f"max_dead is {max_dead:g}; look at them with `penstock dlq list "
-            f"{summary['job_key']}`, and replay them before this step is tried again"
+            f"max_dead is {max_dead:g}; look at them with ",
+            Run(Command.DEAD_LETTERS, (summary["job_key"],)),
+            ", and replay them before this step is tried again",
         )
     return None

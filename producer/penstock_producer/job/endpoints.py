@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Final, Literal
 
+from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import seen
 
 __all__ = [
@@ -60,11 +61,6 @@ _BY_KIND: Final[Mapping[Kind, frozenset[str]]] = {
     "anthropic": frozenset({MESSAGES}),
     "gemini": frozenset({GENERATE}),
 }
-_HINTS: Final[Mapping[Kind, str]] = {
-    "openai": "",
-    "anthropic": " (kind anthropic: --api anthropic sends what it takes)",
-    "gemini": " (kind gemini: --api gemini sends what it takes)",
-}
 
 
 def check_path(path: str) -> str:
@@ -106,8 +102,10 @@ def refusal(
     others = [other for other, paths in _BY_KIND.items() if endpoint in paths and other != kind]
     kinds = f'providers.{provider}.kind = "{others[0]}"' if others else ""
     hint = f", or say here and for the workers that it is of another kind: {kinds}" if kinds else ""
-    return (
-        f"endpoint {seen(endpoint)} is not one of those that provider {provider}{_HINTS[kind]} "
-        f"answers jobs on: {allowed}; use one of them, or have the operator list it in "
-        f"providers.{provider}.endpoints{hint}"
+    of_kind = "" if kind == "openai" else f" of kind {kind}"
+    return Text(
+        f"endpoint {seen(endpoint)} is not one of those that provider {provider}{of_kind} "
+        f"answers jobs on: {allowed}; use one of them (",
+        SetOption("endpoint"),
+        f"), or have the operator list it in providers.{provider}.endpoints{hint}",
     )

@@ -91,7 +91,7 @@ class Option(NamedTuple):
 _TABLE: Final = (
     Option(
         "lane",
-        f"How documents are inferred: {lanes_in_words('or')}; or {AUTO}: the cheapest of --lanes "
+        f"How documents are inferred: {lanes_in_words('or')}; or {AUTO}: the cheapest of its lanes "
         "that is expected to meet the deadline, decided again while the job runs; docs/lanes.md.",
         DEFAULT_LANE,
     ),
@@ -206,7 +206,7 @@ _TABLE: Final = (
     Option(
         "param_fields",
         "A request parameter from a column of each plain record, e.g. max_tokens=length; where the "
-        "column is absent or null, --param counts.",
+        "column is absent or null, the job's own value counts.",
         form=FlagForm.PAIRS,
         flag="param-field",
     ),
@@ -408,7 +408,11 @@ _TABLE: Final = (
         "a password, or env:NAME, the variable that holds the URL where the writing process runs.",
         metavar="URL",
     ),
-    Option("into_table", "The table of --into; made where there is none.", metavar="T"),
+    Option(
+        "into_table",
+        "The table that results are written into; made where there is none.",
+        metavar="T",
+    ),
     Option(
         "into_id",
         "The column of that table that names the document; id is the source's own in a table "

@@ -9,8 +9,13 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from penstock_producer.job.endpoints import BASE_URLS, Kind, check_path
-from penstock_producer.prices.known import known_discount, known_prices, without_date
-from penstock_producer.prices.token_prices import Discount, ModelPrices
+from penstock_producer.prices.token_prices import (
+    Discount,
+    ModelPrices,
+    known_discount,
+    known_prices,
+    without_date,
+)
 
 # models of the table that are kept with another discount; one more is made again
 KNOWN: Final = 1_024

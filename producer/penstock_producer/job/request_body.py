@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from penstock_ledger.texts import SetOption, SetParam, Text
 from penstock_producer.errors import Problem, SpecError, seen
 from penstock_producer.job.anthropic_body import Conversation, conversation_of, parts_of
 from penstock_producer.job.endpoints import SCORING, generate_path
@@ -194,10 +195,11 @@ def _problem(spec: JobSpec, field: str | None) -> Problem | None:
                 "missing_field",
                 "/params/max_tokens",
                 why,
-                "give it, such as --param max_tokens=1024",
+                Text("give it, such as ", SetParam("max_tokens", 1024)),
             )
     if spec.model is None and spec.asks_a_provider:
-        return Problem("missing_field", "/model", "a prompt needs a model", "name one (--model)")
+        fix = Text("name one (", SetOption("model"), ")")
+        return Problem("missing_field", "/model", "a prompt needs a model", fix)
     if is_gemini(spec.endpoint) and generate_path(spec.model) is None:
         fix = "write its name, such as gemini-2.5-flash or models/gemini-2.5-flash"
         return Problem(

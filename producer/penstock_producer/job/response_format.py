@@ -108,7 +108,7 @@ def format_asked(
     if choice == "json_object":
         return AskedFormat({"type": "json_object"}, "any JSON object is asked for")
     if choice == "none":
-        return AskedFormat(None, "--response-format none")
+        return AskedFormat(None, "response_format is none")
     if schema is None:
         return AskedFormat(None, "the job has no response_schema")
     refusal = None if choice == "json_schema" else _unsendable(schema, endpoint, lane)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from penstock_ledger.texts import SetOption, Text
 from penstock_producer.job.endpoints import CHAT, OPENAI, SCORING
 from penstock_producer.job.lanes import can_answer
 from penstock_producer.job.params import params_of
@@ -31,8 +32,11 @@ def url_refusal(url: Any, spec: JobSpec) -> tuple[str, str] | None:
         why = "The url is not one that lines of this job may name."
         return (
             why,
-            f"write one of {', '.join(others)}, or submit with the endpoint of the lines "
-            "(--endpoint)",
+            Text(
+                f"write one of {', '.join(others)}, or submit with the endpoint of the lines (",
+                SetOption("endpoint"),
+                ")",
+            ),
         )
     cannot = [lane for lane in spec.permitted_lanes if not can_answer(lane, url)]
     if cannot:

@@ -51,7 +51,7 @@ TOP: Final[Mapping[str, str]] = {
         "of them."
     ),
     "job": "Names the job; the same key resumes it.",
-    "run": "What only `penstock run` needs; other doors leave it alone.",
+    "run": "What only a run on one machine needs; other doors leave it alone.",
     "$schema": "For editors; not read.",
 }
 _JOB_NAMES = (*TOP, *OPTIONS, *DURATIONS, *FILES)

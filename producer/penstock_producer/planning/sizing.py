@@ -278,7 +278,7 @@ def _relief(
         SLOTS: "more workers, or more concurrency in each",
         CPU: "more workers",
         REDIS: "several fleets, each with a Redis of its own",
-        FEEDERS: "more feeders (--feeders), in as many control processes",
+        FEEDERS: "more feeders, in as many control processes",
         ENGINES: "more cards, or faster ones",
         READING: "several jobs: one is read while another works",
     }

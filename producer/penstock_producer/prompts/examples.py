@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import Problem, SpecError, seen
 from penstock_producer.prompts.messages import SYSTEM_ROLES, BadMessages, checked_messages
 
@@ -154,5 +155,5 @@ def _problems_of_messages(given: Any, at: str) -> Iterator[Problem]:
             "invalid_value",
             at,
             "an example has no system message",
-            "give the job's one with --system",
+            Text("give the job's one (", SetOption("system"), ")"),
         )

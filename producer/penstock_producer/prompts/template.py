@@ -1,4 +1,4 @@
-"""Prompt templates: `{field}`, `{field|default:"none"}` and nothing else.
+"""Prompt templates: `{field}`, `{field|default:"none"}` and nothing else, beside Jinja.
 
 There is no logic to inject into.
 

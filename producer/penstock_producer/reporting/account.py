@@ -1,25 +1,122 @@
-"""The account of a job: the figures of `report.json`, which all forms of the report show."""
+"""The account of a job: the figures of `report.json`, which all forms of the report show.
+
+It is gathered out of the ledger's tables. What a job's options changed in its rows, and the lanes
+that its documents go to, is said wherever the job is shown.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from penstock_ledger.texts import SetOption, Text
+from penstock_producer.accepting.estimates import CHARS_PER_TOKEN
 from penstock_producer.job.lanes import packs
 from penstock_producer.reporting import money
-from penstock_producer.reporting.changes import saved_tokens
-from penstock_producer.reporting.lanes import lanes_of
 from penstock_producer.reporting.prices import MICRO, Money, money_of
 from penstock_producer.reporting.reasons import retried_by_reason, retries
+from penstock_producer.reporting.text import count, counted, one_line, safe
 from penstock_producer.rows import Tally
 
-__all__ = ["BatchesCreated", "PromptTokens", "Report", "build"]
-
 if TYPE_CHECKING:
-    from penstock_ledger import LaneMove, MadeWith, PromptSizes
+    from penstock_ledger import Database, LaneMove, MadeWith, PromptSizes
     from penstock_ledger.model import Counts, Job, LaneCounts
+    from penstock_producer.rows import Tally
+
+__all__ = [
+    "BatchesCreated",
+    "PromptTokens",
+    "Report",
+    "build",
+    "changes",
+    "gathered",
+    "lane_line",
+    "lanes_of",
+    "saved_tokens",
+]
+
+WHY_CHARS = 300
+
+
+def lane_line(moves: Sequence[LaneMove]) -> str | None:
+    """Return a line on a job whose lane was chosen or has changed.
+
+    None for one that is where it was submitted to.
+    """
+    if not moves:
+        return None
+    last = moves[-1]
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last.at))
+    before = "" if last.before is None else f", before in {last.before}"
+    return (
+        f"lane {last.lane} since {since}{before}: {one_line(last.why, WHY_CHARS)} ({last.reason})"
+    )
+
+
+def lanes_of(moves: Iterable[LaneMove]) -> list[dict[str, Any]]:
+    """Return the moves for JSON."""
+    return [
+        {
+            "at": move.at,
+            "before": move.before,
+            "lane": move.lane,
+            "reason": move.reason,
+            "why": move.why,
+        }
+        for move in moves
+    ]
+
+
+def saved_tokens(tally: Tally) -> int:
+    """Estimate the tokens of the blanks that compression took out."""
+    return round(tally.saved_chars / CHARS_PER_TOKEN)
+
+
+def changes(rows_cut: Mapping[str, int], tokens_saved: int) -> Iterator[str]:
+    """Yield a line for each kind of change; none where nothing was changed."""
+    if rows_cut:
+        cut = ", ".join(
+            f"{safe(name)} in {counted(rows, 'row')}" for name, rows in rows_cut.items()
+        )
+        yield Text("cut by ", SetOption("truncate"), f": {cut}")
+    if tokens_saved:
+        yield Text(SetOption("compress_prompt"), f" saves about {count(tokens_saved)} tokens")
+
+
+def gathered(
+    database: Database,
+    job: Job,
+    *,
+    stats: Mapping[str, int],
+    seconds: float | None = None,
+    counts: Counts | None = None,
+    sizes: bool = False,
+) -> Report:
+    """Gather the report of a job from the ledger.
+
+    ``sizes``: how long prompts were, for which every row of the job is read.
+
+    ``stats``: the counters of the job in Redis; empty where it does not run. ``seconds`` of work
+    where they were measured, ``counts`` where they were read just now.
+    """
+    from penstock_ledger import BatchFigures, LaneMoves, OutcomeStore, Provenance
+
+    outcomes = OutcomeStore(database)
+    with database.one_read():
+        return build(
+            job,
+            outcomes.counts(job.job_id) if counts is None else counts,
+            stats=stats,
+            seconds=seconds,
+            made_with=Provenance(database).of(job.job_id),
+            moves=LaneMoves(database).of(job.job_id) if job.moves else [],
+            lanes=outcomes.by_lane(job.job_id),
+            created=BatchFigures(database).created(job.job_id),
+            sizes=outcomes.prompt_sizes(job.job_id) if sizes else None,
+            unread=BatchFigures(database).unread(job.job_id),
+        )
 
 
 class BatchesCreated(NamedTuple):

@@ -87,7 +87,7 @@ def by_lane(
 def is_unpriced(one: MadeWith) -> bool:
     """Return whether what was made so has no known price.
 
-    An hour of 0 is one that nobody has named."""
+    An hour of 0 is one that was never set."""
     if one.engine:
         return not one.usd_per_hour
     return one.usd_per_mtok_in is None and one.usd_per_mtok_out is None

@@ -1,33 +1,18 @@
-"""A pause as people need it: when it ends by itself, how to end it, and what else to do.
-
-What to do is a sentence and, where an option of the job does it, its field and value. Each surface
-writes the action in its own way: a terminal as a flag, HTTP as a field, a page in words.
-"""
+"""A pause as people need it: when it ends by itself, how to end it, and what else to do."""
 
 from __future__ import annotations
 
-import shlex
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock_ledger.reasons import Code, Reason, StopCode
-from penstock_producer.job.options import OPTIONS
+from penstock_ledger.texts import Command, Run, SetOption
 from penstock_producer.prices.spent_budget import next_budget
+from penstock_producer.reporting.advice import Advice, as_flag, command_line, on_terminal
 from penstock_producer.reporting.fixes import FIXES
 from penstock_producer.reporting.text import duration
 
-__all__ = [
-    "Advice",
-    "SetOption",
-    "Step",
-    "advice_for",
-    "as_field",
-    "as_flag",
-    "ends_by_itself",
-    "pause_lines",
-    "pause_steps",
-]
+__all__ = ["Step", "advice_for", "ends_by_itself", "pause_lines", "pause_steps"]
 
 if TYPE_CHECKING:
     from penstock_ledger.model import Job
@@ -36,22 +21,6 @@ _RESUMED: Final = "let it go on as it is: it stops for this again only where it 
 _RAISE: Final = "raise the budget to what all documents are expected to cost, and some more"
 _OFF: Final = "let it go on, and never stop for this"
 COST_STEP: Final = 2.0  # times what a document costs now: a bound that is not met again at once
-
-
-@dataclass(frozen=True, slots=True)
-class SetOption:
-    """Give the job another value of one of its options."""
-
-    field: str
-    value: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """One thing to do. ``action`` is None where words are all there is."""
-
-    text: str
-    action: SetOption | None = None
 
 
 class Step(NamedTuple):
@@ -85,19 +54,6 @@ def advice_for(pause: Reason | None) -> tuple[Advice, ...]:
     return (*found, Advice(_OFF, SetOption("stop_at_dead", "off")))
 
 
-def as_flag(action: SetOption) -> str:
-    """Return the action as it is typed behind the command that made the job."""
-    value = action.value
-    # a sum as a person would type it
-    shown = f"{value:.10f}".rstrip("0").rstrip(".") if isinstance(value, float) else value
-    return f"--{OPTIONS[action.field].name} {shown}"
-
-
-def as_field(action: SetOption) -> dict[str, Any]:
-    """Return the action as the body of a request that changes the job."""
-    return {action.field: action.value}
-
-
 def _fix_of(pause: Reason) -> str | None:
     """Return what to do about the commonest cause."""
     cause = pause.params.get("cause")
@@ -129,7 +85,7 @@ def pause_steps(job: Job, option: str, now: float | None = None) -> list[Step]:
         # resumed by hand it would find no room again
         waits = "it goes on by itself once its tenant has a larger budget"
         return [Step(waits, f"{_larger(job, pause)}{option}")]
-    command = f"penstock resume {shlex.quote(job.job_key)}{option}"
+    command = f"{command_line(Run(Command.RESUME, (job.job_key,)))}{option}"
     if job.resume_at is not None:
         left = max(0.0, job.resume_at - (time.time() if now is None else now))
         at = time.strftime("%H:%M:%S", time.localtime(job.resume_at))
@@ -137,10 +93,11 @@ def pause_steps(job: Job, option: str, now: float | None = None) -> list[Step]:
     found = advice_for(pause)
     if pause is not None and pause.code == Code.BUDGET_EXHAUSTED and found:
         (raised,) = found
-        flag = "" if raised.action is None else f" {as_flag(raised.action)}"
-        return [Step(raised.text, f"penstock resume {shlex.quote(job.job_key)}{flag}{option}")]
+        raises = () if raised.action is None else (raised.action,)
+        resume = Run(Command.RESUME, (job.job_key, *raises))
+        return [Step(raised.text, f"{command_line(resume)}{option}")]
     if found:
-        advised = (f"what to do: {one.text}{_flag(one)}" for one in found)
+        advised = (f"what to do: {on_terminal(one.text)}{_flag(one)}" for one in found)
         return [*map(Step, advised), Step("to go on", command)]
     return [Step("it waits for a person: remove the reason, then", command)]
 
@@ -149,7 +106,8 @@ def _larger(job: Job, pause: Reason) -> str:
     """Return the command that gives the tenant of a job a larger budget."""
     enough, tenant = pause.number("enough_usd"), str(job.spec.get("tenant", "TENANT"))
     usd = "USD" if enough is None else next_budget(enough)
-    return f"penstock keys create NAME --tenant {shlex.quote(tenant)} --budget-usd {usd}"
+    given = (SetOption("tenant", tenant), SetOption("budget_usd", usd))
+    return command_line(Run(Command.MAKE_KEY, ("NAME", *given)))
 
 
 def _flag(one: Advice) -> str:

@@ -10,13 +10,13 @@ quota.
 from __future__ import annotations
 
 import math
-import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock_ledger import RETRIED
+from penstock_ledger.texts import Command, Run, SetOption, Text
 from penstock_producer.feed.queues import (
     ALIVE_S,
     MissingModel,
@@ -234,7 +234,7 @@ FIRST: Final = 100
 that has fewer is stopped for one."""
 
 SENTENCES: Final[Mapping[str, str]] = {
-    "no_worker": "no worker serves lane {lane}: start one with  penstock worker --lane {lane}",
+    "no_worker": "no worker serves lane {lane}: start one with ",
     "no_model": "no worker serves {model}; served here: {served}",
     "model_loads": "no worker serves {model} yet, and a worker loads it; served here: {served}",
     "no_bound_model": (
@@ -244,7 +244,7 @@ SENTENCES: Final[Mapping[str, str]] = {
     "no_model_of_queue": "no worker serves the models of queue {queues}; served here: {served}",
     "no_leader": (
         "no control process leads this job: nothing of it is fed, tried again or completed; start "
-        "one with  penstock control"
+        "one with "
     ),
     "redis_full": (
         "Redis holds {used} of {most} MB: nothing more is fed until finished documents make room, "
@@ -285,7 +285,11 @@ class Wait(NamedTuple):
 
     @property
     def said(self) -> str:
-        return SENTENCES[self.code].format_map(self.params)
+        sentence = SENTENCES[self.code].format_map(self.params)
+        if self.code == "no_worker":
+            worker = Run(Command.WORKER, (SetOption("lane", self.params["lane"]),))
+            return Text(sentence, worker)
+        return Text(sentence, Run(Command.CONTROL)) if self.code == "no_leader" else sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,7 +379,7 @@ def _not_served(standing: Standing, *, served: bool) -> Iterator[Wait]:
 
 def no_worker(workers: Iterable[WorkerSeen], lane: str) -> Wait | None:
     """Return a wait where no worker of the lane lives, else None."""
-    return None if _living(workers, lane) else Wait("no_worker", {"lane": shlex.quote(lane)})
+    return None if _living(workers, lane) else Wait("no_worker", {"lane": lane})
 
 
 def unserved_models(standing: Standing) -> Iterator[Wait]:

@@ -27,7 +27,7 @@ def safe(text: str) -> str:
     terminal encoding takes, become U+FFFD.
     """
     # here, since the package brings SQLAlchemy with it
-    from penstock_ledger.log_lines import several_lines
+    from penstock_ledger.redaction import several_lines
 
     return several_lines(text)
 

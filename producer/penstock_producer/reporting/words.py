@@ -6,8 +6,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from penstock_ledger.texts import SetOption, Text
+from penstock_producer.reporting.advice import as_flag
 from penstock_producer.reporting.prices import UNKNOWN, Money, per_million, usd_or_unknown
-from penstock_producer.reporting.text import argument, count, counted, duration, one_line, safe, usd
+from penstock_producer.reporting.text import count, counted, duration, one_line, safe, usd
 
 __all__ = [
     "REASONS_SHOWN",
@@ -48,7 +50,11 @@ def reasons_of(report: Report, dlq_command: str) -> list[Reason]:
     """Return the reasons of dead letters, the most frequent first."""
     rows = list(report.dead_by_reason.items())
     shown = [
-        Reason(one_line(reason, REASON_CHARS), number, f"{dlq_command} --reason {argument(reason)}")
+        Reason(
+            one_line(reason, REASON_CHARS),
+            number,
+            f"{dlq_command} {as_flag(SetOption('reason', reason))}",
+        )
         for reason, number in rows[:REASONS_SHOWN]
     ]
     rest = rows[REASONS_SHOWN:]
@@ -118,9 +124,10 @@ def prompts_lines(sizes: PromptTokens | None) -> Iterator[str]:
             f"{one_line(str(one['doc_id']), 60)} ({count(int(one['prompt_tokens']))})"
             for one in far
         )
-        yield (
-            f"the longest prompts: {named} tokens; --max-prompt-tokens keeps such documents from "
-            "being sent"
+        yield Text(
+            f"the longest prompts: {named} tokens; ",
+            SetOption("max_prompt_tokens"),
+            " keeps such documents from being sent",
         )
 
 

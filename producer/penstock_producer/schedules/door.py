@@ -18,6 +18,7 @@ from penstock_ledger import (
     ScheduleNotFound,
     ScheduleStore,
 )
+from penstock_ledger.texts import SetOption, Text
 from penstock_producer.accepting.new_jobs import MAX_JOB_KEY_CHARS
 from penstock_producer.errors import ScheduleError, seen
 from penstock_producer.job.spec import JobSpec
@@ -134,8 +135,11 @@ class Schedules:
         schedule = self._store.get(name)
         if EVENTS not in schedule.source:
             raise ScheduleError(
-                f"schedule {name} lists its files; add it with --events webhook to take "
-                "notifications"
+                Text(
+                    f"schedule {name} lists its files; add it with ",
+                    SetOption("events", "webhook"),
+                    " to take notifications",
+                )
             )
         return keep(self._noticed, schedule, body)
 
@@ -154,7 +158,11 @@ class Schedules:
         """
         if events is not None and not new_files:
             raise ScheduleError(
-                "events name new files; give new_files (--new-files) and a prefix of a bucket"
+                Text(
+                    "events name new files; give ",
+                    SetOption("new_files"),
+                    " and a prefix of a bucket",
+                )
             )
         if self._admit is not None and (new_files or isinstance(source, OutcomesOf)):
             raise ScheduleError(
@@ -212,9 +220,12 @@ class Schedules:
         if over.job is not None:
             if self._has(over.job):
                 raise ScheduleError(
-                    f"{seen(over.job)} is the name of a schedule: name it as one (--from-schedule "
-                    f"{over.job}) to read its newest job each time, or give the id of the job that "
-                    "you mean"
+                    Text(
+                        f"{seen(over.job)} is the name of a schedule: name it as one (",
+                        SetOption("from_schedule", over.job),
+                        ") to read its newest job each time, or give the id of the job that you "
+                        "mean",
+                    )
                 )
             return
         behind, passed = over.schedule, set[str]()

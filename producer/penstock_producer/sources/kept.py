@@ -18,6 +18,7 @@ import orjson
 
 from penstock_ledger import Database, OutcomeStore, SourceKeys, storable
 from penstock_ledger.model import Job
+from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import SourceError, seen
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.rows import ROW_ID, Column, Kind, Kinds, Record
@@ -180,8 +181,11 @@ def chosen_columns(keep: str, names: Sequence[str] | None, id_field: str) -> set
         more = ", …" if len(names) > _NAMES_SHOWN else ""
         raise SourceError(
             "missing_column",
-            f"the source has no column {seen(missing[0])} to keep (--keep-columns); it has: "
-            f"{shown}{more}",
+            Text(
+                f"the source has no column {seen(missing[0])} to keep (",
+                SetOption("keep_columns"),
+                f"); it has: {shown}{more}",
+            ),
         )
     return wanted | {id_field}
 
@@ -189,8 +193,12 @@ def chosen_columns(keep: str, names: Sequence[str] | None, id_field: str) -> set
 def _too_many(number: int) -> SourceError:
     return SourceError(
         "too_many_columns",
-        f"the source has {number:,} columns, and a table keeps at most {MAX_COLUMNS:,}; name those "
-        "to keep (--keep-columns a,b), or none",
+        Text(
+            f"the source has {number:,} columns, and a table keeps at most {MAX_COLUMNS:,}; name "
+            "those to keep (",
+            SetOption("keep_columns", "a,b"),
+            "), or none",
+        ),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from penstock_ledger import Database, JobStore, OutcomeStore, SourceKeys, Spool
@@ -157,20 +158,8 @@ class ReplaySource:
                 letter.request, self._original(doc_id) if self._overrides.restores else b""
             )
         except RowFault as fault:
-            line = letter.line or 0
-            return BadRow(
-                "replay",
-                line,
-                fault.code,
-                fault.field,
-                fault.message,
-                fault.value,
-                fault.fix,
-                doc_id,
-                cursor,
-                letter.request,
-                endpoint=letter.endpoint,
-            )
+            row = fault.row("replay", letter.line or 0, cursor)
+            return replace(row, doc_id=doc_id, request=letter.request, endpoint=letter.endpoint)
         return Document(doc_id, body, position, letter.line or 0, cursor, letter.endpoint)
 
     def _original(self, doc_id: str) -> bytes:

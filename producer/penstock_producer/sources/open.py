@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import SourceChanged, SourceError, SourceForbidden, seen
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.pins import (
@@ -80,9 +81,14 @@ def open_source(
     if spec.table is not None or spec.query is not None:
         raise SourceError(
             "unsupported_source",
-            f"{seen(named)} is no database, and --table and --query read one; name it by a URL: "
-            "sqlite:///file.db, postgresql://host/database, or env:NAME where a variable holds the "
-            "URL",
+            Text(
+                f"{seen(named)} is no database, and ",
+                SetOption("table"),
+                " and ",
+                SetOption("query"),
+                " read one; name it by a URL: sqlite:///file.db, postgresql://host/database, or "
+                "env:NAME where a variable holds the URL",
+            ),
         )
     files = None if remote or uploaded else choose(str(where), chosen.s3_endpoint_url)
     if files is None:
@@ -225,7 +231,7 @@ def _of_blob(
     if spec.sheet is not None and found.format.name != XLSX:
         raise SourceError(
             "unsupported_format",
-            f"{blob.uri} is {found.format.name}, which has no sheets; leave --sheet out",
+            f"{blob.uri} is {found.format.name}, which has no sheets; leave the sheet out",
         )
     plain: Blob = blob if found.packed is None else Unpacked(blob, found.packed)
     timed: Blob = plain if timeout_s is None else TimedBlob(plain, timeout_s)

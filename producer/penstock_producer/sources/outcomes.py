@@ -22,11 +22,13 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from penstock_ledger import JobNotFound, JobStore, OutcomeStore
 from penstock_ledger.lone_surrogates import parse_json
 from penstock_ledger.model import DeadLetter, Job, Result
+from penstock_ledger.texts import Command, Run, SetOption, Text
 from penstock_producer.errors import (
     BadReference,
     Problem,
@@ -197,8 +199,11 @@ def pin_of(
     """
     if not job.state.final:
         raise SourceUnavailable(
-            f"job {job.job_key} is {job.state}: its outcomes can be read once it has ended "
-            "(penstock status --watch)",
+            Text(
+                f"job {job.job_key} is {job.state}: its outcomes can be read once it has ended (",
+                Run(Command.STATUS, (SetOption("watch"),)),
+                ")",
+            ),
             code="job_not_ended",
         )
     later = {AFTER: after_generation} if after_generation else {}
@@ -294,18 +299,8 @@ class OutcomesSource:
                 else self._again(outcome)
             )
         except RowFault as fault:
-            return BadRow(
-                self.uri,
-                0,
-                fault.code,
-                fault.field,
-                fault.message,
-                fault.value,
-                fault.fix,
-                doc_id,
-                cursor,
-                request,
-            )
+            row = fault.row(self.uri, 0, cursor)
+            return replace(row, doc_id=doc_id, request=request)
         endpoint = None if self._spec.takes_records else outcome.endpoint
         return Document(doc_id, body, f"{generation}:{doc_id}", 0, cursor, endpoint)
 
@@ -314,9 +309,12 @@ class OutcomesSource:
             raise RowFault(
                 "no_request",
                 "A result keeps no request that could be sent again.",
-                fix=(
-                    "choose dead letters (--where status=dead), or give a prompt over {answer} "
-                    "(--prompt)"
+                fix=Text(
+                    "choose dead letters (",
+                    SetOption("where", "status=dead"),
+                    "), or give a prompt over {answer} (",
+                    SetOption("prompt"),
+                    ")",
                 ),
             )
         if not outcome.request:

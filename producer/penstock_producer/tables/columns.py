@@ -149,10 +149,12 @@ def as_json(value: Any) -> Any:
 
 
 def from_json(value: Any, kind: Kind) -> Any:
-    """Return what ``as_json`` was given."""
+    """Return what ``as_json`` was given; JSON has no NaN, and null in its place."""
     if value is None or kind not in ("vector", "vectors"):
         return value
-    return _numbers(value) if kind == "vector" else list(map(_numbers, value))
+    if kind == "vectors":
+        return [from_json(one, "vector") for one in value]
+    return _numbers([math.nan if one is None else one for one in value])
 
 
 _BEGINNING: Final = (

@@ -16,6 +16,7 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import Any, Final
 
+from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import SinkUnfit
 from penstock_producer.tables.columns import Column, Row, as_json
 
@@ -41,8 +42,12 @@ def workbook_pieces(rows: Iterable[Row], columns: Sequence[Column]) -> Iterator[
 
     if len(columns) > COLUMNS:
         raise SinkUnfit(
-            f"a sheet of Excel has {COLUMNS:,} columns, and the table {len(columns):,}; keep fewer "
-            "(--keep-columns a,b), or take Parquet"
+            Text(
+                f"a sheet of Excel has {COLUMNS:,} columns, and the table {len(columns):,}; keep "
+                "fewer (",
+                SetOption("keep_columns", "a,b"),
+                "), or take Parquet",
+            )
         )
     book = Workbook(write_only=True)
     sheet = book.create_sheet("results")

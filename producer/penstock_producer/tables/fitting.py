@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Inspector, text
 from sqlalchemy.exc import SAWarning
 from sqlalchemy.types import Boolean, Date, DateTime, Float, Integer, Interval, Numeric, Time
 
+from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import SinkUnfit
 from penstock_producer.tables import sql
 from penstock_producer.tables.columns import Column, Kind
@@ -68,7 +69,7 @@ class _Table(NamedTuple):
     is_sqlite: bool
 
     def unfit(self, message: str) -> SinkUnfit:
-        return SinkUnfit(f"table {self.named} {message}")
+        return SinkUnfit(Text(f"table {self.named} ", message))
 
 
 def fit_of(
@@ -121,9 +122,12 @@ def _names(existing: _Table, rows: Rows) -> dict[int, str]:
     }
     if existing.id_column not in existing.columns:
         raise existing.unfit(
-            f"has no column {existing.id_column!r} for the document's id (its columns: "
-            f"{_listed(existing.columns)}): name the one that has it by --into-id, add it as "
-            "primary key, or name another table"
+            Text(
+                f"has no column {existing.id_column!r} for the document's id (its columns: "
+                f"{_listed(existing.columns)}): name the one that has it by ",
+                SetOption("into_id"),
+                ", add it as primary key, or name another table",
+            )
         )
     if not names:
         others = _listed(column.name for at, column in enumerate(rows.columns) if at != rows.id_at)

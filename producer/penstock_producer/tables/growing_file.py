@@ -21,6 +21,7 @@ import orjson
 
 from penstock_ledger import Database
 from penstock_ledger.model import Job
+from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import SinkError
 from penstock_producer.tables.csv_form import csv_header, csv_rows
 from penstock_producer.tables.reading import Lines, Reading
@@ -109,8 +110,11 @@ def _noted(note: Path, job: Job, form: str, file: IO[bytes], path: Path) -> tupl
     except FileNotFoundError:
         if size:
             raise SinkError(
-                f"{path} is there, and was not begun with --partial: name another file, or remove "
-                "it"
+                Text(
+                    f"{path} is there, and was not begun with ",
+                    SetOption("partial"),
+                    ": name another file, or remove it",
+                )
             ) from None
         return None, 0
     except (ValueError, TypeError, LookupError) as error:

@@ -7,6 +7,7 @@ from typing import Final
 
 from penstock_ledger import CommitOrder, Database, OutcomeStore
 from penstock_ledger.model import DeadLetter, Job, Result
+from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import SinkError, SinkUnfit, SourceError, SourceUnavailable
 from penstock_producer.rows import ROW_ID
 from penstock_producer.settings import ProducerSettings
@@ -175,8 +176,13 @@ def unreadable(error: SourceError) -> SinkError:
     """Return what to say of a source that cannot be read again, and how to do without it."""
     make = SinkError if isinstance(error, SourceUnavailable) else SinkUnfit
     return make(
-        f"the table has the columns and the order of the source, which cannot be read: {error}. "
-        "Put that right, or take the answers alone, as they came (--order done)"
+        Text(
+            "the table has the columns and the order of the source, which cannot be read: ",
+            error.text,
+            ". Put that right, or take the answers alone, as they came (",
+            SetOption("order", "done"),
+            ")",
+        )
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from penstock_simulate.answers.calls import Call
 from penstock_simulate.answers.faults import Fates
 from penstock_simulate.batches.account import RequestAccount
-from penstock_simulate.batches.fates import Fate, lasting_fate, passing_fate
+from penstock_simulate.batches.timeline import Fate, lasting_fate, passing_fate
 
 _ENTRY = struct.Struct("<QQB")
 _AT_ONCE = 4096  # entries read together

@@ -14,10 +14,9 @@ from typing import NamedTuple, Protocol
 
 from penstock_simulate.answers.refusals import Refusal
 from penstock_simulate.batches.account import RequestAccount
-from penstock_simulate.batches.fates import Fate, refusal_of
 from penstock_simulate.batches.folder import Folder
 from penstock_simulate.batches.intake import Asked, Index
-from penstock_simulate.batches.timeline import LineLuck
+from penstock_simulate.batches.timeline import Fate, LineLuck, refusal_of
 from penstock_simulate.reply import NO_USAGE, Usage
 
 COUNTED_AT_ONCE = 1000  # good answers that are put into the account together

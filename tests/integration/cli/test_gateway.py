@@ -119,7 +119,7 @@ def test_a_door_ends_when_it_is_asked_to(served: tuple[subprocess.Popen[str], st
         told.append(asked(f"{url}/health"))
         return told[-1].status == 503
 
-    until(refuses, 10, "/health refuses while the port is still open")
+    until(refuses, 30, "/health refuses while the port is still open")
     assert told[-1].content["status"] == "closing"
     _, said = process.communicate(timeout=30)
     assert process.returncode == 0, said

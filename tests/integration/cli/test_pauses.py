@@ -77,11 +77,11 @@ def test_status_says_that_nobody_works_and_why_calls_failed(desk: Desk) -> None:
         [Cause("default", "job_1", "connect_failed", "refused", 7, time.time(), time.time())]
     )
     shown = desk.type("status", "reviews")
-    assert "no worker serves lane api: start one with penstock worker --lane api" in shown
+    assert "no worker serves lane api: start one with `penstock worker --lane api`" in shown
     assert "the last failure: connect_failed (7 times since" in shown
     told = json.loads(desk.type("status", "reviews", "--json"))
     assert told["reasons"] == [
-        "no worker serves lane api: start one with penstock worker --lane api"
+        "no worker serves lane api: start one with `penstock worker --lane api`"
     ]
     assert told["last_failure"].startswith("connect_failed (7 times since")
 

@@ -153,7 +153,7 @@ def test_files_that_are_something_else_are_left_alone(house: House) -> None:
     out, note = house.folder / "so-far.jsonl", house.folder / "so-far.jsonl.cursor"
     house.settle("m")
     out.write_text("mine\n")
-    assert "not begun with --partial" in str(
+    assert "not begun with partial" in str(
         house.results("-o", "so-far.jsonl", "--partial", status=2).exception
     )
     assert out.read_text() == "mine\n"

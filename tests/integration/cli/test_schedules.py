@@ -13,6 +13,7 @@ from servers import RedisServer
 from sqlalchemy import update
 from typer.testing import CliRunner
 
+from penstock_cli.failures import message
 from penstock_cli.main import command_line
 from penstock_ledger import Database, Meta, RedisLedger, open_database
 from penstock_ledger.sql.tables import schedules
@@ -46,7 +47,7 @@ class Terminal:
     def type(self, *words: str, status: int = 0) -> str:
         answer = CliRunner().invoke(command_line(), words)
         if answer.exception is not None and not isinstance(answer.exception, SystemExit):
-            return f"{type(answer.exception).__name__}: {answer.exception}"
+            return f"{type(answer.exception).__name__}: {message(answer.exception)}"
         assert answer.exit_code == status, answer.output
         return " ".join(answer.output.split())
 
@@ -212,7 +213,7 @@ def test_a_schedule_is_paused_resumed_and_removed(terminal: Terminal) -> None:
         (("--from-job", "first"), "give a SOURCE, or --from-job JOB or --from-schedule NAME"),
         (("--where", "status=dead"), "give a SOURCE, or --from-job JOB or --from-schedule NAME"),
         (("--new-files", "--events", "hello"), "is no folder that new files can come to"),
-        (("--events", "webhook"), "give new_files (--new-files)"),
+        (("--events", "webhook"), "events name new files; give --new-files"),
     ],
 )
 def test_what_cannot_be_used_is_said_in_the_words_of_the_flags(

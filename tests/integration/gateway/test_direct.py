@@ -149,7 +149,7 @@ def test_the_parameters_that_are_sent_reach_the_provider(served: Served) -> None
     """A call is one document of its job, with the body that the caller sent."""
     status, headers, answer = served.chat("exactly this")
     assert (status, answer["object"]) == (200, "chat.completion")
-    until(lambda: served.calls() > 0, 10, "the provider has written the call down")
+    until(lambda: served.calls() > 0, 30, "the provider has written the call down")
     job = served.job(headers)
     assert served.fleet.provider.calls(job)[headers["x-penstock-document"]] == 1
 
@@ -221,7 +221,7 @@ def test_a_door_that_dies_in_between_costs_nothing(served: Served) -> None:
     )
     try:
         url = f"http://127.0.0.1:{port}"
-        until(lambda: _listens(url), 20, "the second door listens")
+        until(lambda: _listens(url), 30, "the second door listens")
         fleet.provider.tell(latency_ms=700)
         before = served.calls()
         body = {"model": MODEL, "messages": SAY}
@@ -229,7 +229,7 @@ def test_a_door_that_dies_in_between_costs_nothing(served: Served) -> None:
             lost = thread.submit(
                 served.post, "/v1/chat/completions", body, url, Idempotency_Key="key-kill"
             )
-            until(lambda: served.calls() == before + 1, 10, "the call is at the provider")
+            until(lambda: served.calls() == before + 1, 30, "the call is at the provider")
             os.kill(process.pid, signal.SIGKILL)
             with pytest.raises((OSError, http.client.HTTPException), match=""):
                 lost.result()
@@ -242,7 +242,7 @@ def test_a_door_that_dies_in_between_costs_nothing(served: Served) -> None:
     assert said[0] in (200, 409)
     until(
         lambda: served.post("/v1/chat/completions", body, Idempotency_Key="key-kill")[0] == 200,
-        10,
+        30,
         "the answer is there",
     )
     assert (
@@ -270,7 +270,7 @@ def test_a_call_that_has_begun_outlives_its_caller(served: Served) -> None:
         assert served.chat("late", Idempotency_Key="key-late")[0] == 409
         until(
             lambda: served.chat("late", Idempotency_Key="key-late")[0] == 200,
-            10,
+            30,
             "the answer is there",
         )
     finally:
@@ -316,11 +316,11 @@ def test_a_caller_that_hangs_up_is_noticed(served: Served) -> None:
             )
             before = spooled(served, job_id)
             connection.sendall("\r\n".join((*lines, "", "")).encode() + body)
-            until(lambda: spooled(served, job_id) > before, 10, "the call is a document of its job")
+            until(lambda: spooled(served, job_id) > before, 30, "the call is a document of its job")
         gone = served.fleet.producer
         until(
             lambda: any(gone.dead_letters(job_id, reason="caller_gone")),
-            10,
+            30,
             "the dead letter of a caller that is gone",
         )
     finally:

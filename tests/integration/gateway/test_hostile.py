@@ -152,11 +152,11 @@ def test_one_tenant_may_not_hold_all_room_for_bodies(
             told.append(asked(f"{url}/v1/echo", big, content_type=json_type))
             return told[-1].status != 200
 
-        until(refused, 5, "the first body is held, and the second one refused")
+        until(refused, 30, "the first body is held, and the second one refused")
         assert (told[-1].status, told[-1].content["error"]["code"]) == (503, "overloaded")
     until(
         lambda: asked(f"{url}/v1/echo", big, content_type=json_type).status == 200,
-        5,
+        30,
         "its room has come back",
     )
 
@@ -331,11 +331,11 @@ def test_an_answer_that_is_not_read_is_given_up(url: str, monkeypatch: pytest.Mo
     """A client that takes nothing of a large answer loses its connection after UNREAD_S, and the
     answer is cut there."""
     monkeypatch.setattr(protocol, "UNREAD_S", 0.3)
-    until(lambda: connections(url) == 0, 10, "no connection is left of the tests before")
+    until(lambda: connections(url) == 0, 30, "no connection is left of the tests before")
     with connected(url) as connection:
         connection.sendall(b"GET /large HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert connection.recv(15) == b"HTTP/1.1 200 OK"
-        until(lambda: connections(url) == 0, 10, "the door has given the answer up")
+        until(lambda: connections(url) == 0, 30, "the door has given the answer up")
         assert len(received(connection)) < LARGE
 
 
@@ -345,4 +345,4 @@ def test_a_client_that_goes_away_leaves_no_connection_behind(url: str) -> None:
     with connected(url) as connection:
         connection.sendall(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n" * 200)
         connection.shutdown(socket.SHUT_WR)
-    until(lambda: connections(url) == 0, 10, "nothing is left of the connection")
+    until(lambda: connections(url) == 0, 30, "nothing is left of the connection")

@@ -104,7 +104,7 @@ def test_the_fleet_is_on_it_too(house: House) -> None:
     """The control loop shows depths, quotas, jobs and workers, and zeros for a fleet at rest."""
     until(
         lambda: value(scrape(house.port), "penstock_jobs", state="running") == 0,
-        20,
+        30,
         "the figures show the end",
     )
     page = scrape(house.port)
@@ -203,12 +203,12 @@ def test_drains_are_counted_where_they_outlive_the_worker(house: House, patience
     house.fleet.ready(doomed)
     until(
         lambda: value(scrape(port), "penstock_slots_in_use", lane="api") > 0,
-        20,
+        30,
         "it has some in flight",
     )
     held, (workers, items) = value(scrape(port), "penstock_items_held", lane="api"), drains(house)
     end(doomed)
-    until(lambda: drains(house)[0] == workers + 1, 20, "the drain is counted")
+    until(lambda: drains(house)[0] == workers + 1, 30, "the drain is counted")
     assert drains(house)[1] - items >= held > 0
     assert value(scrape(house.port), "penstock_oldest_item_age_seconds", lane="api") >= 0
 

@@ -365,7 +365,7 @@ def test_a_job_from_a_celery_client_stops_too(tmp_path: Path) -> None:
 def is_paused(fleet: Fleet, job_key: str) -> bool:
     with suppress(JobNotFound):
         pause = fleet.producer.status(job_key).job.pause
-        return pause is not None and pause.by is PausedBy.STOP_LOSS
+        return pause is not None and pause.by is By.STOP_LOSS
     return False
 
 

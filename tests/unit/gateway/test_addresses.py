@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 from starlette.requests import HTTPConnection
 
-from penstock_gateway.callers.addresses import HOPS_MAX, Proxies
+from penstock_gateway.callers.caller import HOPS_MAX, Proxies
 from penstock_gateway.settings import GatewayFields
 
 OURS = ("10.0.0.0/8", "2001:db8::/32")

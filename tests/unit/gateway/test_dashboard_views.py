@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from penstock_gateway.dashboard.courses import AT_ONCE, Courses
+from penstock_gateway.dashboard.courses import AT_ONCE, Courses, Speeds
 from penstock_gateway.dashboard.desk import in_state_of
 from penstock_gateway.dashboard.foreign import MOST_CHARS, answer_of, json_text, prompt_of, shown
 from penstock_gateway.dashboard.forms import check_origin
 from penstock_gateway.dashboard.jobs_view import ago, job_rows, place_in, place_text, tabs
 from penstock_gateway.dashboard.letters_view import alike, groups, members
 from penstock_gateway.dashboard.quotas_view import quota_rows
-from penstock_gateway.dashboard.speeds import Speeds
 from penstock_gateway.dashboard.spending_view import price_rows, spend_rows, total_of
 from penstock_gateway.dashboard.workers_view import lane_views
 from penstock_gateway.pages.chart import parts, rate_chart
@@ -181,7 +180,7 @@ def test_rows_of_jobs_say_how_far_they_are() -> None:
     )
     assert (open_row.share, open_row.finished) == ("open", "7 so far")
     (unpriced,) = job_rows(
-        [(job(), replace(counts(), prompt_tokens=5, cost_microusd=0))], now=1_060.0
+        [(job(), replace(counts(), prompt_tokens=5, cost_microusd=0, unpriced=6))], now=1_060.0
     )
     assert unpriced.cost == "unknown"
     assert [part.kind for part in row.bar] == ["good", "again", "bad"]
@@ -316,7 +315,7 @@ def test_spending_is_told_by_tenant_and_price() -> None:
     """Each price stands once, and an unknown one says how it becomes known."""
     (row,) = spend_rows([Spending(None, 2, 9, 1, 10, 5, 6, 2_000_000)], "no tenant")
     assert (row.name, row.cost) == ("no tenant", "$2.00")
-    assert total_of([Spending(None, 2, 9, 1, 10, 5, 6, 0)])[0] == "unknown"
+    assert total_of([Spending(None, 2, 9, 1, 10, 5, 6, 0, 9)])[0] == "unknown"
     made = [
         MadeWith(1, "api", "p", "1", "", 1.0, 2.0),
         MadeWith(2, "api", "p", "1", "", 1.0, 2.0),

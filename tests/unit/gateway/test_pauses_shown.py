@@ -41,7 +41,7 @@ def test_a_job_that_is_not_paused_has_none() -> None:
 
 
 def test_words_of_others_stay_and_places_go() -> None:
-    """A provider that speaks of flags is quoted; our own flags become fields."""
+    """Nothing that a provider or a person says is written anew."""
     said = f"use --model m, said it of {PLACE}"
     theirs = shown(Reason("unauthorized", By.PROVIDER, {"detail": said, "fix": "check --model"}))
     ours = shown(Reason(Code.JOB_CANNOT_RUN, By.CONTROL, {"detail": said}))
@@ -50,8 +50,8 @@ def test_words_of_others_stay_and_places_go() -> None:
     assert ours is not None
     assert hers is not None
     assert "use --model m" in theirs["message"]
-    assert theirs["params"]["fix"] == "check model"
-    assert ours["message"].startswith("use model m")
+    assert theirs["params"]["fix"] == "check --model"
+    assert ours["message"].startswith("use --model m")
     assert hers["message"].startswith("use --model m")
     assert not [one for one in (theirs, ours, hers) if "/srv/penstock" in str(one)]
 

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_ledger.log_lines import one_line
 from penstock_ledger.lone_surrogates import (
     REPLACED_MAX,
     dump_json,
@@ -19,6 +18,7 @@ from penstock_ledger.lone_surrogates import (
     replace_surrogates,
 )
 from penstock_ledger.model import ItemKey, Result
+from penstock_ledger.redaction import one_line
 from penstock_ledger.stored_values import json_text, storable
 
 PIECES = st.sampled_from(

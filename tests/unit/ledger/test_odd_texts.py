@@ -27,9 +27,9 @@ from odd_texts import HALF, LARGE, NUL, SHORT, TEXTS, has_half
 from penstock_gateway.dashboard.foreign import answer_of, json_text, prompt_of
 from penstock_gateway.webhook_delivery import NotAllowed, check_url
 from penstock_ledger.errors import PenstockError
-from penstock_ledger.log_lines import one_line
 from penstock_ledger.lone_surrogates import replace_surrogates
 from penstock_ledger.model import DeadLetter, ItemKey
+from penstock_ledger.redaction import one_line
 from penstock_ledger.stored_values import json_text as stored_json
 from penstock_ledger.stored_values import storable
 from penstock_producer import Producer, ProducerSettings

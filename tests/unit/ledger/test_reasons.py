@@ -20,12 +20,13 @@ from penstock_ledger.reasons import (
     stored_reason,
     without_secrets,
 )
+from penstock_ledger.texts import SetOption
 from penstock_producer.prices.spent_budget import (
     is_budget_spent,
     spent_budget,
     spent_tenant_budget,
 )
-from penstock_producer.reporting.pauses import SetOption, advice_for, pause_steps
+from penstock_producer.reporting.pauses import advice_for, pause_steps
 
 SHARE = {"generation": 1, "bad": 97, "of": 100, "failing": 0.97, "usd_per_doc": 0.002}
 SAID = {"detail": "what was reported"}
@@ -277,6 +278,6 @@ def test_why_a_batch_gave_no_answers_comes_back_from_its_row(failure: BatchFailu
 def test_a_batch_of_a_release_before_is_recognised_once(
     why: str | None, failure: BatchFailure | None
 ) -> None:
-    """Alone, beside what is over, and beside what nobody can read."""
+    """Alone, beside what is over, and beside what cannot be read."""
     for stored in (None, BatchFailure("batch_lost").columns()["failure"], "{", "[]", "7"):
         assert BatchFailure.read(stored, why) == failure

@@ -6,9 +6,9 @@ import logging
 import pytest
 
 from penstock_ledger import redaction
-from penstock_ledger.log_lines import LineFormatter
 from penstock_ledger.redaction import (
     HIDDEN,
+    LineFormatter,
     redact,
     redact_bytes,
     remember,

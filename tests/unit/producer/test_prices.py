@@ -10,8 +10,14 @@ import pytest
 from pydantic import ValidationError
 
 from penstock_producer.job.provider_facts import ProviderFacts
-from penstock_producer.prices.known import known_cards, known_discount, known_prices
-from penstock_producer.prices.token_prices import LongPrices, ModelPrices, TokensUsed
+from penstock_producer.prices.token_prices import (
+    LongPrices,
+    ModelPrices,
+    TokensUsed,
+    known_cards,
+    known_discount,
+    known_prices,
+)
 from penstock_workers.item.answer_forms import counted, tokens_used
 
 OPENAI = "https://api.openai.com/v1"

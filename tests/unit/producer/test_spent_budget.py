@@ -11,6 +11,7 @@ from attempts import make_attempt
 
 from penstock_ledger import FIGURE_MAX, Job, JobState
 from penstock_ledger.reasons import Reason, by_hand, explain
+from penstock_ledger.texts import SetOption
 from penstock_producer.accepting.estimates import (
     ANSWERS_MAX,
     MEDIA,
@@ -27,7 +28,7 @@ from penstock_producer.prices.spent_budget import (
     spent_tenant_budget,
 )
 from penstock_producer.prices.token_prices import ModelPrices
-from penstock_producer.reporting.pauses import SetOption, advice_for, pause_lines
+from penstock_producer.reporting.pauses import advice_for, pause_lines
 from penstock_workers.item.run.cost import (
     BYTES_PER_TOKEN,
     MEDIA_TOKENS,

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from penstock_workers.celery_app.drain import Drain
 from penstock_workers.celery_app.ending import FINISH_S, MachineEnd
-from penstock_workers.http.lean import LeanClient
+from penstock_workers.http.pool import LeanClient
 from penstock_workers.metrics import catalogue
 from penstock_workers.settings import WorkerSettings
 from penstock_workers.spot import BACKOFF_S, LIMITS, METADATA_URL, SERVICES, Notice, SpotWatch

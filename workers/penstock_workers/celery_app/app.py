@@ -18,7 +18,7 @@ from kombu.asynchronous import get_event_loop
 from kombu.entity import Queue
 
 from penstock_ledger import REDIS_CONNECT_TIMEOUT_S, REDIS_TIMEOUT_S, RedisAddress, keys
-from penstock_ledger.log_lines import make_safe
+from penstock_ledger.redaction import make_safe
 from penstock_producer.feed.wire import TASK_NAME, queue_name
 from penstock_workers.amqp_address import AmqpAddress
 from penstock_workers.broker import transport

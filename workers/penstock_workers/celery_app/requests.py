@@ -20,8 +20,7 @@ from celery.utils.log import get_logger
 from celery.worker import state
 from celery.worker.request import Request
 
-from penstock_ledger.log_lines import several_lines
-from penstock_ledger.redaction import redact
+from penstock_ledger.redaction import redact, several_lines
 from penstock_producer.feed.wire import CALLS_HEADER
 from penstock_workers.celery_app.events import EventSample
 

@@ -35,7 +35,7 @@ from penstock_workers.control.feeds.dead_homes import DeadHomes
 from penstock_workers.control.feeds.found_adapters import FoundAdapters
 from penstock_workers.control.fleet_figures import FleetFigures
 from penstock_workers.control.job.recover import Recovery
-from penstock_workers.control.job_steps import JobSteps
+from penstock_workers.control.job_steps import job_steps
 from penstock_workers.control.schedules.schedule_steps import ScheduleSteps
 from penstock_workers.control.schedules.start_job import start_job
 from penstock_workers.decided_times import DecidedTimes
@@ -86,7 +86,7 @@ class Control:
         )
         self._counters = Counters()
         self._wake = threading.Event()
-        self._steps = JobSteps(
+        self._steps = job_steps(
             settings,
             database,
             hot,
@@ -135,7 +135,7 @@ class Control:
         if self._is_due(live):
             self._next_round = time.monotonic() + ASIDE_S
             self._round(live)
-        self._counters.leads = len(self._steps.leadership)
+        self._counters.leads = len(self._steps.leading.leadership)
         self._refresh_figures([job for job, _ in live])
 
     def _is_due(self, live: Sequence[LiveJob]) -> bool:
@@ -147,7 +147,9 @@ class Control:
         before, self._states = self._states, {job.job_id: job.state for job, _ in live}
         is_news = before != self._states
         return (
-            is_news or self._steps.leadership.concerns(live) or time.monotonic() >= self._next_round
+            is_news
+            or self._steps.leading.leadership.concerns(live)
+            or time.monotonic() >= self._next_round
         )
 
     def _round(self, live: Sequence[LiveJob]) -> None:
@@ -165,7 +167,9 @@ class Control:
         jobs = list(zip(live, seen, strict=True))
         first = self._rounds % max(1, len(jobs))
         in_turns = (*jobs[first:], *jobs[:first])  # the job that is fed first is ahead in the queue
-        for job, of_job in sorted(in_turns, key=lambda of_round: self._steps.place(of_round[0])):
+        for job, of_job in sorted(
+            in_turns, key=lambda of_round: self._steps.leading.place(of_round[0])
+        ):
             self._step(job, of_job)
         self._rounds += 1
         # all lanes while a job has moved: retries may wait where it was
@@ -173,7 +177,7 @@ class Control:
         for lane in lanes:
             promoted = self._hot.promote(queue_name(lane), PROMOTE_MAX, longest_s=self._longest_s)
             self._counters.add("promoted", lane, promoted)
-        self._counters.windows = self._steps.windows
+        self._counters.windows = self._steps.leading.windows()
 
     def run(self, stop: threading.Event) -> None:
         """Tick until ``stop`` is set.
@@ -186,7 +190,7 @@ class Control:
             try:
                 self.tick()
                 wait_s, faults = (
-                    max(self._steps.ending.interval_s(usual_s), REST * self._looked_s),
+                    max(self._steps.interval_s(usual_s), REST * self._looked_s),
                     0,
                 )
                 self._counters.ticks["ok"] += 1

@@ -127,7 +127,7 @@ class DoorTask(Task):  # type: ignore[misc]  # Celery is untyped
                 log.warning("%s %s waits: %s", self.name, self.request.id, error)
                 time.sleep(DATABASE_PAUSE_S)
             except PenstockError as error:
-                return error.public_message
+                return str(error.public_message)
             except Exception as error:
                 where = inspect.trace()[-1]
                 log.error(

@@ -25,7 +25,7 @@ from penstock_workers.http.client import (
     TimedOut,
     UnusableRequest,
 )
-from penstock_workers.http.lean import LeanClient
+from penstock_workers.http.pool import LeanClient
 
 __all__ = [
     "AnswerTooLarge",

@@ -24,9 +24,14 @@ from pathlib import Path
 from typing import Final, Generic, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
+from penstock_workers.errors import EngineAway
 from penstock_workers.lanes.machine import GIB, weight_bytes
 
 log = logging.getLogger(__name__)
+
+Seen = TypeVar("Seen")
+
+ASK_AGAIN_S: Final = 1.0  # while a server loads its model, which takes half a minute at least
 
 LOOK_S: Final = 2.0
 SAY_EACH_S: Final = 30.0  # in the log; a heartbeat carries it every 5 s
@@ -203,14 +208,25 @@ class ServerWait:
     Nothing is known of that server but that it has no model yet."""
 
     def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._server, self._clock = urlsplit(url).netloc.rpartition("@")[2], clock
+        self._url, self._clock = url, clock
+        self._server = urlsplit(url).netloc.rpartition("@")[2]
         self._since: float | None = None
 
-    def begin(self) -> None:
-        self._since = self._clock()
+    async def model(
+        self, look: Callable[[], Awaitable[Seen | None]], most_s: float, lane: str
+    ) -> Seen:
+        """Look again and again until there is a model, and return it.
 
-    def end(self) -> None:
+        Raises EngineAway after ``most_s``, and what ``look`` raises."""
+        self._since = began = self._clock()
+        log.warning("waiting for the model of %s, for %g s at most", self._url, most_s)
+        while (found := await look()) is None:
+            if self._clock() - began + ASK_AGAIN_S > most_s:
+                raise EngineAway(self._url, most_s, lane)
+            await asyncio.sleep(ASK_AGAIN_S)
         self._since = None
+        log.warning("%s has its model after %.0f s", self._url, self._clock() - began)
+        return found
 
     def gauges(self) -> Mapping[str, float | str]:
         """Say how long it has waited; from any thread."""
@@ -236,9 +252,6 @@ def cache_folder(model: str) -> Path | None:
     except (ImportError, AttributeError):
         return None
     return Path(root) / f"models--{model.replace('/', '--')}"
-
-
-Seen = TypeVar("Seen")
 
 
 class SharedLook(Generic[Seen]):

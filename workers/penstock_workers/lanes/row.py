@@ -7,11 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from penstock_producer.feed.queues import Served
 from penstock_workers.item.lane import Lane
 from penstock_workers.lanes.lane_settings import LaneSettings
+from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.samples import Metric, Sample
 from penstock_workers.settings import WorkerSettings
 
@@ -32,6 +33,17 @@ class Gauge(NamedTuple):
 
     metric: Metric
     factor: float = 1.0
+
+
+# what every engine shows that a worker hosts, or waits for beside itself
+ENGINE_GAUGES: Final[Mapping[str, Gauge]] = {
+    "load_bytes": Gauge(catalogue.LOAD_READ),
+    "load_total_bytes": Gauge(catalogue.LOAD_TOTAL),
+    "deaths": Gauge(catalogue.ENGINE_DEATHS),
+    "running": Gauge(catalogue.ENGINE_RUNNING),
+    "waiting": Gauge(catalogue.ENGINE_WAITING),
+    "queue_wait_ms": Gauge(catalogue.QUEUE_WAIT, 0.001),
+}
 
 
 class LaneFinding(NamedTuple):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from penstock_producer.reporting.changes import changes
+from penstock_producer.reporting.account import changes
 from penstock_producer.reporting.reasons import retried_line, reused_lines
 from penstock_producer.reporting.text import asked_again, count, duration, one_line, percent, rate
 from penstock_producer.reporting.words import (

@@ -1,19 +1,20 @@
 """The report as one page of HTML.
 
 It has no script, nothing from elsewhere, and nothing in it that a document could have written.
+The points of a chart's lines are computed apart: the page draws them.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 
-from penstock_producer.reporting.changes import changes
-from penstock_producer.reporting.charts import progress
+from penstock_producer.reporting.account import changes
 from penstock_producer.reporting.reasons import retried_line, reused_lines
 from penstock_producer.reporting.text import asked_again, count, duration, one_line, percent, rate
 from penstock_producer.reporting.words import (
@@ -31,12 +32,61 @@ from penstock_producer.reporting.words import (
 
 if TYPE_CHECKING:
     from penstock_producer.reporting.account import Report
-    from penstock_producer.reporting.course import Course
+    from penstock_producer.reporting.course import Course, Stretch
 
-__all__ = ["page"]
+__all__ = ["Progress", "page", "progress"]
+
+WIDTH: Final = 600
+HEIGHT: Final = 160
 
 NAME_CHARS: Final = 300
 PROGRESS_ROWS: Final = 12  # of the table beside the chart, which has all stretches
+
+
+class Progress(NamedTuple):
+    """Documents that had ended, over time.
+
+    ``finished`` and ``dead`` are points of areas that stand on the time axis."""
+
+    width: int
+    height: int
+    finished: str
+    dead: str
+    most: str  # in words, as the next
+    seconds: str
+    title: str
+
+
+def progress(stretches: Sequence[Stretch]) -> Progress | None:
+    """Return the chart of progress; None where nothing has ended."""
+    if not stretches or not stretches[-1].finished:
+        return None
+    last = stretches[-1]
+    words = (
+        f"{count(last.finished)} documents ended in {duration(last.seconds)}, {count(last.dead)} "
+        "of them failed"
+    )
+    return Progress(
+        WIDTH,
+        HEIGHT,
+        _area([(one.seconds, one.finished) for one in stretches]),
+        _area([(one.seconds, one.dead) for one in stretches], most=last.finished)
+        if last.dead
+        else "",
+        count(last.finished),
+        duration(last.seconds),
+        words,
+    )
+
+
+def _area(points: Sequence[tuple[int, int]], most: int | None = None) -> str:
+    whole_s, highest = max(1, points[-1][0]), max(1, most or points[-1][1])
+    places = [
+        (WIDTH * seconds / whole_s, HEIGHT - HEIGHT * number / highest)
+        for seconds, number in points
+    ]
+    corners = [(0.0, float(HEIGHT)), *places, (float(WIDTH), float(HEIGHT))]
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
 
 
 class Bar(NamedTuple):

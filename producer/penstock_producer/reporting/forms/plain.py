@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from penstock_producer.reporting.changes import changes
+from penstock_producer.reporting.account import changes
 from penstock_producer.reporting.reasons import retried_line, reused_lines
 from penstock_producer.reporting.text import asked_again, count, duration, percent, rate, safe
 from penstock_producer.reporting.words import (

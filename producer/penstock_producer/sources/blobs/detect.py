@@ -10,6 +10,7 @@ import stat
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
+from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import SourceError, SourceUnavailable
 from penstock_producer.source_formats import FORMATS, JSONL, SourceFormat
 from penstock_producer.sources.blobs.blob import Blob
@@ -163,7 +164,8 @@ def refuse_content(uri: str, start: bytes) -> None:
 def _let_end(uri: str, ending: str, form: str | None = None) -> str:
     if uri.lower().endswith(tuple(codec.ending for codec in CODECS.values())):
         return f"it is packed twice: unpack it once, and let its name end in {ending}"
-    return f"let its name end in {ending}" + (f", or give --format {form}" if form else "")
+    let = f"let its name end in {ending}"
+    return Text(let, ", or give ", SetOption("format", form)) if form else let
 
 
 def _recipe(command: str, uri: str) -> str:

@@ -22,6 +22,7 @@ from uuid import UUID
 
 import orjson
 
+from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import SourceChanged, SourceError, seen
 from penstock_producer.rows import id_fault
 from penstock_producer.sources.forms.strict_json import RowFault, check_text, parse_object
@@ -158,7 +159,7 @@ def _bytes(column: Column, value: str) -> RowFault:
     return RowFault(
         "invalid_type",
         f"The column {column.name!r} holds bytes, which a prompt cannot show.",
-        fix="leave it out of the prompt, or make text of it by --query",
+        fix=Text("leave it out of the prompt, or make text of it by ", SetOption("query")),
         field=column.name,
         value=value,
     )
@@ -195,10 +196,13 @@ def equal_keys(uri: str, id_field: str, key: object) -> SourceError:
     """Return the error for two rows that the database takes for one by this key."""
     return SourceError(
         "duplicate_key",
-        f"{uri} has two rows whose {id_field!r} is {seen(key)}; name a column whose values are "  # noqa: S608  # words
-        "unique "
-        "(--id-field), or make one of several by a query: --query \"SELECT a || '-' || b AS id, "
-        '… FROM …"',
+        Text(
+            f"{uri} has two rows whose {id_field!r} is {seen(key)}; name a column whose values are "
+            "unique (",
+            SetOption("id_field"),
+            "), or make one of several by a query: ",
+            SetOption("query", "SELECT a || '-' || b AS id, … FROM …"),
+        ),
     )
 
 
@@ -220,9 +224,11 @@ class KeyOrder:
             if self._last is not None and type(key) is not type(self._last):
                 raise SourceError(
                     "invalid_key",
-                    f"{self._uri}: the column {self._id_field!r} holds numbers and texts, as "  # noqa: S608  # words
-                    f"{seen(self._last)} and {seen(key)}; "
-                    'make one kind of them: --query "SELECT CAST(id AS text) AS id, … FROM …"',
+                    Text(
+                        f"{self._uri}: the column {self._id_field!r} holds numbers and texts, as "
+                        f"{seen(self._last)} and {seen(key)}; make one kind of them: ",
+                        SetOption("query", "SELECT CAST(id AS text) AS id, … FROM …"),
+                    ),
                 )
             self._last = key
 

@@ -16,6 +16,7 @@ from typing import Any, Final, cast
 import sqlalchemy as sa
 from sqlalchemy import ColumnElement, Connection, Select
 
+from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import SourceError, seen
 from penstock_producer.source_names import DUCKDB
 from penstock_producer.sources.databases.columns import Column, Key, Kind, equal_keys
@@ -171,10 +172,13 @@ class PortableRelation:
                 )
                 raise SourceError(
                     "invalid_key",
-                    f"{self._what.words}: the column {seen(self.key.name)} {found}, by which rows "
-                    "are not found; name a column of whole numbers or short texts (--id-field), or "
-                    f"make one by a query: --query 'SELECT CAST({self.key.name} AS CHAR(36)) AS "
-                    "id, …'",
+                    Text(
+                        f"{self._what.words}: the column {seen(self.key.name)} {found}, by which "
+                        "rows are not found; name a column of whole numbers or short texts (",
+                        SetOption("id_field"),
+                        "), or make one by a query: ",
+                        SetOption("query", f"SELECT CAST({self.key.name} AS CHAR(36)) AS id, …"),
+                    ),
                 )
         last = some[-1][0]
         if last == before:

@@ -15,6 +15,7 @@ import orjson
 from sqlalchemy import Connection, Executable, TextClause, inspect, text
 from sqlalchemy.exc import SQLAlchemyError
 
+from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import SourceError, seen
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.sources.databases.address import Address
@@ -86,16 +87,25 @@ def named(address: Address, spec: JobSpec) -> Named:
     if spec.format is not None or spec.encoding is not None:
         raise SourceError(
             "unsupported_format",
-            f"{address.name} is a database, whose rows have no format; leave --format and "
-            "--encoding out",
+            Text(
+                f"{address.name} is a database, whose rows have no format; leave ",
+                SetOption("format"),
+                " and ",
+                SetOption("encoding"),
+                " out",
+            ),
         )
     if spec.table is not None:
         return Named(f"table {spec.table} of {address.name}", spec.table, "")
     if spec.query is None:
         raise SourceError(
             "no_table",
-            f"{address.name} is a database; say what to read of it: --table NAME, or --query "  # noqa: S608  # words
-            "'SELECT id, text FROM …'",
+            Text(
+                f"{address.name} is a database; say what to read of it: ",
+                SetOption("table", "NAME"),
+                ", or ",
+                SetOption("query", "SELECT id, text FROM …"),
+            ),
         )
     query = _END.sub("", spec.query)
     if not query or "\0" in query:
@@ -239,14 +249,23 @@ def key_column(columns: Mapping[str, Column], name: str, words: str) -> Column:
     if key is None:
         raise SourceError(
             "missing_column",
-            f"{words} has no column {seen(name)} to find its rows by; name a column whose values "
-            f"are unique (--id-field): {', '.join(map(seen, list(columns)[:20]))}",
+            Text(
+                f"{words} has no column {seen(name)} to find its rows by; name a column whose "
+                "values are unique (",
+                SetOption("id_field"),
+                f"): {', '.join(map(seen, list(columns)[:20]))}",
+            ),
         )
     if key.type not in _KEY_TYPES:
         raise SourceError(
             "invalid_key",
-            f"{words}: the column {seen(name)} is of type {key.type}, by which rows are not found; "
-            f"name another (--id-field), or write --query 'SELECT CAST({name} AS text) AS id, …'",
+            Text(
+                f"{words}: the column {seen(name)} is of type {key.type}, by which rows are not "
+                "found; name another (",
+                SetOption("id_field"),
+                "), or write ",
+                SetOption("query", f"SELECT CAST({name} AS text) AS id, …"),
+            ),
         )
     return key
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -18,6 +19,7 @@ from sqlalchemy import Connection, Executable
 
 from penstock_ledger import SourceKeys
 from penstock_ledger.model import Job
+from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import BadReference, RowChanged, SourceError, SourceUnavailable, seen
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.refusals import SOURCE_LOST
@@ -50,7 +52,12 @@ from penstock_producer.sources.databases.connection import ReadOnly, Wording
 from penstock_producer.sources.databases.portable import PortableRelation, relation_of
 from penstock_producer.sources.databases.relation import Relation, Row, RowsByKey, named
 from penstock_producer.sources.forms.media import media_of
-from penstock_producer.sources.forms.row_forms import check_columns, check_doc_id, form_of
+from penstock_producer.sources.forms.row_forms import (
+    ANOTHER_ID,
+    check_columns,
+    check_doc_id,
+    form_of,
+)
 from penstock_producer.sources.forms.strict_json import RowFault
 
 __all__ = ["TableSource", "accepted", "key_pages"]
@@ -85,9 +92,12 @@ class TableSource:
         if spec.id_field == ROW_ID:
             raise SourceError(
                 "unsupported_source",
-                "the rows of a database have no order that stays, so none has a number; name a "
-                "column whose values are unique (--id-field), or make one in a query: --query "
-                "'SELECT row_number() OVER (ORDER BY …) AS id, …'",
+                Text(
+                    "the rows of a database have no order that stays, so none has a number; name a "
+                    "column whose values are unique (",
+                    SetOption("id_field"),
+                    "), or make one in a query: SELECT row_number() OVER (ORDER BY …) AS id, …",
+                ),
             )
         address = address_of(where)
         self._address = address
@@ -274,30 +284,21 @@ class TableSource:
                 raise RowFault(
                     "invalid_id",
                     f"The column {self.id_field!r} is {what} in this row.",
-                    fix="give every row an id of its own, or name another id column (--id-field)",
+                    fix=ANOTHER_ID,
                     field=self.id_field,
                 )
             check_doc_id(value, self.id_field)
             raise RowFault(
-                "invalid_id", "This cannot be an id.", fix="name another id column (--id-field)"
+                "invalid_id",
+                "This cannot be an id.",
+                fix=Text("name another id column (", SetOption("id_field"), ")"),
             )
         except RowFault as fault:
             return self._bad(line, fault, {"line": line}, f"row {line}")
 
     def _bad(self, line: int, fault: RowFault, cursor: Cursor, place: str) -> BadRow:
-        return BadRow(
-            self.uri,
-            line,
-            fault.code,
-            fault.field,
-            fault.message,
-            fault.value,
-            fault.fix,
-            fault.doc_id,
-            cursor,
-            named=place,
-            is_new=self._keys is not None,
-        )
+        row = fault.row(self.uri, line, cursor)
+        return replace(row, named=place, is_new=self._keys is not None)
 
     # -- what is read ------------------------------------------------------------------------------
 

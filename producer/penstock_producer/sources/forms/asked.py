@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
+from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import Problem, SpecError
 from penstock_producer.job.request_body import BodyBuilder, prompt_bodies
 from penstock_producer.job.spec import JobSpec
@@ -115,7 +116,12 @@ class RenderedPrompt:
             return bounded(self._build(self._rendered(record), params), self._max_body_bytes)
         texts = record if self._media is None else self._media.texts(record, self._prompt.fields)
         row, cut = self._shortened(texts) if self._cuts else (texts, [])
-        text = self._rendered(row)
+        try:
+            text = self._rendered(row)
+        except RowFault:
+            if self._media is not None:  # what is no picture has no type either, and says more
+                self._media.content("", record)
+            raise
         sent = compressed(text) if self._compresses else text
         content = sent if self._media is None else self._media.content(sent, record)
         body = bounded(self._build(content, params), self._max_body_bytes)
@@ -156,9 +162,10 @@ class RenderedPrompt:
                 "truncate_not_text",
                 f"The column {error.name!r} is to be cut, and it holds "
                 f"{type(error.value).__name__}, not text.",
-                fix=(
-                    "cut lists in the prompt, as {% for one in column[:10] %} (--template jinja), "
-                    "or give text"
+                fix=Text(
+                    "cut lists in the prompt, as {% for one in column[:10] %} (",
+                    SetOption("template", "jinja"),
+                    "), or give text",
                 ),
                 field=error.name,
             ) from None
@@ -229,8 +236,11 @@ class MessagesColumn:
             raise RowFault(
                 MISSING_FIELD,
                 f"The column of messages, {self._name!r}, {what} this row.",
-                fix=f"{meant(self._name, record)}fill it, or name another column "
-                f"(--messages-field); columns here: {columns_of(record)}",
+                fix=Text(
+                    f"{meant(self._name, record)}fill it, or name another column (",
+                    SetOption("messages_field"),
+                    f"); columns here: {columns_of(record)}",
+                ),
                 field=self._name,
             )
         return self._parsed(value) if isinstance(value, str) else value

@@ -10,10 +10,11 @@ which form it is: with one of both, plain records; without, batch lines."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import orjson
 
+from penstock_ledger.texts import SetOption, SetParam, Text
 from penstock_producer.errors import SourceError, seen
 from penstock_producer.job import anthropic_body, gemini_body
 from penstock_producer.job.endpoints import CHAT, generate_path
@@ -81,6 +82,11 @@ def columns_read(spec: JobSpec) -> tuple[str, ...] | None:
     if form.read_columns is None:
         return None
     return tuple(dict.fromkeys((*form.read_columns, *form.media_columns)))
+
+
+ANOTHER_ID: Final = Text(
+    "give every row an id of its own, or name another id column (", SetOption("id_field"), ")"
+)
 
 
 def check_doc_id(value: Any, field: str, *, fix: str = "give every row an id of its own") -> str:
@@ -172,10 +178,12 @@ class BatchLines:
     def mistaken_for(self, record: Mapping[str, Any]) -> str | None:
         if any(name in record for name in ("custom_id", "method", "url", "body")):
             return None
-        return (
+        return Text(
             f"the first row is a plain record with the columns {columns_of(record)}, not an "
             "OpenAI Batch line; "
-            f'give a prompt such as "Summarise: {{{next(iter(record), "text")}}}" (--prompt)'
+            f'give a prompt such as "Summarise: {{{next(iter(record), "text")}}}" (',
+            SetOption("prompt"),
+            ")",
         )
 
     def _translated(self, body: Any) -> Any:
@@ -233,7 +241,9 @@ class BatchLines:
         model = request.get("model")
         if (self._needs_model or model is not None) and (type(model) is not str or not model):
             raise _invalid_request(
-                "model", model, "name a model here, or one for all lines (--model)"
+                "model",
+                model,
+                Text("name a model here, or one for all lines (", SetOption("model"), ")"),
             )
         if self._is_gemini and generate_path(model) is None:
             raise _invalid_request(
@@ -244,7 +254,9 @@ class BatchLines:
         longest = request.get("max_tokens")
         if self._is_anthropic and (type(longest) is not int or longest < 1):
             raise _invalid_request(
-                "max_tokens", longest, "give it here, or for all lines (--param max_tokens=1024)"
+                "max_tokens",
+                longest,
+                Text("give it here, or for all lines (", SetParam("max_tokens", 1024), ")"),
             )
         if self._text_field is not None and not request.get(self._text_field):
             raise _invalid_request(
@@ -271,7 +283,7 @@ class PlainRecords:
         self._id_column = () if spec.id_field == ROW_ID else (spec.id_field,)
         self._param_fields = spec.param_fields
         self._endpoint = spec.endpoint
-        self._flag = "--prompt" if spec.messages_field is None else "--messages-field"
+        self._asked_by = SetOption("prompt" if spec.messages_field is None else "messages_field")
         self.columns: tuple[str, ...] | None = tuple(
             dict.fromkeys((*self._id_column, *self._asked.required))
         )
@@ -313,9 +325,11 @@ class PlainRecords:
 
     def mistaken_for(self, record: Mapping[str, Any]) -> str | None:
         if all(name in record for name in ("custom_id", "method", "url", "body")):
-            return (
+            return Text(
                 "the first row is an OpenAI Batch line, which has a request of its own; leave the "
-                f"prompt out ({self._flag})"
+                "prompt out (",
+                self._asked_by,
+                ")",
             )
         return None
 
@@ -324,8 +338,13 @@ class PlainRecords:
             raise RowFault(
                 "missing_required_parameter",
                 f"There is no column {self._id_field!r} to take the id from.",
-                fix=f"name the id column (--id-field), or {_NUMBERED}; columns here: "
-                f"{columns_of(record)}",
+                fix=Text(
+                    "name the id column (",
+                    SetOption("id_field"),
+                    "), or ",
+                    *_NUMBERED,
+                    f"; columns here: {columns_of(record)}",
+                ),
                 field=self._id_field,
             )
         value = record[self._id_field]
@@ -334,7 +353,7 @@ class PlainRecords:
         return check_doc_id(
             value,
             self._id_field,
-            fix="give every row an id of its own, or name another id column (--id-field)",
+            fix=ANOTHER_ID,
         )
 
 
@@ -343,9 +362,10 @@ def _missing(name: str, record: Mapping[str, Any]) -> RowFault:
     return RowFault(
         "missing_required_parameter",
         f"Missing required parameter: {name!r}.",
-        fix=(
-            "a batch line has custom_id, method, url and body; plain records need a prompt "
-            "(--prompt)"
+        fix=Text(
+            "a batch line has custom_id, method, url and body; plain records need a prompt (",
+            SetOption("prompt"),
+            ")",
         ),
         field=name,
         value=f"columns {columns_of(record)}",
@@ -364,7 +384,7 @@ def _invalid_request(name: str, value: Any, fix: str) -> RowFault:
 
 
 _SHOWN = 20
-_NUMBERED = f"have the rows numbered where none has ids (--id-field {ROW_ID})"
+_NUMBERED = ("have the rows numbered where none has ids (", SetOption("id_field", ROW_ID), ")")
 
 
 def check_columns(
@@ -379,23 +399,34 @@ def check_columns(
     if form.columns is None:
         raise SourceError(
             "wrong_form",
-            f"{uri} has rows of columns, and without a prompt a source holds OpenAI Batch lines; "
-            "give a prompt such as "
-            f'"Summarise: {{{next(iter(names), "text")}}}" (--prompt)',
+            Text(
+                f"{uri} has rows of columns, and without a prompt a source holds OpenAI Batch "
+                "lines; give a prompt such as "
+                f'"Summarise: {{{next(iter(names), "text")}}}" (',
+                SetOption("prompt"),
+                ")",
+            ),
         )
     shown = ", ".join(map(seen, names[:_SHOWN])) + (", …" if len(names) > _SHOWN else "")
     for name in form.columns:
         if name not in names and not (nested and name.partition(".")[0] in names):
-            otherwise = f"; or {_NUMBERED}" if name == id_field else ""
+            otherwise = ("; or ", *_NUMBERED) if name == id_field else ()
             raise SourceError(
                 "missing_column",
-                f"{uri} has no column {seen(name)}; name the id column (--id-field) and the "
-                f"prompt's {{columns}} as they are: {shown}{otherwise}",
+                Text(
+                    f"{uri} has no column {seen(name)}; name the id column (",
+                    SetOption("id_field"),
+                    f") and the prompt's {{columns}} as they are: {shown}",
+                    *otherwise,
+                ),
             )
     for name in form.param_columns:
         if name not in names:
             raise SourceError(
                 "missing_column",
-                f"{uri} has no column {seen(name)} to take a parameter from; name it "
-                f"(--param-field) as it is: {shown}",
+                Text(
+                    f"{uri} has no column {seen(name)} to take a parameter from; name it (",
+                    SetOption("param_fields"),
+                    f") as it is: {shown}",
+                ),
             )

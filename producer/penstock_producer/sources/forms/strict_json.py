@@ -21,6 +21,7 @@ import orjson
 from penstock_producer.errors import seen
 from penstock_producer.job.params import close_to
 from penstock_producer.json_bounds import overfull
+from penstock_producer.rows import BadRow, Cursor
 
 __all__ = ["bounded", "columns_of", "meant", "too_large"]
 
@@ -59,6 +60,21 @@ class RowFault(Exception):
         self.doc_id = doc_id
         self.endpoint: str | None = None  # that the row names, where it is not the job's
         super().__init__(code)
+
+    def row(self, uri: str, line: int, cursor: Cursor) -> BadRow:
+        """Return the row that is refused, whose cursor continues after it."""
+        return BadRow(
+            uri,
+            line,
+            self.code,
+            self.field,
+            self.message,
+            self.value,
+            self.fix,
+            self.doc_id,
+            cursor,
+            endpoint=self.endpoint,
+        )
 
 
 def parse_object(

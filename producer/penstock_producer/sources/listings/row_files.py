@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import orjson
 
+from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import SourceError, seen
 from penstock_producer.sources.blobs.blob import Blob
 from penstock_producer.sources.listings.chosen import Chosen
@@ -105,9 +106,12 @@ def row_files(chosen: Chosen) -> list[Blob]:
         names = ", ".join(chosen.skipped.names)
         raise SourceError(
             "unsupported_format",
-            f"{chosen.uri} holds no file whose name says that it has rows ({names}); name the "
-            f"files to read by a pattern such as {chosen.uri}*.jsonl, or make each file one "
-            "document with --format text",
+            Text(
+                f"{chosen.uri} holds no file whose name says that it has rows ({names}); name the "
+                f"files to read by a pattern such as {chosen.uri}*.jsonl, or make each file one "
+                "document with ",
+                SetOption("format", "text"),
+            ),
         )
     if not chosen.pattern:
         entries = _shards(chosen.listing, entries) or entries
@@ -120,4 +124,6 @@ def check(chosen: Chosen, entry: Entry) -> None:
     """Raise SourceError for an entry that is no file of rows."""
     uri = shown(chosen.listing.uri, entry.name)
     if entry.fault is not None:
-        raise SourceError(entry.fault.code, f"{uri}: {entry.fault.message} Fix: {entry.fault.fix}")
+        raise SourceError(
+            entry.fault.code, Text(f"{uri}: {entry.fault.message} Fix: ", entry.fault.fix)
+        )

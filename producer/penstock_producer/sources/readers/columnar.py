@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import BadReference, SourceError, seen
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.rows import ROW, BadRow, Column, Cursor, Document, Kind, Kinds, Record
@@ -23,8 +24,11 @@ from penstock_producer.sources.readers.rows import PinnedRows, RowOptions
 _POSITION = re.compile(r"(\d{1,9}):(\d{1,12})(?::(\d{1,12}))?", re.ASCII)
 # of a batch that become Python objects at a time: rows may hold images
 PIECE_BYTES: Final = 32 * 1024 * 1024
-_BYTES_FIX: Final = (
-    "write it as text; a column of images or sounds is named by --image-field or --audio-field"
+_BYTES_FIX: Final = Text(
+    "write it as text; a column of images or sounds is named by ",
+    SetOption("image_fields"),
+    " or ",
+    SetOption("audio_fields"),
 )
 # of a group, for the next fetch: documents come nearly in order
 KEPT_BYTES: Final = 64 * 1024 * 1024

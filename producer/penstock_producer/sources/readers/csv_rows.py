@@ -14,6 +14,7 @@ from shlex import quote
 from typing import Any, Final, NamedTuple
 
 from penstock_ledger import storable
+from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import BadReference, SourceError, seen
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.rows import BadRow, Column, Document, Kinds
@@ -316,7 +317,11 @@ class CsvSource(PinnedRows):
                 raise RowFault(
                     "invalid_encoding",
                     f"Character {error.start + 1} of the column {name!r} is not {self._encoding}.",
-                    fix="name the encoding of the file (--encoding cp1252), or convert it to UTF-8",
+                    fix=Text(
+                        "name the encoding of the file (",
+                        SetOption("encoding", "cp1252"),
+                        "), or convert it to UTF-8",
+                    ),
                     field=name,
                     value=seen(
                         text[max(0, error.start - 8) : error.start + 8].encode(
@@ -364,12 +369,13 @@ class CsvSource(PinnedRows):
     def _check_header(self, header: Record) -> None:
         names = header.values
         if header.fault or header.doubtful:
-            why = (
-                header.fault or f"it is not {self._encoding}; name the encoding (--encoding cp1252)"
+            unnamed = Text(
+                f"it is not {self._encoding}; name the encoding (",
+                SetOption("encoding", "cp1252"),
+                ")",
             )
-            raise SourceError(
-                "csv_header", f"{self.uri} line {header.line}: the header cannot be read: {why}"
-            )
+            where = f"{self.uri} line {header.line}: the header cannot be read: "
+            raise SourceError("csv_header", Text(where, header.fault or unnamed))
         twice = (
             [name for name in names if names.count(name) > 1]
             if len(set(names)) < len(names)

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, time, timedelta
 from typing import Any, Final
 
+from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import BadReference, SourceError, seen
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.rows import ROW, BadRow, Column, Document, Record
@@ -168,8 +169,12 @@ class ExcelSource(PinnedRows):
         if self._sheet is not None and self._sheet not in names:
             raise SourceError(
                 "missing_sheet",
-                f"{self.uri} has no sheet {seen(self._sheet)}; name one of: "
-                f"{', '.join(map(seen, names[:20]))} (--sheet)",
+                Text(
+                    f"{self.uri} has no sheet {seen(self._sheet)}; name one of: "
+                    f"{', '.join(map(seen, names[:20]))} (",
+                    SetOption("sheet"),
+                    ")",
+                ),
             )
         if not names:
             raise SourceError(

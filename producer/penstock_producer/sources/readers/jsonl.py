@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
+from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import SourceError
 from penstock_producer.rows import BadRow, Document, Record
 from penstock_producer.sources.blobs.blob import BOM, Line, split_lines
@@ -80,7 +81,11 @@ class JsonlSource(PinnedRows):
             doc_id, body, endpoint = self._form.read(self._with_number(record, row))
         except RowFault as fault:
             if first and rows_by_name(self.uri) is None and fault.code == "invalid_json_line":
-                fault.fix += "; a file of CSV whose name does not say so is read with --format csv"
+                fault.fix = Text(
+                    fault.fix,
+                    "; a file of CSV whose name does not say so is read with ",
+                    SetOption("format", "csv"),
+                )
             return self._bad(number, fault, cursor)
         position = self._at(offset, length, row)
         return Document(doc_id, body, position, number, cursor, endpoint)

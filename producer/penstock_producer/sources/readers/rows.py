@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from penstock_ledger.texts import Text
 from penstock_producer.errors import BadReference, SourceError, seen
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.pins import FORMAT, MEDIA_NEWEST
@@ -151,20 +152,10 @@ class PinnedRows(ABC):
                 "without a prompt, "
             )
             raise SourceError(
-                "wrong_form", f"{self.uri}: {advice}", public=public + "plain records need one"
+                "wrong_form",
+                Text(f"{self.uri}: ", advice),
+                public=public + "plain records need one",
             )
 
     def _bad(self, number: int, fault: RowFault, cursor: Cursor) -> BadRow:
-        return BadRow(
-            self.uri,
-            number,
-            fault.code,
-            fault.field,
-            fault.message,
-            fault.value,
-            fault.fix,
-            fault.doc_id,
-            cursor,
-            unit=self.unit,
-            endpoint=fault.endpoint,
-        )
+        return replace(fault.row(self.uri, number, cursor), unit=self.unit)

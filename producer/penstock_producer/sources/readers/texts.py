@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import seen
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.source_formats import TEXT, UTF_8
@@ -34,9 +35,10 @@ def text_of(name: str, data: bytes, encoding: str) -> str:
         text = plain.decode(encoding)
     except UnicodeDecodeError as error:
         why = f"its byte {error.start + len(data) - len(plain)} is 0x{plain[error.start]:02x}"
-        fix = (
-            "name the encoding of the files (--encoding cp1252); images and sounds are read from a "
-            "folder of their own"
+        fix = Text(
+            "name the encoding of the files (",
+            SetOption("encoding", "cp1252"),
+            "); images and sounds are read from a folder of their own",
         )
         raise _no_text(why, plain, error.start, fix) from None
     check_text(text, "text")

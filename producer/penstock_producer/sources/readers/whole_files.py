@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -282,7 +282,7 @@ class WholeFiles(ABC):
         if spec.id_field == ROW_ID:
             raise SourceError(
                 "unsupported_source",
-                f"each file of {chosen.uri} is named by its place in it; leave --id-field out",
+                f"each file of {chosen.uri} is named by its place in it; leave the id field out",
             )
         check_columns(chosen.uri, form, self.has, nested=False)
         self._kind = FORMATS[options.form].each_file
@@ -409,18 +409,8 @@ class WholeFiles(ABC):
                 )
         except RowFault as fault:
             is_id = self.id_field == "id" and id_fault(entry.name) is None
-            return BadRow(
-                shown(self._listing.uri, entry.name),
-                number,
-                fault.code,
-                fault.field,
-                fault.message,
-                fault.value,
-                fault.fix,
-                entry.name if is_id else fault.doc_id,
-                cursor,
-                unit=FILE,
-            )
+            row = fault.row(shown(self._listing.uri, entry.name), number, cursor)
+            return replace(row, doc_id=entry.name if is_id else fault.doc_id, unit=FILE)
         return Document(doc_id, body, position, number, cursor, endpoint)
 
     def _record(self, entry: Entry, data: bytes | None) -> dict[str, Any]:

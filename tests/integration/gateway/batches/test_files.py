@@ -319,8 +319,8 @@ def test_a_client_that_goes_away_leaves_no_half_file(url: str, settings: Gateway
     """What had come of its upload is removed at once."""
     before = left(settings)
     with half_an_upload(url):
-        until(lambda: len(left(settings)) > len(before), 15, "a part of the file is there")
-    until(lambda: left(settings) == before, 15, "nothing of it is left")
+        until(lambda: len(left(settings)) > len(before), 30, "a part of the file is there")
+    until(lambda: left(settings) == before, 30, "nothing of it is left")
 
 
 def test_a_killed_door_leaves_no_half_file_and_memory_stays_flat(tmp_path: Path) -> None:
@@ -337,7 +337,7 @@ def test_a_killed_door_leaves_no_half_file_and_memory_stays_flat(tmp_path: Path)
         with half_an_upload(url):
             until(
                 lambda: any(name.endswith(".part") for name in left(settings)),
-                15,
+                30,
                 "a part of the file is there",
             )
             process.kill()

@@ -313,7 +313,7 @@ def test_no_form_of_results_has_the_place_of_an_uploaded_file(api: Client, db: D
         b"",
     )
     OutcomeStore(db).settle([], [letter])
-    for form in ("jsonl", "csv"):
+    for form in ("jsonl", "rows", "csv"):
         answer = api.get(f"/v1/jobs/{made['id']}/results", form=form).raw.decode()
         assert place_of_file not in answer
         assert f"{file}, line 3: no" in answer
@@ -335,6 +335,22 @@ def test_results_as_parquet_are_those_of_the_command_line(
     write_table(Reading(db, JobStore(db).get(made["id"])), tmp_path, "all.parquet", "parquet")
     assert found.read().equals(pyarrow.parquet.read_table(tmp_path / "all.parquet"))
     assert empty.schema.equals(found.schema_arrow)
+
+
+def test_results_as_rows_are_those_of_the_table_with_cursors(api: Client, db: Database) -> None:
+    """Each line has the columns of the table, typed, odd texts included; from a cursor on only what
+    is new comes."""
+    made = api.post("/v1/jobs", {**SPEC, "open": True}).json
+    path = f"/v1/jobs/{made['id']}/results"
+    odd_results(db, made["id"])
+    lines = api.get(path, form="rows").raw.splitlines()
+    reading = Reading(db, JobStore(db).get(made["id"]))
+    names = [column.name for column in reading.table.columns]
+    rows = [json.loads(line) for line in lines]
+    cursors = [row.pop("cursor") for row in rows]
+    assert rows == [dict(zip(names, row, strict=True)) for row in reading]
+    after = api.get(path, form="rows", after=cursors[2], limit=2).raw.splitlines()
+    assert after == lines[3:5]
 
 
 def test_what_a_table_has_not_is_refused(

@@ -4,6 +4,7 @@ written as workers write them."""
 from __future__ import annotations
 
 import asyncio
+import html
 import http.client
 import json
 import urllib.error
@@ -31,6 +32,7 @@ from penstock_ledger import (
     BatchFailure,
     BatchTrouble,
     Database,
+    DeadLetter,
     ItemKey,
     JobState,
     JobStore,
@@ -390,6 +392,38 @@ def test_dead_letters_are_listed_shown_and_replayed(
     earlier = api.get(f"{job}/dead-letters", generation=1).json["data"]
     assert len(earlier) == 5
     assert api.post(f"{job}/replay", {"reason": "timeout"}).json["code"] == "nothing_to_replay"
+
+
+def test_words_of_a_provider_are_shown_as_they_came(
+    api: Client, settings: GatewaySettings, db: Database
+) -> None:
+    """They may name flags and commands, of Penstock even: no door rewrites them, and what to do
+    beside them is in the words of the door."""
+    said = "HTTP 400: see `penstock resume x --budget-usd 7`, or give <b>--max-tokens</b> (--model)"
+    job_id = submitted(api, settings)["id"]
+    key = ItemKey(job_id, 1, "d1")
+    letter = DeadLetter(key, "context_overflow", 1, 1, said, 400, b'{"model": "m"}', None)
+    OutcomeStore(db).settle([], [letter])
+    job = f"/v1/jobs/{job_id}/dead-letters"
+    assert api.get(job).json["data"][0]["last_error"] == said
+    assert api.get(f"{job}/d1").json["last_error"] == said
+    page = html.unescape(api.get(f"/ui/jobs/{job_id}/letter", doc="d1").raw.decode())
+    assert said in page
+    assert "name a model with a longer context (a replay with another model)" in page
+
+
+def test_an_answer_of_the_doors_names_fields(api: Client) -> None:
+    """What the command line says with a flag, a refusal of the same job says with the field."""
+    wrong = {**SPEC, "source": uploaded(api, b'{"name": "a", "text": "x"}\n')}
+    refused = api.post("/v1/jobs", wrong)
+    assert refused.status == 400
+    assert refused.json["detail"].startswith("too_many_bad_rows")
+    preview = api.post("/v1/jobs/preview", wrong).json
+    (row,) = preview["problems"]
+    assert row["fix"] == "name the id column (id_field); columns here: 'name', 'text'"
+    unnamed = {name: value for name, value in wrong.items() if name != "model"}
+    refused = api.post("/v1/jobs", unnamed)
+    assert (refused.status, refused.json["errors"][0]["fix"]) == (400, "name one (model)")
 
 
 def test_where_an_uploaded_file_lies_is_told_to_no_one(

@@ -213,7 +213,7 @@ def test_an_outcome_that_was_not_chosen_cannot_be_fetched(pipeline: Pipeline) ->
 def test_what_has_no_request_is_refused_with_its_fix(pipeline: Pipeline) -> None:
     """Results keep none, and a row that never parsed had none: more than max_bad_rows of them
     refuse the submit."""
-    with pytest.raises(TooManyBadRows, match=r"no_request.*--where status=dead"):
+    with pytest.raises(TooManyBadRows, match=r"no_request.*where=status=dead"):
         pipeline.over(AGAIN, "status=done")
     accepted = pipeline.over({**AGAIN, "max_bad_rows": 1}, "status=dead")
     assert accepted.total == 2

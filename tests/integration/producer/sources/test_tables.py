@@ -36,7 +36,7 @@ from penstock_producer.errors import (
 )
 from penstock_producer.feed.feeder import Feeder
 from penstock_producer.feed.leased_feed import open_feeder, republish
-from penstock_producer.reporting.feeders import feeders_line
+from penstock_producer.reporting.origin import feeders_line
 from penstock_producer.rows import FileSource
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources import BadRow, Document, open_source
@@ -273,7 +273,7 @@ def test_two_rows_with_one_key_refuse_the_source(
     home.fill([("a", "1"), ("b", "2"), ("b", "3")], "id text, text text")
     asking = spec(table="docs") if table else spec(query="SELECT * FROM docs")
     with pytest.raises(
-        SourceError, match=r"duplicate_key: .* two rows whose 'id' is 'b'; .*--id-field"
+        SourceError, match=r"duplicate_key: .* two rows whose 'id' is 'b'; .*id_field"
     ):
         survey(home.open(asking), asking)
 
@@ -815,7 +815,7 @@ def test_keys_that_find_no_rows_are_refused_with_the_query_that_makes_one(
 ) -> None:
     """Before any row is read."""
     duckdb.run("SELECT 1")
-    with pytest.raises(SourceError, match=rf"invalid_key: .*'id' {words}.*--query 'SELECT CAST"):
+    with pytest.raises(SourceError, match=rf"invalid_key: .*'id' {words}.*query=SELECT CAST"):
         duckdb.rows(spec(query=f"SELECT {key} AS id, 'a' AS text"))
 
 

@@ -96,7 +96,7 @@ def test_a_job_can_be_revoked_by_its_stamp(fleet: Fleet, client_app: Celery) -> 
         client_app.send_task(
             "penstock.item", (), kwargs, task_id=f"{job}:d", queue=QUEUE, headers=headers
         )
-    until(lambda: fleet.done() == {"kept:d"} and fleet.is_empty(), 20, worker.text)
+    until(lambda: fleet.done() == {"kept:d"} and fleet.is_empty(), 30, worker.text)
     assert set(fleet.runs()) == {"kept:d"}
 
 
@@ -134,7 +134,7 @@ def test_pickle_is_refused(fleet: Fleet) -> None:
     message["content-encoding"] = "binary"
     message["properties"]["body_encoding"] = "base64"
     fleet.server.client().lpush(QUEUE, json.dumps(message))
-    until(lambda: len(parked(fleet)) == 1, 20, worker.text)
+    until(lambda: len(parked(fleet)) == 1, 30, worker.text)
     until(fleet.is_empty)
     assert fleet.runs() == {}
 
@@ -181,8 +181,8 @@ def test_odd_messages_are_kept_and_harm_nobody(fleet: Fleet) -> None:
     for text in odd.values():
         fleet.server.client().lpush(QUEUE, text)
     tags = fleet.publish(5)
-    until(lambda: fleet.done() == set(tags), 20, worker.text)
-    until(fleet.is_empty, 20, worker.text)
+    until(lambda: fleet.done() == set(tags), 30, worker.text)
+    until(fleet.is_empty, 30, worker.text)
     kept = {text.decode() for text in parked(fleet)}
     assert [name for name, text in odd.items() if text not in kept] == []
     assert len(parked(fleet)) == len(odd)

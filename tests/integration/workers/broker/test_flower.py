@@ -169,7 +169,7 @@ def test_tasks_are_shown_in_their_states(watched: Watched) -> None:
     fleet.publish(5, first=200, outcome="retried")
     until(
         shown(flower, (0, {"SUCCESS": 40}), (100, {"FAILURE": 5}), (200, {"RETRY": 5})),
-        20,
+        30,
         flower.text,
     )
     tasks = flower.tasks()

@@ -182,7 +182,7 @@ def test_a_second_signal_ends_the_drain(fleet: Fleet, second: signal.Signals) ->
     fleet.publish(50)
     until(lambda: len(fleet.runs()) == 32)
     worker.send(signal.SIGTERM)
-    until(lambda: fleet.queued() == 18, 5, worker.text)
+    until(lambda: fleet.queued() == 18, 30, worker.text)
     worker.send(second)
     worker.process.wait(8)
     assert (fleet.queued(), fleet.held()) == (50, 0), worker.text()
@@ -209,7 +209,7 @@ def kill_connections(fleet: Fleet, worker: WorkerProcess, times: int) -> None:
         ran = len(fleet.runs())
         client.client_kill_filter(_type="normal", skipme=True)
         client.client_kill_filter(_type="pubsub", skipme=True)
-        until(partial(_has_run, fleet, worker, ran + 1), 20, worker.text)
+        until(partial(_has_run, fleet, worker, ran + 1), 30, worker.text)
 
 
 def test_lost_connections_cost_nothing(fleet: Fleet) -> None:
@@ -219,7 +219,7 @@ def test_lost_connections_cost_nothing(fleet: Fleet) -> None:
     tags = fleet.publish(600)
     kill_connections(fleet, worker, times=6)
     until(lambda: fleet.done() == set(tags), 60, worker.text)
-    until(fleet.is_empty, 20, worker.text)
+    until(fleet.is_empty, 30, worker.text)
     assert fleet.runs() == dict.fromkeys(tags, 1)
 
 
@@ -246,7 +246,7 @@ def test_work_resumes_after_the_broker_was_killed(own_redis: RedisServer, tmp_pa
         time.sleep(2)
         own_redis.restart()
         until(lambda: fleet.done() == set(tags), 60, worker.text)
-        until(fleet.is_empty, 20, worker.text)
+        until(fleet.is_empty, 30, worker.text)
         assert sum(fleet.runs().values()) < 400
 
 
@@ -260,7 +260,7 @@ def test_a_restarted_redis_without_scripts_is_served(
         until(lambda: len(fleet.done()) == 10)
         own_redis.client().script_flush()
         fleet.publish(10, first=10)
-        until(lambda: len(fleet.done()) == 20, 10, worker.text)
+        until(lambda: len(fleet.done()) == 20, 30, worker.text)
         until(fleet.is_empty)
 
 

@@ -259,7 +259,7 @@ def test_what_could_never_notify_is_refused_when_it_is_added(notified: Notified)
     with pytest.raises(ScheduleError, match="give new_files"):
         notified.add("other", events="webhook")
     notified.add("other")
-    with pytest.raises(ScheduleError, match="--events webhook"):
+    with pytest.raises(ScheduleError, match="events=webhook"):
         notified.schedules.notify("other", notified.body("a"))
     with pytest.raises(ScheduleNotFound):
         notified.schedules.notify("absent", notified.body("a"))

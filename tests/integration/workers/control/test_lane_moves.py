@@ -55,10 +55,10 @@ from penstock_producer.feed.queues import queue_name
 from penstock_producer.feed.wire import item_tag
 from penstock_producer.rows import Document
 from penstock_producer.sources.readers.jsonl import JsonlSource
+from penstock_workers.control import leaving
 from penstock_workers.control.feeds.specs import Specs
 from penstock_workers.control.lanes.facts import LaneFacts
 from penstock_workers.control.loop import Control
-from penstock_workers.control.moves import leaving
 from penstock_workers.heartbeat import KNOWS_MOVES
 from penstock_workers.item.attempt import Item, Settled
 from penstock_workers.item.outcome import Skipped

@@ -164,7 +164,7 @@ def test_no_more_than_the_first_hundred_is_fed_before_they_are_seen(
 
 
 def test_what_stands_still_does_not_hold_up_the_first_hundred(house: House) -> None:
-    """Documents that nobody can answer leave room for others after a minute, as in a file whose
+    """Documents that no worker can answer leave room for others after a minute, as in a file whose
     first lines name a model that no worker has."""
     now = 0.0
     first = FirstHundred(house.hot, clock=lambda: now)

@@ -222,7 +222,7 @@ def test_what_could_never_work_is_refused_when_it_is_added(drafts: Drafts) -> No
         drafts.over(schedule="absent")
     with pytest.raises(ScheduleError, match="its own outcomes"):
         drafts.over(name="again", schedule="again")
-    with pytest.raises(ScheduleError, match="--from-schedule nightly"):
+    with pytest.raises(ScheduleError, match="from_schedule=nightly"):
         drafts.over(schedule=None, job="nightly")
     with pytest.raises(ScheduleError, match="and not both"):
         drafts.over(job="first")

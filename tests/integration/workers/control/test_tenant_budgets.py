@@ -471,7 +471,7 @@ def test_a_larger_budget_resumes_what_a_release_before_has_paused_and_no_persons
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The words of both are alike; who has paused the job is data."""
-    # how long jobs that nobody leads are not looked at
+    # how long jobs without a leader are not looked at
     monkeypatch.setattr(loop, "ASIDE_S", 0.0)
     budget(house.database, "shop", 0.05)
     ours, hers = (house.submit(2, name, tenant="shop") for name in ("ours", "hers"))

@@ -134,7 +134,7 @@ async def test_an_answer_without_usable_vectors_is_none(answer: bytes) -> None:
 
 async def test_while_the_server_is_away_nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is lost with it costs no attempt; others wait until its model is loaded again."""
-    monkeypatch.setattr(module, "ASK_AGAIN_S", 0.05)
+    monkeypatch.setattr("penstock_workers.lanes.loading.ASK_AGAIN_S", 0.05)
     server = Tei()
     async with server.served() as url, lane(url) as one:
         admission = WhileUp(one.is_up, one.up)

@@ -13,7 +13,6 @@ from aiohttp import web
 
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.lane import Request
-from penstock_workers.lanes.gpu import sidecar
 from penstock_workers.lanes.gpu.sidecar import SidecarLane
 from penstock_workers.settings import WorkerSettings
 
@@ -120,7 +119,7 @@ async def test_all_items_of_a_death_share_one_look_and_no_item_enters_before_the
 ) -> None:
     """A server with a full engine is not asked by each item, and one that lists its model while its
     engine is dead is not up."""
-    monkeypatch.setattr(sidecar, "ASK_AGAIN_S", 0.01)
+    monkeypatch.setattr("penstock_workers.lanes.loading.ASK_AGAIN_S", 0.01)
     server = Server()
     async with server.lane() as lane:
         server.answer, server.healthy, server.at_once = DEAD, False, 60

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock_cli.errors import UsageProblem
-from penstock_cli.job.given import GivenJob
+from penstock_cli.job.given import GivenJob, parse_pairs
 from penstock_cli.job.jobspec import (
     default_job_key,
     job_spec,
@@ -19,7 +19,6 @@ from penstock_cli.job.jobspec import (
     with_provider,
 )
 from penstock_cli.job.options import ProviderFlags
-from penstock_cli.job.pairs import parse_pairs
 from penstock_cli.main import command_line
 from penstock_workers.lanes.embed.settings import EmbedSettings
 from penstock_workers.lanes.gpu.settings import GpuSettings

@@ -221,7 +221,7 @@ def test_ports_that_run_out_are_found_before_the_start() -> None:
 def test_flags_of_one_worker_are_read_as_they_were_given() -> None:
     """What a worker is started with means the same as on the line that starts it, texts that look
     like numbers included."""
-    from penstock_cli.job.pairs import parse_pairs
+    from penstock_cli.job.given import parse_pairs
 
     given = parse_pairs(
         "--engine", ["max_model_len=8k", 'quantization="8"', "tensor_parallel_size=2", "x=[1]"]

@@ -51,7 +51,7 @@ def test_a_wrong_address_is_told_at_the_end_of_a_small_job(ended: tuple[Producer
     producer._outcomes.settle([], [died(job, doc_id) for doc_id in "abc"])
     told = CliRunner().invoke(command_line(), ["report", "tickets"]).output
     assert "all 3 documents failed alike (404, not_found): HTTP 404: no such route" in told
-    assert "check --base-url of provider default, the endpoint and the model\n" in told
+    assert "check --base-url (providers.default.base_url), the endpoint and the model\n" in told
     assert "send them again:  penstock dlq replay tickets\n" in told
 
 
@@ -63,7 +63,7 @@ def test_status_of_an_ended_job_says_so_too(ended: tuple[Producer, Job]) -> None
     producer._jobs.set_state(job.job_id, JobState.COMPLETED, expect={JobState.RUNNING})
     told = CliRunner().invoke(command_line(), ["status", "tickets"]).output
     assert "all 3 documents failed alike (404, not_found)" in told
-    assert "check --base-url of provider default" in told
+    assert "check --base-url (providers.default.base_url)" in told
     assert "list them:  penstock dlq list tickets\n" in told
 
 
@@ -75,7 +75,7 @@ def test_the_run_names_its_address_and_its_command(ended: tuple[Producer, Job]) 
     told = advice(
         ledger, job, report(producer, job), url="http://h/v2", again="penstock run in.jsonl"
     )
-    assert "(providers.default.base_url is http://h/v2)" in told[1]
+    assert "--base-url (providers.default.base_url) (now http://h/v2)" in told[1]
     assert told[2].endswith("penstock dlq replay tickets")
     assert told[3].endswith("corrected:  penstock run in.jsonl")
 
@@ -103,7 +103,7 @@ def test_another_common_cause_is_quoted(ended: tuple[Producer, Job]) -> None:
     told = advice(Books(producer._database, None, None), job, report(producer, job))
     assert told == [
         "all 3 documents failed alike (404, hook_failed): mine:f: ValueError: no column",
-        "correct the job's hook, restart the workers, then replay them (penstock dlq replay)",
+        "correct the job's hook, restart the workers, then send them again by `penstock dlq replay`",
     ]
 
 

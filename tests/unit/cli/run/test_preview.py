@@ -152,7 +152,7 @@ def test_what_requests_say_of_their_answers_is_shown(folder: Path) -> None:
     ) in done.output
     without = CliRunner().invoke(command_line(), [*typed, "--response-format", "none"]).output
     assert (
-        "requests get no response_format from the job (--response-format none); answers are checked"
+        "requests get no response_format from the job (response_format is none); answers are checked"
         in without
     )
     loose = CliRunner().invoke(command_line(), [*typed, "--response-format", "json_object"]).output

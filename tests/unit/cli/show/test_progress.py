@@ -176,7 +176,7 @@ def test_a_full_disk_is_known_by_each_of_its_errors(error: Exception, full: bool
 
 
 def test_only_a_job_that_waits_for_room_goes_on_when_there_is_some() -> None:
-    """Whoever has paused it meanwhile, whatever they wrote, has paused it."""
+    """A person may have paused it meanwhile, with any words."""
     full = "disk_full: the disk of the server has 1.0 MB left"
 
     def paused(why: Reason | None) -> Job:

@@ -281,12 +281,14 @@ def test_base_urls_are_taken_with_and_without_their_version(base: str) -> None:
 
 
 def test_jobs_ask_a_provider_for_what_its_kind_answers() -> None:
-    """Anthropic's takes Messages and no chat; the refusal says which flag helps."""
+    """Anthropic's takes Messages and no chat; the refusal says what it takes."""
     made = ProducerSettings(
         providers={"claude": {"kind": "anthropic"}, "other": {"endpoints": ["/v1/messages"]}}  # type: ignore[dict-item]
     )
     assert made.refused_endpoint("claude", "/v1/messages") is None
-    assert "--api anthropic" in (made.refused_endpoint("claude", "/v1/chat/completions") or "")
+    assert "jobs on: /v1/messages; use one of them (endpoint)" in (
+        made.refused_endpoint("claude", "/v1/chat/completions") or ""
+    )
     assert made.refused_endpoint("other", "/v1/messages") is None
     assert 'providers.unknown.kind = "anthropic"' in (
         made.refused_endpoint("unknown", "/v1/messages") or ""
@@ -341,7 +343,9 @@ def test_gemini_is_asked_by_its_own_api_in_real_time(monkeypatch: pytest.MonkeyP
     )
     made = ProducerSettings(providers={"google": {"kind": "gemini"}})  # type: ignore[dict-item]
     assert made.refused_endpoint("google", GENERATE) is None
-    assert "--api gemini" in (made.refused_endpoint("google", "/v1/chat/completions") or "")
+    assert "provider google of kind gemini answers" in (
+        made.refused_endpoint("google", "/v1/chat/completions") or ""
+    )
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_what_the_job_says_itself_counts() -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"response_format": "none"}, "--response-format none"),
+        ({"response_format": "none"}, "response_format is none"),
         ({"endpoint": "/v1/completions"}, "/v1/completions have no field for it"),
         ({"response_schema": {"type": "array"}}, "schemas of objects only"),
     ],

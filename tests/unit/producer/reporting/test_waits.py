@@ -57,7 +57,7 @@ MOVE = LaneMove("j1", 1, NOW, "batch", "api", "by_hand", "", {})
 WAITS = {
     "no_worker": (
         standing(workers=[worker("gpu"), worker(seconds_ago=30)]),
-        "no worker serves lane api: start one with  penstock worker --lane api",
+        "no worker serves lane api: start one with `penstock worker`",
     ),
     "no_model": (
         hosted(job=replace(JOB, spec={"lane": "gpu", "model": "large"})),
@@ -86,7 +86,7 @@ WAITS = {
     "no_leader": (
         standing(is_led=False),
         "no control process leads this job: nothing of it is fed, tried again or completed; start "
-        "one with  penstock control",
+        "one with `penstock control`",
     ),
     "redis_full": (
         standing(memory=Memory(80_000_000, 100_000_000, "noeviction")),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_producer.errors import SourceError, SpecError
@@ -257,7 +257,6 @@ def test_the_other_form_is_named_at_the_first_row(
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=300)
 def test_no_bytes_crash_the_reader(
     tmp_path_factory: pytest.TempPathFactory, content: bytes
 ) -> None:
@@ -275,7 +274,6 @@ def test_no_bytes_crash_the_reader(
         st.none() | st.booleans() | st.floats() | st.integers() | st.text(), st.lists, max_leaves=20
     )
 )
-@settings(max_examples=300)
 def test_what_is_accepted_is_kept(tmp_path_factory: pytest.TempPathFactory, value: Any) -> None:
     """A body that is accepted comes out equal; nothing is rounded, cut or lost."""
     path = tmp_path_factory.mktemp("keep") / "in.jsonl"

@@ -125,10 +125,10 @@ def test_files_of_a_registered_format_are_rows_of_a_folder(tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("toy")
 def test_a_registered_format_is_refused_where_it_is_not_meant(tmp_path: Path) -> None:
-    """As JSON Lines or CSV it is refused by its first bytes, with the ending and the flag that read
+    """As JSON Lines or CSV it is refused by its first bytes, with the ending and the format that read
     it; remote doors refuse it until a setting allows it."""
     for name in ("rows.jsonl", "rows.csv"):
-        with pytest.raises(SourceError, match=r"is Toy, not .*end in \.toy, or give --format toy"):
+        with pytest.raises(SourceError, match=r"is Toy, not .*end in \.toy, or give format=toy"):
             survey(open_source(write(tmp_path, name), SPEC), SPEC)
     assert "toy" not in SAFE_FORMATS
     assert DoorSettings(formats=("toy",)).formats == ("toy",)

@@ -141,7 +141,7 @@ def test_latin1_bytes_are_named_with_their_offset(tmp_path: Path) -> None:
     [
         (b"\x1f\x8b\x08", "let its name end in .gz"),
         (b"\x28\xb5\x2f\xfd", "let its name end in .zst"),
-        (b"PAR1", "let its name end in .parquet, or give --format parquet"),
+        (b"PAR1", "let its name end in .parquet, or give format=parquet"),
         (b"BZh9", "convert it: bzip2 -dc < .*in.jsonl > .*in-converted.jsonl"),
         (b"PK\x03\x04", "convert it: unzip -p .*in-converted.jsonl"),
     ],

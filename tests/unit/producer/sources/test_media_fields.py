@@ -389,7 +389,7 @@ def test_sounds_in_columns_go_into_the_request(folder: Path) -> None:
         ),
         ({"bytes": b"", "path": None}, "media_invalid", "neither text nor bytes"),
         ({"bytes": None, "path": "../outside/secret.png"}, "media_forbidden", "Files may lie in"),
-        (None, "missing_field", "is empty in"),
+        (None, "missing_field", "is null in"),
     ],
     ids=["text", "large", "empty", "outside", "null"],
 )
@@ -422,7 +422,7 @@ def test_a_prompt_has_texts_beside_the_images(folder: Path) -> None:
     assert "leave it out of the prompt" in bad.fix
     (bad,) = of_table(folder, "parquet", [PNG], JobSpec(model="m", prompt="{image}"))
     assert isinstance(bad, BadRow)
-    assert "--image-field" in bad.fix
+    assert "image_fields" in bad.fix
 
 
 def test_rows_with_large_images_are_decoded_a_few_at_a_time(

@@ -148,11 +148,11 @@ def test_a_database_says_which_package_it_needs(url: str, words: str) -> None:
 def test_what_to_read_has_to_be_said(tmp_path: Path) -> None:
     """A database needs a table or a query, neither fits a file, and a format fits no table."""
     plain = JobSpec(prompt="{text}", model="m")
-    with pytest.raises(SourceError, match="say what to read of it: --table NAME"):
+    with pytest.raises(SourceError, match="say what to read of it: table=NAME"):
         open_source("sqlite:///a.db", plain)
-    with pytest.raises(SourceError, match="is no database, and --table and --query read one"):
+    with pytest.raises(SourceError, match="is no database, and table and query read one"):
         open_source(tmp_path / "in.jsonl", SPEC)
-    with pytest.raises(SourceError, match="leave --format and --encoding out"):
+    with pytest.raises(SourceError, match="leave format and encoding out"):
         open_source("sqlite:///a.db", SPEC.model_copy(update={"format": "csv"}))
     with pytest.raises(SourceError, match="is no SELECT"):
         open_source("sqlite:///a.db", plain.model_copy(update={"query": " ; "}))

@@ -37,7 +37,8 @@ def rows(count: int, size: int = 0) -> list[bytes]:
     """Rows whose texts do not compress."""
     noise = random.Random(5)
     return [
-        json.dumps({"id": f"d{number}", "text": noise.randbytes(size // 2).hex()}).encode() + b"\n"
+        json.dumps({"id": f"d{number}", "text": f"t{noise.randbytes(size // 2).hex()}"}).encode()
+        + b"\n"
         for number in range(count)
     ]
 

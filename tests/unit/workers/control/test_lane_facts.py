@@ -14,6 +14,7 @@ from penstock_producer.accepting.estimates import Estimate
 from penstock_producer.accepting.new_jobs import digest_of
 from penstock_producer.job.provider_facts import ProviderFacts
 from penstock_producer.prices.token_prices import ModelPrices
+from penstock_producer.reporting.advice import on_terminal
 from penstock_workers.control.lanes import speeds, troubles
 from penstock_workers.control.lanes.forecast import Known, forecast, late
 from penstock_workers.control.lanes.measured import Measured, Rate
@@ -181,7 +182,7 @@ def test_a_submit_says_what_would_meet_the_deadline() -> None:
     assert (
         ", 2 h after it (as one batch took); what would meet it: --lane auto --lanes batch,api, "
         "which costs about 2.00 USD"
-    ) in said
+    ) in on_terminal(said)
     assert said.endswith(", or a deadline of 5 h or more")
     assert late(spec(lane="auto", deadline_s=2 * H), guess, 10_000, known, rules, NOW) is None
     assert late(spec(lane="batch", deadline_s=6 * H), guess, 10_000, known, rules, NOW) is None

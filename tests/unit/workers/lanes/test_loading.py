@@ -115,16 +115,19 @@ async def test_it_is_silent_before_and_after(
     assert watch.gauges() == {}
 
 
-def test_a_server_that_has_no_model_yet_is_shown_without_its_password() -> None:
+async def test_a_server_that_has_no_model_yet_is_shown_without_its_password() -> None:
     """What the worker waits for and for how long, until the wait is over; never who it logs in
     as."""
     now = [5.0]
     wait = ServerWait("http://me:secret@engine:8000/v1", clock=lambda: now[0])
     assert wait.gauges() == {}
-    wait.begin()
-    now[0] = 47.0
-    assert wait.gauges() == {"loading": "waiting for the model of engine:8000, for 42 s"}
-    wait.end()
+
+    async def look() -> str:
+        now[0] = 47.0
+        assert wait.gauges() == {"loading": "waiting for the model of engine:8000, for 42 s"}
+        return "tiny"
+
+    assert await wait.model(look, 60.0, "gpu") == "tiny"
     assert wait.gauges() == {}
 
 

@@ -84,8 +84,8 @@ class Balance:
 def _too_many(job: Job, found: int) -> Reason:
     detail = (
         f"{found} outcomes for {job.total} documents: something other than this "
-        "job's feed has put items into its queue. What is stored stays readable (`penstock "
-        "results`); find out who can write to Redis or RabbitMQ, then submit the source again "
+        "job's feed has put items into its queue. What is stored stays readable; find "
+        "out who can write to Redis or RabbitMQ, then submit the source again "
         "under another key"
     )
     return Reason(Code.TOO_MANY_OUTCOMES, By.CONTROL, {"detail": detail})
@@ -94,8 +94,8 @@ def _too_many(job: Job, found: int) -> Reason:
 def _too_few(job: Job, found: int) -> Reason:
     detail = (
         f"everything was read {REWINDS_MAX + 1} times and only {found} of "
-        f"{job.total} documents have an outcome. `penstock resume` reads it again, `penstock "
-        "cancel` writes off what is missing; please report this with the log of the control loop"
+        f"{job.total} documents have an outcome. To resume the job reads it again, to "
+        "cancel it writes off what is missing; please report this with the log of the control loop"
     )
     return Reason(Code.TOO_FEW_OUTCOMES, By.CONTROL, {"detail": detail})
 

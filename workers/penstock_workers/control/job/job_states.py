@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from penstock_ledger import JobStore, RedisLedger
 from penstock_ledger.model import Job, JobState
 from penstock_ledger.reasons import Reason
+from penstock_producer.errors import SourceError, SourceUnavailable
+from penstock_workers.errors import stop_reason
 
 
 class JobStates:
@@ -22,3 +27,13 @@ class JobStates:
         if moved:
             self._hot.set_job_state(job.job_id, to)
         return moved
+
+    @contextlib.contextmanager
+    def of_source(self, job: Job) -> Iterator[None]:
+        """Pause or fail a job whose source cannot be read in the block."""
+        try:
+            yield
+        except SourceUnavailable as error:
+            self.move(job, JobState.PAUSED, stop_reason(error))
+        except SourceError as error:
+            self.move(job, JobState.FAILED, stop_reason(error))

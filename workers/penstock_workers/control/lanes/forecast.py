@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
+from penstock_ledger.texts import SetOption, Text
 from penstock_producer.accepting.estimates import Estimate
 from penstock_producer.job.lanes import AUTO, LANES, can_answer, has_own_model, packs
 from penstock_producer.job.spec import JobSpec
@@ -91,9 +92,11 @@ def late(
     ]
     if ends_s:
         fixes.append(f"a deadline of {lasting(min(ends_s))} or more")
-    meets = f"; what would meet it: {', or '.join(fixes)}" if fixes else ""
+    meets = ("; what would meet it: ", Text(", or ").join(fixes)) if fixes else ()
     at = clock(now + spec.deadline_s, now)
-    return f"no lane of this job is expected to meet its deadline at {at}: {'; '.join(said)}{meets}"
+    return Text(
+        f"no lane of this job is expected to meet its deadline at {at}: {'; '.join(said)}", *meets
+    )
 
 
 def _lane(
@@ -137,4 +140,5 @@ def _in_time(one: LaneNow, documents: int, spec: JobSpec) -> str:
     cost = (
         "" if one.usd_each is None else f", which costs about {dollars(one.usd_each * documents)}"
     )
-    return f"--lane {AUTO} --lanes {','.join((*spec.permitted_lanes, one.lane))}{cost}"
+    lanes = ",".join((*spec.permitted_lanes, one.lane))
+    return Text(SetOption("lane", AUTO), " ", SetOption("lanes", lanes), cost)

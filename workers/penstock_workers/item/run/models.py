@@ -118,7 +118,7 @@ def _strange(queue: str) -> Reason:
 def _several(serving: Serving) -> Reason:
     detail = (
         f"the job names no model, and workers of lane {serving.lane} serve several: "
-        f"{serving.in_words()}. Cancel it and submit it again with one of them (--model); "
-        "`penstock resume` goes on once only one of them is served"
+        f"{serving.in_words()}. Cancel it and submit it again with one of them as its "
+        "model; resumed, it goes on once only one of them is served"
     )
     return Reason(Code.MODEL_UNCLEAR, By.CONTROL, {"detail": detail})

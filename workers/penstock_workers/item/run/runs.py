@@ -28,8 +28,9 @@ from dataclasses import replace
 from typing import Final
 
 from penstock_ledger import Cause
-from penstock_ledger.log_lines import one_line
 from penstock_ledger.reasons import By, Code, Reason
+from penstock_ledger.redaction import one_line
+from penstock_ledger.texts import SetOption, SetSetting, Text
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure, Reply, TurnedAway, refuses_format
 from penstock_workers.item.outcome import Parked
@@ -317,10 +318,11 @@ def _alike(run: Run, attempt: Attempt, failure: Failure) -> Reason:
 
 def other_format(provider: str) -> str:
     """Return what to do where a provider refuses a job's `response_format`."""
-    return (
+    return Text(
         f"provider {provider} refuses the response_format of the job's requests: submit the "
-        "documents as a new job with --response-format json_object or none, and say in the prompt "
-        "which JSON is wanted"
+        "documents as a new job with ",
+        SetOption("response_format", "json_object"),
+        " or none, and say in the prompt which JSON is wanted",
     )
 
 
@@ -334,5 +336,6 @@ def to_check(failure: str, provider: str, url: str | None) -> str:
             f"the key may not use this model or project, or a firewall is in between ({at}): "
             "change either"
         )
-    at = f"of provider {provider}" if url is None else f"(providers.{provider}.base_url is {url})"
-    return f"check --base-url {at}, the endpoint and the model"
+    at = "" if url is None else f" (now {url})"
+    setting = SetSetting(f"providers.{provider}.base_url")
+    return Text("check ", setting, f"{at}, the endpoint and the model")

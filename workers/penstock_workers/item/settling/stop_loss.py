@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from penstock_ledger import JobStore, Lately, RedisLedger, storable
-from penstock_ledger.log_lines import one_line
 from penstock_ledger.model import Job, JobState
 from penstock_ledger.reasons import (
     ACCEPTED_NOTHING,
@@ -25,7 +24,7 @@ from penstock_ledger.reasons import (
     StopCode,
     explain,
 )
-from penstock_ledger.redaction import redact
+from penstock_ledger.redaction import one_line, redact
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.reporting.reasons import FIRST
 from penstock_workers.item.attempt import Attempt, Settled

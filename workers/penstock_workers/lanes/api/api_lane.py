@@ -1,14 +1,20 @@
 """The `api` lane: real-time calls to a provider over HTTP, bodies passed through untouched.
 
 No SDK and no retry in here: every send is one `infer`, so the quota sees each of them.
+
+In a request of Gemini the model stands in the path, and not in the body.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from typing import Final
 
-from penstock_producer.job.endpoints import GENERATE
+import msgspec
+from msgspec.structs import replace
+
+from penstock_producer.job.endpoints import GENERATE, generate_path
 from penstock_workers.http import (
     AnswerTooLarge,
     CertificateRefused,
@@ -24,9 +30,10 @@ from penstock_workers.http import (
 )
 from penstock_workers.item.answer import Answer, AnswerMemory, NoAnswer, Room, Tried, kept
 from penstock_workers.item.lane import Prepared, Request
-from penstock_workers.lanes.api.gemini_request import generating
 from penstock_workers.provider_calls import address, headers_of
 from penstock_workers.settings import ANSWER_MEMORY_BYTES, MAX_ANSWER_BYTES, ProviderSettings
+
+_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])  # so that what is in them is not read
 
 # a server that does not even accept in this time is down, whatever the item's own deadline
 CONNECT_TIMEOUT_S = 10.0
@@ -38,6 +45,21 @@ CERTIFICATE_FIX = (
     "this machine does not trust the server's certificate: give workers the file of its authority "
     "in SSL_CERT_FILE, or correct the address"
 )
+
+
+def generating(request: Request) -> Request:
+    """Return the request with the model in its path; raise UnusableRequest."""
+    try:
+        fields = _fields.decode(request.body)
+        model = msgspec.json.decode(fields.pop("model", b"null"))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UnusableRequest(f"the request is not a JSON object: {error}") from error
+    path = generate_path(model)
+    if path is None:
+        raise UnusableRequest(
+            'the request names no model of Gemini: write "model": "gemini-2.5-flash", say'
+        )
+    return replace(request, endpoint=path, body=msgspec.json.encode(fields))
 
 
 class ApiLane:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from penstock_ledger.log_lines import one_line
+from penstock_ledger.redaction import one_line
 from penstock_workers.errors import MissingApiKey, PlainHttp
 from penstock_workers.lanes.row import LaneFinding, LaneRow
 from penstock_workers.provider_calls import address, headers_of

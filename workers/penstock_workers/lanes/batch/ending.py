@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from typing import Final
@@ -10,7 +11,7 @@ from uuid import uuid4
 from penstock_ledger import BatchFailure, BatchLost, JobState
 from penstock_ledger.reasons import By, Code, Reason
 from penstock_workers.item.attempt import JobView
-from penstock_workers.lanes.batch.answers import Collected, Parting
+from penstock_workers.lanes.batch.answers import Collected, Collector, Parting
 from penstock_workers.lanes.batch.apis.provider import (
     TOKEN_CAP_CODES,
     AnswersMissing,
@@ -22,6 +23,7 @@ from penstock_workers.lanes.batch.apis.provider import (
 from penstock_workers.lanes.batch.jobs import Standing
 from penstock_workers.lanes.batch.led_batch import LedBatch, counts_of
 from penstock_workers.lanes.batch.packed import PackedBatch
+from penstock_workers.lanes.batch.settings import BatchSettings
 from penstock_workers.lanes.batch.troubles import Troubles
 
 log = logging.getLogger(__name__)
@@ -38,8 +40,16 @@ LOST: Final = BatchFailure("batch_lost")
 class Ending:
     """The steps of a batch that its provider has finished with."""
 
-    def __init__(self, led: LedBatch, troubles: Troubles) -> None:
-        self._led, self._troubles = led, troubles
+    def __init__(
+        self,
+        led: LedBatch,
+        troubles: Troubles,
+        settings: BatchSettings,
+        collector: Collector,
+        collecting: asyncio.Semaphore,
+    ) -> None:
+        self._led, self._troubles, self._settings = led, troubles, settings
+        self._collector, self._collecting = collector, collecting
         self._is_all_answered = False  # as far as this process has seen
         self._is_seen = self._has_outputs = False  # at the look of this reading
         # in a row that the provider failed it because the account had no room for its tokens
@@ -47,7 +57,7 @@ class Ending:
 
     async def collect(self) -> None:
         try:
-            async with self._led.around.collecting:
+            async with self._collecting:
                 full = await self._read()
         # what was read of its outputs until then is settled
         except (BatchGone, AnswersMissing) as error:
@@ -62,7 +72,7 @@ class Ending:
         if await self._has_unanswered():
             view, packed = await led.view(), await led.files()
             if view is not None:
-                await led.around.collector.unanswered(batch, view, packed, batch.failure or LOST)
+                await self._collector.unanswered(batch, view, packed, batch.failure or LOST)
         if not batch.unread:  # else a person may still fetch what this program could not
             await led.delete()
         led.hit("batch_before_settled")
@@ -119,7 +129,7 @@ class Ending:
 
         collected = Collected()
         try:
-            await led.around.collector.answers(
+            await self._collector.answers(
                 led.batch, view, packed, led.provider, seen, parting, collected
             )
         except BatchError:
@@ -149,7 +159,7 @@ class Ending:
         if any(getattr(led.batch, name) != value for name, value in counts.items()):
             await led.write(**counts)
         if not seen.ended:
-            if time.time() - (led.batch.ended_at or 0.0) <= led.around.settings.batch.stuck_after_s:
+            if time.time() - (led.batch.ended_at or 0.0) <= self._settings.stuck_after_s:
                 raise TryLater(None, f"the provider shows it as {seen.status} again")
         elif not seen.outputs and seen.counts is not None and seen.counts.succeeded:
             raise _missing(seen, Collected())
@@ -165,7 +175,7 @@ class Ending:
         names one bad line at a time, or none, costs no more rounds than a batch can be halved.
         """
         led, batch = self._led, self._led.batch
-        at_fault = await led.around.collector.refused(batch, view, packed, seen.problems)
+        at_fault = await self._collector.refused(batch, view, packed, seen.problems)
         first = seen.problems[0]
         words = f"{first.code}: {first.message}"
         log.warning(
@@ -178,7 +188,7 @@ class Ending:
             batch.requests,
         )
         await led.collected(BatchFailure(Code.BATCH_REFUSED, words))
-        failed_in_a_row = led.around.store.failed_in_a_row
+        failed_in_a_row = led.journal.store.failed_in_a_row
         if not at_fault and await led.in_thread(
             failed_in_a_row, batch.job_id, REFUSED_MAX, Code.BATCH_REFUSED
         ):
@@ -188,24 +198,26 @@ class Ending:
                 "resume the job, which tries smaller batches"
             )
             reason = Reason(Code.BATCH_REFUSED, By.LANE, {"detail": detail})
-            await led.around.jobs.stop(batch.job_id, JobState.PAUSED, reason)
+            await led.jobs.stop(batch.job_id, JobState.PAUSED, reason)
 
     async def _again(self, seen: BatchSeen) -> None:
         """Let the same documents wait as another batch, since this one found no room."""
         led = self._led
         tag, why = uuid4().hex, f"{seen.problems[0].code}: {seen.problems[0].message}"
         if self._times_full >= FULL_TRIES and not await led.in_thread(
-            led.around.store.tokens_beside, led.batch
+            led.journal.store.tokens_beside, led.batch
         ):
             await self._give_up_size(why)
             return
         await led.delete(unasked=True)  # each try uploads a file, and no batch was made of this one
         led.tags.add(tag)
-        fresh = await led.in_thread(led.around.store.replace, led.batch, led.around.owner, tag, why)
+        fresh = await led.in_thread(
+            led.journal.store.replace, led.batch, led.journal.owner, tag, why
+        )
         if fresh is None:
             raise BatchLost(led.batch.tag)
         await led.unreserve()
-        await led.in_thread(led.around.folder.rename, led.batch.tag, tag)
+        await led.in_thread(led.packing.rename, led.batch.tag, tag)
         led.batch, led.tags = fresh, {tag}
         await led.write(why=why)
         self._times_full += 1
@@ -223,7 +235,7 @@ class Ending:
             "the worker again, and resume the job"
         )
         reason = Reason(Code.BATCH_REFUSED, By.LANE, {"detail": detail})
-        await led.around.jobs.stop(batch.job_id, JobState.PAUSED, reason)
+        await led.jobs.stop(batch.job_id, JobState.PAUSED, reason)
         await led.delete(unasked=True)
         await led.collected(BatchFailure(Code.BATCH_REFUSED, why))
 

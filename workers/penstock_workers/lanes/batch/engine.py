@@ -48,11 +48,14 @@ from penstock_workers.item.settling.tally import OutcomeTally
 from penstock_workers.lanes.batch.answers import Collector, Judge
 from penstock_workers.lanes.batch.apis import open_batches
 from penstock_workers.lanes.batch.apis.provider import BatchProvider
+from penstock_workers.lanes.batch.job_packing import JobPacking
 from penstock_workers.lanes.batch.jobs import Jobs, Reservations
-from penstock_workers.lanes.batch.leader import Leader
-from penstock_workers.lanes.batch.led_batch import Surroundings
+from penstock_workers.lanes.batch.journeys import Journeys
+from penstock_workers.lanes.batch.leader import Leader, Looks
+from penstock_workers.lanes.batch.led_batch import Journal
 from penstock_workers.lanes.batch.packed import PackedFolder
 from penstock_workers.lanes.batch.packer import Packer
+from penstock_workers.lanes.batch.packing import Packing
 from penstock_workers.lanes.batch.records import BatchRecords, NoQueue
 from penstock_workers.lanes.row import Beside, StartBeside
 from penstock_workers.metrics import catalogue
@@ -84,9 +87,6 @@ def _is_glibc() -> bool:
 
 log = logging.getLogger(__name__)
 
-COLLECTED_AT_ONCE: Final = 2  # batches whose ids are held in memory
-UPLOADED_AT_ONCE: Final = 2
-
 
 class BatchEngine:
     """Implements ``ItemEngine``."""
@@ -105,6 +105,7 @@ class BatchEngine:
         self._bridge: Bridge | None = None
         self._control: Beside | None = None
         self._leader: Leader | None = None
+        self._journeys: Journeys | None = None
         self._settler: Settler | None = None
         self._code: JobCode | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -112,12 +113,17 @@ class BatchEngine:
     async def start(self, bridge: Bridge) -> None:
         self._bridge = bridge
         stores = self._closing.enter_context(open_stores(self._settings, "worker"))
-        around = self._surroundings(stores)
         for name in self._settings.providers:
             self._provider(name)  # a key that is missing ends the worker here, with its message
-        around.folder.open()
-        around.folder.sweep(await asyncio.to_thread(around.store.open_tags))
-        self._leader = Leader(around, stores.database, self._provider)
+        folder = PackedFolder(self._settings.batch.place)
+        journal = Journal(
+            ProviderBatchStore(stores.database, self._settings.lane),
+            self._owner,
+            self._settings.visibility_timeout_s,
+        )
+        folder.open()
+        folder.sweep(await asyncio.to_thread(journal.store.open_tags))
+        self._leader = self._make_leader(stores, journal, folder)
         self._heartbeat = Heartbeat(stores.hot, process_name(), self._describe)
         self._parts.push_async_callback(self._heartbeat.stop)
         self._heartbeat.beat()
@@ -189,25 +195,53 @@ class BatchEngine:
         lane = self._settings.lane
         yield catalogue.INFO(1, lane, version("penstock"))
         yield from self._tally.figures(lane)
-        if self._leader is not None:
-            for (provider, state), number in self._leader.led().items():
+        if self._journeys is not None:
+            for (provider, state), number in self._journeys.count().items():
                 yield catalogue.PROVIDER_BATCHES(number, lane, provider, state)
         if self._control is not None:
             yield from self._control.figures()
 
-    def _surroundings(self, stores: Stores) -> Surroundings:
+    def _make_leader(self, stores: Stores, journal: Journal, folder: PackedFolder) -> Leader:
         settings, database = self._settings, stores.database
-        jobs, outcomes = JobStore(database), OutcomeStore(database, settings.lane)
-        batches = ProviderBatchStore(database, settings.lane)
-        failpoints, folder = (
-            Failpoints.parse(settings.failpoints),
-            PackedFolder(settings.batch.place),
+        feeds, failpoints = JobStore(database), Failpoints.parse(settings.failpoints)
+        views = JobBook(read_job(feeds, settings, TenantBudgets(database)))
+        jobs = Jobs(feeds, stores.hot, views)
+        packing = Packing(Packer(settings, database, folder, self._owner), folder)
+        outcomes = OutcomeStore(database, settings.lane)
+        tenants = TenantAccounts(database, stores.hot.budgets)
+        self._journeys = Journeys(
+            settings,
+            journal,
+            jobs,
+            Reservations(stores.hot.budgets, journal.store, outcomes, tenants),
+            packing,
+            Collector(self._make_judge(stores, feeds, journal, failpoints), failpoints),
+            self._provider,
+            failpoints,
         )
+        packs = JobPacking(
+            settings.batch,
+            journal,
+            jobs,
+            feeds,
+            packing,
+            self._journeys,
+            self._provider,
+            failpoints,
+        )
+        looks = Looks(database)
+        return Leader(settings, journal, jobs, looks, packs, self._journeys, packing, feeds)
+
+    def _make_judge(
+        self, stores: Stores, jobs: JobStore, journal: Journal, failpoints: Failpoints
+    ) -> Judge:
+        """Make what turns answers into outcomes and settles them, and have it closed at the end."""
+        settings, database = self._settings, stores.database
         start_child = child_starter(settings)
         hooks, checks = (ChildPool(start_child, settings.hook_processes) for _ in range(2))
         self._code = JobCode(hooks, checks, ChildPool(start_child, 1))
         records = BatchRecords(
-            jobs, batches, stores.hot, MadeWithNotes(Provenance(database), "", 0.0)
+            jobs, journal.store, stores.hot, MadeWithNotes(Provenance(database), "", 0.0)
         )
         self._settler = Settler(
             NoQueue(), records, failpoints, self._tally, group_max=settings.commit_max, linger_s=0.0
@@ -218,25 +252,8 @@ class BatchEngine:
         policy = RetryPolicy(
             settings.retry_base_s, settings.retry_cap_s, settings.max_retry_after_s
         )
-        judge = Judge(outcomes, RemainderStore(database), self._code, self._settler, policy)
-        return Surroundings(
-            settings=settings,
-            owner=self._owner,
-            store=batches,
-            reservations=Reservations(
-                stores.hot.budgets, batches, outcomes, TenantAccounts(database, stores.hot.budgets)
-            ),
-            jobs=Jobs(jobs, stores.hot),
-            views=JobBook(read_job(jobs, settings, TenantBudgets(database))),
-            folder=folder,
-            packer=Packer(settings, database, folder, self._owner),
-            packing=asyncio.Lock(),
-            collecting=asyncio.Semaphore(COLLECTED_AT_ONCE),
-            uploading=asyncio.Semaphore(UPLOADED_AT_ONCE),
-            collector=Collector(judge, failpoints),
-            failpoints=failpoints,
-            changed=asyncio.Event(),
-        )
+        outcomes = OutcomeStore(database, settings.lane)
+        return Judge(outcomes, RemainderStore(database), self._code, self._settler, policy)
 
     def _provider(self, name: str) -> BatchProvider:
         """Return the batch API of a provider; raise UnknownProvider, MissingApiKey, PlainHttp."""
@@ -245,7 +262,7 @@ class BatchEngine:
         return self._providers[name]
 
     def _describe(self) -> dict[str, str]:
-        led = 0 if self._leader is None else sum(self._leader.led().values())
+        led = 0 if self._journeys is None else self._journeys.count().total()
         hooks = {} if self._code is None else self._code.described()
         own = {"lane": self._settings.lane, "concurrency": "1", "in_flight": str(led)}
         return {**hooks, **own, PROVIDERS: providers_text(self._settings.providers)}

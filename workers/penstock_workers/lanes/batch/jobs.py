@@ -37,6 +37,8 @@ from penstock_producer.job.lanes import packs
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.prices.spent_budget import spent_budget, spent_tenant_budget
 from penstock_workers.errors import PricesMissing
+from penstock_workers.item.attempt import JobView
+from penstock_workers.item.run.reading import JobBook
 
 
 class Standing(Enum):
@@ -55,8 +57,8 @@ class Standing(Enum):
 class Jobs:
     """Used on the event loop."""
 
-    def __init__(self, jobs: JobStore, hot: RedisLedger) -> None:
-        self._jobs, self._hot = jobs, hot
+    def __init__(self, jobs: JobStore, hot: RedisLedger, views: JobBook) -> None:
+        self._jobs, self._hot, self._views = jobs, hot, views
         self._live: dict[str, Job] = {}
         self._turns: dict[str, asyncio.Event] = {}
         self._specs: dict[str, tuple[str, JobSpec]] = {}
@@ -155,6 +157,15 @@ class Jobs:
             return await asyncio.to_thread(self._jobs.get, job_id)
         except JobNotFound:
             return None
+
+    async def view(self, job_id: str, endpoint: str) -> JobView | None:
+        """As documents of a batch see it; None for a job that was purged."""
+        job = await self.get(job_id)
+        if job is None:
+            return None
+        return await self._views.get(
+            job_id, None if endpoint == self.spec(job).endpoint else endpoint
+        )
 
     async def stop(
         self, job_id: str, to: JobState, why: Reason, resume_at: float | None = None

@@ -17,14 +17,13 @@ from penstock_workers.errors import JobCannotRun, stop_reason
 from penstock_workers.failure_log import FailureLog
 from penstock_workers.lanes.batch.apis.provider import (
     BatchGone,
-    BatchProvider,
     BatchRefused,
     TokenCapReached,
     TryLater,
     Unclear,
 )
 from penstock_workers.lanes.batch.ending import Ending
-from penstock_workers.lanes.batch.led_batch import LOOK_AT_JOB_S, LedBatch, Surroundings
+from penstock_workers.lanes.batch.led_batch import LOOK_AT_JOB_S, LedBatch
 from penstock_workers.lanes.batch.packer import Stopped
 from penstock_workers.lanes.batch.sending import Sending
 from penstock_workers.lanes.batch.troubles import Troubles
@@ -36,12 +35,16 @@ log = logging.getLogger(__name__)
 class Journey:
     """Belongs to the event loop; one task runs it."""
 
-    def __init__(self, batch: ProviderBatch, provider: BatchProvider, around: Surroundings) -> None:
-        self._led = LedBatch(batch, provider, around)
+    def __init__(
+        self,
+        led: LedBatch,
+        troubles: Troubles,
+        sending: Sending,
+        watching: Watching,
+        ending: Ending,
+    ) -> None:
+        self._led, self._troubles = led, troubles
         self._failures = FailureLog(log)
-        self._troubles = Troubles(self._led)
-        sending, watching = Sending(self._led), Watching(self._led, self._troubles)
-        ending = Ending(self._led, self._troubles)
         self._steps: dict[BatchState, Callable[[], Awaitable[None]]] = {
             BatchState.PACKED: sending.upload,
             BatchState.UPLOADED: sending.create,
@@ -113,7 +116,7 @@ class Journey:
         """Note the failure, and pause or fail the job where it asks for that.
 
         Returns how long the step waits at least."""
-        jobs, job_id = self._led.around.jobs, self.batch.job_id
+        jobs, job_id = self._led.jobs, self.batch.job_id
         name = f"provider batch {self.batch.tag} of job {job_id}"
         if isinstance(error, SourceUnavailable | SourceError):
             to = JobState.PAUSED if isinstance(error, SourceUnavailable) else JobState.FAILED

@@ -19,8 +19,6 @@ from penstock_ledger import (
 )
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.item.attempt import JobView
-from penstock_workers.item.run.reading import JobBook
-from penstock_workers.lanes.batch.answers import Collector
 from penstock_workers.lanes.batch.apis.provider import (
     AccountStopped,
     BatchGone,
@@ -31,9 +29,8 @@ from penstock_workers.lanes.batch.apis.provider import (
     Unclear,
 )
 from penstock_workers.lanes.batch.jobs import Jobs, Reservations, Standing
-from penstock_workers.lanes.batch.packed import PackedBatch, PackedFolder
-from penstock_workers.lanes.batch.packer import Packer
-from penstock_workers.settings import WorkerSettings
+from penstock_workers.lanes.batch.packed import PackedBatch
+from penstock_workers.lanes.batch.packing import Packing
 
 log = logging.getLogger(__name__)
 
@@ -46,30 +43,32 @@ DELETE_TRIES: Final = 5  # of files at the provider: tidying up must not keep a 
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What all journeys of a worker share."""
+class Journal:
+    """The journal of provider batches, as one worker reads and writes it. Called in threads."""
 
-    settings: WorkerSettings
-    owner: str
     store: ProviderBatchStore
-    reservations: Reservations  # in the budgets of jobs
-    jobs: Jobs
-    views: JobBook
-    folder: PackedFolder
-    packer: Packer
-    packing: asyncio.Lock  # one file is packed at a time
-    collecting: asyncio.Semaphore
-    uploading: asyncio.Semaphore
-    collector: Collector
-    failpoints: Failpoints
-    changed: asyncio.Event  # set when a batch has ended: others may have room now
+    owner: str
+    lease_s: float  # of batches and feeds: a leader that died is replaced after it
 
 
 class LedBatch:
     """Belongs to the event loop; one journey has it."""
 
-    def __init__(self, batch: ProviderBatch, provider: BatchProvider, around: Surroundings) -> None:
-        self.batch, self.provider, self.around = batch, provider, around
+    def __init__(
+        self,
+        batch: ProviderBatch,
+        provider: BatchProvider,
+        journal: Journal,
+        jobs: Jobs,
+        reservations: Reservations,
+        packing: Packing,
+        failpoints: Failpoints,
+        changed: asyncio.Event,
+    ) -> None:
+        """Lead a batch; ``changed`` is set when one of this worker has ended, which makes room."""
+        self.batch, self.provider = batch, provider
+        self.journal, self.jobs, self.packing = journal, jobs, packing
+        self._reservations, self._failpoints, self._changed = reservations, failpoints, changed
         self.tags = {batch.tag}  # that are led: two while a batch takes the place of another
         self.faults = 0  # of its step, in a row
         self._began_as = self.standing
@@ -77,7 +76,7 @@ class LedBatch:
 
     @property
     def standing(self) -> Standing:
-        found = self.around.jobs.standing(self.batch.job_id, self.batch.packed_at)
+        found = self.jobs.standing(self.batch.job_id, self.batch.packed_at)
         return Standing.LEAVES if self.has_gone_on and found is not Standing.ENDS else found
 
     @property
@@ -85,14 +84,12 @@ class LedBatch:
         """Return whether its job has left the lane since it was packed.
 
         Even where the job has come back, or is cancelled by now."""
-        return self.has_gone_on or self.around.jobs.has_left(
-            self.batch.job_id, self.batch.packed_at
-        )
+        return self.has_gone_on or self.jobs.has_left(self.batch.job_id, self.batch.packed_at)
 
     @property
     def has_moved(self) -> bool:
         """Whether its job has moved between lanes, at any time."""
-        return self.around.jobs.has_moved(self.batch.job_id)
+        return self.jobs.has_moved(self.batch.job_id)
 
     @property
     def has_gone_on(self) -> bool:
@@ -113,25 +110,13 @@ class LedBatch:
         return self.batch.remote_id
 
     async def view(self) -> JobView | None:
-        """Return the job as the batch's documents see it; None for a job that was purged."""
-        jobs, endpoint = self.around.jobs, self.batch.endpoint
-        job = await jobs.get(self.batch.job_id)
-        if job is None:
-            return None
-        return await self.around.views.get(
-            job.job_id, None if endpoint == jobs.spec(job).endpoint else endpoint
-        )
+        """As its documents see it; None for a job that was purged."""
+        return await self.jobs.view(self.batch.job_id, self.batch.endpoint)
 
     async def files(self) -> PackedBatch:
-        job = await self.around.jobs.get(self.batch.job_id)
-        packed = self.around.folder.batch(self.batch.tag)
-        if job is None or packed.is_there:
-            return packed
-        async with self.around.packing:
-            spec = self.around.jobs.spec(job)
-            return await asyncio.to_thread(
-                self.around.packer.files, job, spec, self.batch, self.provider
-            )
+        job = await self.jobs.get(self.batch.job_id)
+        spec = None if job is None else self.jobs.spec(job)
+        return await self.packing.files(job, spec, self.batch, self.provider)
 
     async def write(self, **values: Any) -> None:
         """Write columns of the journal; raise BatchLost.
@@ -144,7 +129,7 @@ class LedBatch:
             plain |= failure.columns()
         elif "why" in values:
             values["failure"] = plain["failure"] = None
-        store, owner = self.around.store, self.around.owner
+        store, owner = self.journal.store, self.journal.owner
         if not await asyncio.to_thread(lambda: store.step(self.batch, owner, **plain)):
             raise BatchLost(self.batch.tag)
         known = {
@@ -159,7 +144,7 @@ class LedBatch:
 
         Raises BatchLost."""
         microusd = self._cost_of(unread)
-        store, owner = self.around.store, self.around.owner
+        store, owner = self.journal.store, self.journal.owner
         if not await self.in_thread(store.collected, self.batch, owner, failure, unread, microusd):
             raise BatchLost(self.batch.tag)
         if unread:
@@ -191,32 +176,34 @@ class LedBatch:
 
     async def is_handed_over(self) -> bool:
         """Return whether its documents are in another lane, too, since its job left this one."""
-        return bool(await self.in_thread(self.around.store.is_handed_over, self.batch.tag))
+        return bool(await self.in_thread(self.journal.store.is_handed_over, self.batch.tag))
 
     async def settled(self, failure: BatchFailure | None) -> None:
         """End the batch in the journal; raise BatchLost."""
-        if not await self.in_thread(self.around.store.end, self.batch, self.around.owner, failure):
+        if not await self.in_thread(
+            self.journal.store.end, self.batch, self.journal.owner, failure
+        ):
             raise BatchLost(self.batch.tag)
         await self.unreserve()
         why = None if failure is None else str(failure)
         self.batch = replace(self.batch, state=BatchState.SETTLED, why=why, failure=failure)
-        await self.in_thread(self.around.folder.batch(self.batch.tag).remove)
-        self.around.changed.set()
+        await self.in_thread(self.packing.remove, self.batch.tag)
+        self.note_change()
 
     async def unreserve(self) -> None:
         """End the reservation: nothing is at the provider that its job's budget has to pay for."""
-        job = await self.around.jobs.get(self.batch.job_id)
+        job = await self.jobs.get(self.batch.job_id)
         if job is not None and await self.in_thread(
-            self.around.reservations.bound, job, self.around.jobs.spec(job).budget_usd
+            self._reservations.bound, job, self.jobs.spec(job).budget_usd
         ):
-            await self.in_thread(self.around.reservations.end, self.batch)
+            await self.in_thread(self._reservations.end, self.batch)
 
     async def delete(self, *, unasked: bool = False) -> None:
         """Delete it at the provider, where the job asks for that or ``unasked``.
 
         What no batch was made of goes unasked."""
-        batch, job = self.batch, await self.around.jobs.get(self.batch.job_id)
-        wanted = unasked or (job is not None and self.around.jobs.spec(job).batch_files == "delete")
+        batch, job = self.batch, await self.jobs.get(self.batch.job_id)
+        wanted = unasked or (job is not None and self.jobs.spec(job).batch_files == "delete")
         if not wanted or (batch.file_id is None and batch.remote_id is None):
             return
         try:
@@ -233,13 +220,13 @@ class LedBatch:
     async def wait_for_room(self, why: str) -> None:
         if self.batch.why != why:
             await self.write(why=why)
-        self.around.changed.clear()
-        await self.pause(CAP_WAIT_S, or_when=self.around.changed)
+        self._changed.clear()
+        await self.pause(CAP_WAIT_S, or_when=self._changed)
 
     async def wait_for_room_again(self, times: int) -> None:
         """Wait after the provider found no room, for the ``times``-th time again."""
-        self.around.changed.clear()
-        others_may_end = None if times else self.around.changed
+        self._changed.clear()
+        others_may_end = None if times else self._changed
         await self.pause(CAP_WAIT_S * 2.0 ** min(times, CAP_DOUBLINGS_MAX), or_when=others_may_end)
 
     async def wait_for_job(self) -> None:
@@ -254,7 +241,7 @@ class LedBatch:
             return
         events = [
             self.closing,
-            self.around.jobs.turn(self.batch.job_id),
+            self.jobs.turn(self.batch.job_id),
             *([] if or_when is None else [or_when]),
         ]
         waits = [asyncio.ensure_future(event.wait()) for event in events]
@@ -264,11 +251,15 @@ class LedBatch:
             for wait in waits:
                 wait.cancel()
 
+    def note_change(self) -> None:
+        """Wake those that wait for room: this one has ended."""
+        self._changed.set()
+
     async def in_thread(self, call: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.to_thread(call, *arguments)
 
     def hit(self, place: str) -> None:
-        self.around.failpoints.hit(place)
+        self._failpoints.hit(place)
 
     async def _delete_at_provider(self, batch: ProviderBatch) -> None:
         if batch.remote_id is None:

@@ -5,6 +5,7 @@ It is created once: a create whose answer was lost is looked for before it is ma
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from dataclasses import replace
@@ -21,9 +22,10 @@ from penstock_workers.lanes.batch.apis.provider import (
     TokenCapReached,
     TryLater,
 )
-from penstock_workers.lanes.batch.jobs import Room, Standing
+from penstock_workers.lanes.batch.jobs import Reservations, Room, Standing
 from penstock_workers.lanes.batch.led_batch import LedBatch, counts_of
 from penstock_workers.lanes.batch.packed import PackedBatch
+from penstock_workers.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +36,15 @@ FILE_KEPT_S: Final = 3_600.0
 class Sending:
     """The steps of a batch that no provider works on yet."""
 
-    def __init__(self, led: LedBatch) -> None:
-        self._led = led
+    def __init__(
+        self,
+        led: LedBatch,
+        settings: WorkerSettings,
+        reservations: Reservations,
+        uploading: asyncio.Semaphore,
+    ) -> None:
+        self._led, self._settings = led, settings
+        self._reservations, self._uploading = reservations, uploading
 
     async def upload(self) -> None:
         led = self._led
@@ -43,7 +52,7 @@ class Sending:
         if led.standing is not Standing.RUNS:
             await self._wait_or_give_up()
             return
-        async with led.around.uploading:
+        async with self._uploading:
             packed = await led.files()
             await led.write(uploading_at=time.time())
             file_id = await led.provider.find_upload(batch.tag) if tried_before else None
@@ -158,8 +167,8 @@ class Sending:
         if not await self._is_paid_for():
             return False
         led, batch = self._led, self._led.batch
-        cap = led.around.settings.provider(batch.provider).batch_enqueued_tokens
-        if await led.in_thread(led.around.store.begin_create, batch, led.around.owner, cap):
+        cap = self._settings.provider(batch.provider).batch_enqueued_tokens
+        if await led.in_thread(led.journal.store.begin_create, batch, led.journal.owner, cap):
             led.batch = replace(batch, creating_at=time.time())
             return True
         await led.unreserve()
@@ -172,12 +181,12 @@ class Sending:
         """Reserve what it may cost; return whether budgets have room for it.
 
         Those of its job and its tenant, beside all that is under way in any lane."""
-        led, batch, jobs = self._led, self._led.batch, self._led.around.jobs
+        led, batch, jobs = self._led, self._led.batch, self._led.jobs
         job = await jobs.get(batch.job_id)
         budget_usd = None if job is None else jobs.spec(job).budget_usd
         if job is None:
             return True
-        reservations = led.around.reservations
+        reservations = self._reservations
         try:
             room: Room | None = await led.in_thread(reservations.reserve, job, batch, budget_usd)
         except PricesMissing as error:
@@ -198,7 +207,7 @@ class Sending:
 
     def _unclear_s(self, creating_at: float) -> float:
         """Return how long the provider's list is not yet believed when a batch is not in it."""
-        most = self._led.around.settings.batch.unclear_s
+        most = self._settings.batch.unclear_s
         return min(most, creating_at + most - time.time())
 
     def _new(self, packed: PackedBatch) -> NewBatch:

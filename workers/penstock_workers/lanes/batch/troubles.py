@@ -26,6 +26,7 @@ from penstock_workers.lanes.batch.apis.provider import (
 )
 from penstock_workers.lanes.batch.jobs import Standing
 from penstock_workers.lanes.batch.led_batch import LedBatch
+from penstock_workers.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +52,8 @@ CALLS: Final = {
 class Troubles:
     """Belongs to one journey."""
 
-    def __init__(self, led: LedBatch) -> None:
-        self._led = led
+    def __init__(self, led: LedBatch, settings: WorkerSettings) -> None:
+        self._led, self._settings = led, settings
 
     def wait_s(self, error: Exception) -> float:
         """Return how long the step waits before it is taken again."""
@@ -96,7 +97,7 @@ class Troubles:
         rights once it came ``pause_after_run`` times in a row: as in every lane. Where the provider
         has taken something of this batch, the account was in order, and the job looks by itself
         whether it is again."""
-        most = self._led.around.settings.pause_after_run
+        most = self._settings.pause_after_run
         is_astray = isinstance(error, Astray) or (
             isinstance(error, BatchGone) and error.name in ASTRAY
         )
@@ -119,7 +120,7 @@ class Troubles:
         Returns True once there were enough of them for long enough. ``may_come``: the provider has
         answers that were not read. Raises BatchLost."""
         led, now = self._led, time.time()
-        before, own = led.batch.missing, led.around.settings.batch
+        before, own = led.batch.missing, self._settings.batch
         missing = Missing(what, now, 0) if before is None or before.what != what else before
         missing = missing._replace(looks=missing.looks + 1)
         is_long = may_come and led.standing is not Standing.ENDS
@@ -146,7 +147,7 @@ class Troubles:
 
     def _look_s(self, missing: Missing, left_s: float) -> float:
         """Return a growing pause that ends no later than the last look is due."""
-        first_s = self._led.around.settings.batch.poll_first_s
+        first_s = self._settings.batch.poll_first_s
         wait_s = min(LOOK_CAP_S, first_s * 2.0 ** min(missing.looks - 1, DOUBLINGS_MAX))
         if missing.looks >= LOOKS_MIN - 1:
             wait_s = min(wait_s, max(first_s, left_s))

@@ -17,6 +17,7 @@ from penstock_ledger.reasons import By, Code, Reason
 from penstock_workers.lanes.batch.apis.provider import BatchGone, BatchSeen
 from penstock_workers.lanes.batch.jobs import Standing
 from penstock_workers.lanes.batch.led_batch import LedBatch, counts_of
+from penstock_workers.lanes.batch.settings import BatchSettings
 from penstock_workers.lanes.batch.troubles import Troubles
 
 log = logging.getLogger(__name__)
@@ -35,8 +36,8 @@ CANCELLED: Final = (
 class Watching:
     """The step of a batch that was created."""
 
-    def __init__(self, led: LedBatch, troubles: Troubles) -> None:
-        self._led, self._troubles = led, troubles
+    def __init__(self, led: LedBatch, troubles: Troubles, settings: BatchSettings) -> None:
+        self._led, self._troubles, self._settings = led, troubles, settings
         self._polls = 0
         self._cancelled_at: float | None = None  # monotonic
 
@@ -94,7 +95,7 @@ class Watching:
             )
             return True
         if led.standing is Standing.RUNS and not self._is_stuck:
-            await led.around.jobs.stop(batch.job_id, JobState.PAUSED, _stuck(batch, seen))
+            await led.jobs.stop(batch.job_id, JobState.PAUSED, _stuck(batch, seen))
             stuck = BatchFailure(Code.BATCH_STUCK, "it should have ended long ago")
             await led.write(failure=stuck)
             led.note_standing()
@@ -109,22 +110,18 @@ class Watching:
     @property
     def _is_overdue(self) -> bool:
         created_at = self._led.batch.created_at
-        return (
-            created_at is not None
-            and time.time() - created_at > self._led.around.settings.batch.stuck_after_s
-        )
+        return created_at is not None and time.time() - created_at > self._settings.stuck_after_s
 
     async def _ended(self, **shown: Any) -> None:
         led = self._led
         led.hit("batch_before_ended")
         await led.write(state=BatchState.ENDED, ended_at=time.time(), **shown)
-        led.around.changed.set()
+        led.note_change()
         self._polls, self._cancelled_at = 0, None
         led.hit("batch_ended")
 
     def _poll_s(self) -> float:
-        around = self._led.around
-        own, fixed = around.settings.batch, around.jobs.poll_s(self._led.batch.job_id)
+        own, fixed = self._settings, self._led.jobs.poll_s(self._led.batch.job_id)
         if fixed is not None:
             return fixed
         self._polls += 1

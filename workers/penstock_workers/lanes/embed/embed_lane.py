@@ -43,12 +43,11 @@ from penstock_workers.lanes.embed.encoding.encoder import (
     Encoder,
     SentenceTransformersClassifier,
     SentenceTransformersEncoder,
+    Tokenising,
     check_packages,
     scores,
 )
-from penstock_workers.lanes.embed.encoding.tokens import Tokenising
-from penstock_workers.lanes.embed.models import model_folder
-from penstock_workers.lanes.embed.settings import EmbedSettings
+from penstock_workers.lanes.embed.settings import EmbedSettings, model_folder
 from penstock_workers.lanes.loading import LoadWatch, this_process
 from penstock_workers.lanes.machine import read_json
 

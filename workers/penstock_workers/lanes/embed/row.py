@@ -16,10 +16,9 @@ from penstock_producer.feed.queues import Served
 from penstock_workers.errors import ModelMissing, PackageMissing
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.lanes import machine
-from penstock_workers.lanes.embed.models import model_folder
-from penstock_workers.lanes.embed.settings import EmbedSettings
+from penstock_workers.lanes.embed.settings import EmbedSettings, model_folder
 from penstock_workers.lanes.gpu.inspection import status_of
-from penstock_workers.lanes.row import Gauge, LaneFinding, LaneRow
+from penstock_workers.lanes.row import ENGINE_GAUGES, Gauge, LaneFinding, LaneRow
 from penstock_workers.metrics import catalogue
 from penstock_workers.settings import WorkerSettings
 
@@ -149,12 +148,7 @@ EMBED: LaneRow[EmbedLane | EmbedServerLane] = LaneRow(
     settings=EmbedSettings,
     modules=("penstock_workers.lanes.embed.embed_lane", "penstock_workers.lanes.embed.server_lane"),
     gauges={
-        "load_bytes": Gauge(catalogue.LOAD_READ),
-        "load_total_bytes": Gauge(catalogue.LOAD_TOTAL),
-        "deaths": Gauge(catalogue.ENGINE_DEATHS),
-        "running": Gauge(catalogue.ENGINE_RUNNING),
-        "waiting": Gauge(catalogue.ENGINE_WAITING),
-        "queue_wait_ms": Gauge(catalogue.QUEUE_WAIT, 0.001),
+        **ENGINE_GAUGES,
         "tokens_per_s": Gauge(catalogue.EMBED_RATE),
         "batch_items": Gauge(catalogue.EMBED_BATCH),
         "padding_efficiency": Gauge(catalogue.EMBED_PADDING),

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -52,7 +51,6 @@ log = logging.getLogger(__name__)
 
 SERVER: Final = "server"  # the provider of the HTTP client: items of all providers go to it
 ROOT: Final = "server root"  # the same server: its paths beside its /v1
-ASK_AGAIN_S: Final = 1.0  # while the model loads
 ASK_TIMEOUT_S: Final = 5.0
 # how often the server is asked what it serves: it may be started with another model
 MODEL_EACH_S: Final = 5.0
@@ -280,17 +278,9 @@ class EmbedServerLane:
             self._give_up(f"{error}; this worker ends, for another to take over")
 
     async def _await_model(self) -> None:
-        began = time.monotonic()
-        self._loading.begin()
-        log.warning("waiting for the model of %s, for %g s at most", self._url, self._wait_s)
-        while (model := await self._serves()) is None:
-            if time.monotonic() - began + ASK_AGAIN_S > self._wait_s:
-                raise EngineAway(self._url, self._wait_s, "embed")
-            await asyncio.sleep(ASK_AGAIN_S)
-        self._note_model(model)
-        self._loading.end()
+        self._note_model(await self._loading.model(self._serves, self._wait_s, "embed"))
         self._up.set()
-        log.warning("%s serves %s after %.0f s", self._url, model.name, time.monotonic() - began)
+        log.warning("%s serves %s", self._url, self._model.name)
 
     def _note_model(self, model: ServerModel) -> None:
         self._model = model

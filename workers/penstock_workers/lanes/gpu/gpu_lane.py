@@ -22,6 +22,7 @@ from typing import Any, Final, TypeVar
 
 import orjson
 
+from penstock_ledger.texts import SetOption, Text
 from penstock_producer.feed.queues import Served
 from penstock_producer.job.options import OPTIONS
 from penstock_workers.celery_app.ending import end_this_worker
@@ -157,7 +158,11 @@ class GpuLane:
     ) -> None:
         if settings.gpu.model is None:
             raise BadEngineSettings(
-                "the gpu lane needs a model: give --model, or set gpu.model (a folder or a name)"
+                Text(
+                    "the gpu lane needs a model: give ",
+                    SetOption("model"),
+                    ", or set gpu.model (a folder or a name)",
+                )
             )
         self.queue = EngineQueue()
         self._in_process = settings.gpu.in_process

@@ -128,7 +128,7 @@ def inspect(settings: WorkerSettings) -> Iterator[LaneFinding]:
         )
         yield LaneFinding(True, seen)
     elif gpu.model is None:
-        fix = "give --model, set gpu.model, or set gpu.upstream_url for a server beside the worker"
+        fix = "set gpu.model, or gpu.upstream_url for a server beside the worker"
         yield LaneFinding(False, "no model is configured, so none was looked at", fix)
     else:
         yield from _version()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from penstock_producer.feed.queues import Served
 from penstock_workers.lanes.gpu.inspection import TRIES, check, inspect
 from penstock_workers.lanes.gpu.settings import SLOTS_PER_SEQUENCE, GpuSettings
-from penstock_workers.lanes.row import Gauge, LaneRow
+from penstock_workers.lanes.row import ENGINE_GAUGES, Gauge, LaneRow
 from penstock_workers.metrics import catalogue
 from penstock_workers.settings import MAX_CONCURRENCY, WorkerSettings
 
@@ -80,15 +80,10 @@ GPU: LaneRow[GpuLane | SidecarLane] = LaneRow(
     settings=GpuSettings,
     modules=("penstock_workers.lanes.gpu.gpu_lane", "penstock_workers.lanes.gpu.sidecar"),
     gauges={
-        "load_bytes": Gauge(catalogue.LOAD_READ),
-        "load_total_bytes": Gauge(catalogue.LOAD_TOTAL),
-        "deaths": Gauge(catalogue.ENGINE_DEATHS),
-        "running": Gauge(catalogue.ENGINE_RUNNING),
-        "waiting": Gauge(catalogue.ENGINE_WAITING),
+        **ENGINE_GAUGES,
         "kv_usage": Gauge(catalogue.KV_USAGE),
         "prefix_hit_rate": Gauge(catalogue.PREFIX_HITS),
         "preempted": Gauge(catalogue.PREEMPTIONS),
-        "queue_wait_ms": Gauge(catalogue.QUEUE_WAIT, 0.001),
         "prompt_tokens_per_s": Gauge(catalogue.PROMPT_RATE),
         "generation_tokens_per_s": Gauge(catalogue.GENERATION_RATE),
     },

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -39,7 +38,6 @@ log = logging.getLogger(__name__)
 
 SERVER = "server"  # a provider of the HTTP client: items of all providers go to it
 ROOT = "server root"  # the same server: it has /classify, /rerank and /score beside its /v1
-ASK_AGAIN_S = 1.0  # while the model loads, which takes half a minute at least
 ASK_TIMEOUT_S = 5.0
 # how often the server is asked what it serves: it may be started with another model, or get
 # adapters
@@ -166,23 +164,10 @@ class SidecarLane:
 
     async def _await_model(self) -> None:
         """Wait until the server has its model, then open the queue."""
-        began = time.monotonic()
-        self._loading.begin()
-        log.warning("waiting for the model of %s, for %g s at most", self._url, self._wait_s)
-        while (served := await self._serves()) is None:
-            if time.monotonic() - began + ASK_AGAIN_S > self._wait_s:
-                raise EngineAway(self._url, self._wait_s, "gpu")
-            await asyncio.sleep(ASK_AGAIN_S)
-        self._note_models(served)
-        self._loading.end()
+        self._note_models(await self._loading.model(self._serves, self._wait_s, "gpu"))
         self._is_up = True
         self.queue.open(self._max_seqs, 0)
-        log.warning(
-            "%s serves %s after %.0f s",
-            self._url,
-            ", ".join(served.every_name),
-            time.monotonic() - began,
-        )
+        log.warning("%s serves %s", self._url, ", ".join(self.served.every_name))
 
     def _note_models(self, served: Served) -> None:
         before = self.served.every_name

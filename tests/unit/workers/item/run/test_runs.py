@@ -103,7 +103,7 @@ def test_a_provider_that_takes_no_schemas_pauses_the_job_with_the_fix() -> None:
         assert all(weighed is not None and weighed.pauses for weighed in weigheds)
         why = said_of(weigheds[0])
         assert (
-            "with --response-format json_object or none, and say in the prompt which JSON is wanted"
+            "with response_format=json_object or none, and say in the prompt which JSON is wanted"
             in why
         )
 

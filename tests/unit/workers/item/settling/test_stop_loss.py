@@ -28,7 +28,8 @@ from penstock_ledger.reasons import (
 )
 from penstock_producer import JobSpec, SpecError
 from penstock_producer.job.options import OPTIONS
-from penstock_producer.reporting.pauses import advice_for, as_field, as_flag
+from penstock_producer.reporting.advice import as_field, as_flag
+from penstock_producer.reporting.pauses import advice_for
 from penstock_producer.reporting.reasons import FIRST
 from penstock_workers.item.outcome import Dead, Done, Outcome, Retry
 from penstock_workers.item.run.cost import too_long

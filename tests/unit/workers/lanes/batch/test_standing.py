@@ -18,7 +18,9 @@ from penstock_ledger import (
     open_database,
 )
 from penstock_ledger.reasons import by_hand
+from penstock_workers.item.run.reading import JobBook, read_job
 from penstock_workers.lanes.batch.jobs import Jobs, Standing
+from penstock_workers.settings import WorkerSettings
 
 
 @pytest.fixture
@@ -31,7 +33,8 @@ def db(tmp_path: Path) -> Iterator[Database]:
 
 @pytest.fixture
 def jobs(db: Database) -> Jobs:
-    return Jobs(JobStore(db), RedisLedger(redis.Redis(), "epoch"))  # nothing here asks Redis
+    views = JobBook(read_job(JobStore(db), WorkerSettings()))
+    return Jobs(JobStore(db), RedisLedger(redis.Redis(), "epoch"), views)  # nothing here asks Redis
 
 
 def submit(db: Database, job_id: str) -> None:

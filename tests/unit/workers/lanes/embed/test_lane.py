@@ -26,8 +26,7 @@ from penstock_workers.item.run.fates import FATES
 from penstock_workers.lanes.embed.bodies import MAX_INPUTS
 from penstock_workers.lanes.embed.embed_lane import EmbedLane
 from penstock_workers.lanes.embed.encoding import encoder
-from penstock_workers.lanes.embed.models import find_model
-from penstock_workers.lanes.embed.settings import EmbedSettings
+from penstock_workers.lanes.embed.settings import EmbedSettings, find_model
 
 
 @pytest.fixture
@@ -358,8 +357,8 @@ async def test_gauges_are_flat(lane: EmbedLane) -> None:
 
 @pytest.mark.parametrize("name", [None, "no/such/folder", "no-such-package-anywhere", "..."])
 def test_a_missing_model_is_told_with_its_setting(name: str | None) -> None:
-    """Without a model the error names the setting and the flag."""
-    with pytest.raises(ModelMissing, match=r"embed\.model.*--model"):
+    """Without a model the error names the setting and the option."""
+    with pytest.raises(ModelMissing, match=r"embed\.model.*model"):
         EmbedLane(EmbedSettings(model=name), lambda *_: FakeEncoder())
 
 

@@ -34,10 +34,10 @@ from penstock_workers.lanes.batch.apis.provider import (
     BatchRefused,
     BatchSeen,
     Counts,
-    LineTooLong,
     NewBatch,
     Unclear,
     UnreadableLine,
+    within,
 )
 from penstock_workers.lanes.batch.apis.reading import (
     LineReader,
@@ -100,9 +100,7 @@ def write_line(custom_id: str, endpoint: str, body: bytes, limits: BatchLimits) 
             f"the custom id has {len(custom_id)} characters, and may have 1 to {limits.id_chars}"
         )
     line = b"".join((PREFIX, custom_id.encode(), b'","params":', request_body(body), b"}\n"))
-    if len(line) > limits.line_bytes:
-        raise LineTooLong(f"the request has {len(line)} bytes, and may have {limits.line_bytes}")
-    return line
+    return within(line, limits.line_bytes)
 
 
 def read_line(output: str, line: Line) -> Read | UnreadableLine:

@@ -28,9 +28,9 @@ from penstock_workers.lanes.batch.apis.provider import (
     BatchSeen,
     Counts,
     LineProblem,
-    LineTooLong,
     NewBatch,
     UnreadableLine,
+    within,
 )
 from penstock_workers.lanes.batch.apis.reading import (
     LineReader,
@@ -86,11 +86,7 @@ def write_line(custom_id: str, endpoint: str, body: bytes, most_bytes: int) -> b
     request = request_object(body)
     request.pop("model", None)
     line = orjson.dumps({"key": custom_id, "request": request}) + b"\n"
-    if len(line) > most_bytes:
-        raise LineTooLong(
-            f"the request has {len(line)} bytes, and a line of a batch may have {most_bytes}"
-        )
-    return line
+    return within(line, most_bytes)
 
 
 def read_line(output: str, line: Line) -> BatchAnswer | UnreadableLine:

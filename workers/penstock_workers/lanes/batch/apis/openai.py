@@ -28,10 +28,10 @@ from penstock_workers.lanes.batch.apis.provider import (
     BatchSeen,
     Counts,
     LineProblem,
-    LineTooLong,
     NewBatch,
     TryLater,
     UnreadableLine,
+    within,
 )
 from penstock_workers.lanes.batch.apis.reading import (
     MAX_ID_CHARS,
@@ -199,11 +199,7 @@ def write_line(custom_id: str, endpoint: str | None, body: bytes, most_bytes: in
     named = {} if endpoint is None else {"method": "POST", "url": endpoint}
     head = orjson.dumps({"custom_id": custom_id, **named})
     line = b"".join((head[:-1], b',"body":', request_body(body), b"}\n"))
-    if len(line) > most_bytes:
-        raise LineTooLong(
-            f"the request has {len(line)} bytes, and a line of a batch may have {most_bytes}"
-        )
-    return line
+    return within(line, most_bytes)
 
 
 def read_line(output: str, line: Line) -> BatchAnswer | UnreadableLine:

@@ -167,6 +167,15 @@ class LineTooLong(BadLine):
     """The line has more bytes than a provider takes."""
 
 
+def within(line: bytes, most_bytes: int) -> bytes:
+    """Return the line. Raises LineTooLong."""
+    if len(line) > most_bytes:
+        raise LineTooLong(
+            f"the request has {len(line)} bytes, and a line of a batch may have {most_bytes}"
+        )
+    return line
+
+
 class BatchRefused(BatchError):
     """The provider will never take this batch."""
 

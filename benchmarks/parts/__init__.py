@@ -1,2 +1,0 @@
-"""What one part costs: HTTP clients, the embed lane's batches, memory, tracing, and Flower's
-events."""

@@ -1,1 +1,0 @@
-"""What others do with the same calls: bare loops, curator and Ray Data LLM."""

@@ -1,1 +1,0 @@
-"""Feeding, the queue, and what Redis spends on both."""
