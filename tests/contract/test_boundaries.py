@@ -62,6 +62,8 @@ INTERNAL_SURFACE = {
         "accepting.sampling",
         "accepting.survey",
         "bucket.place",
+        "dialects.answers",
+        "dialects.translation",
         "errors",
         "feed.feeder",
         "feed.feeder_plan",

@@ -1,9 +1,8 @@
 """The two forms of an input row, each turned into (doc_id, request body, endpoint).
 
 OpenAI Batch lines `{"custom_id", "method", "url", "body"}` keep their body: the spec's model and
-params only fill in what it lacks. (A line for OpenAI's chat in a job for Anthropic's Messages or
-for Gemini is translated; any other line may name a path of its own, where all lanes of the job
-answer it.) Plain records become
+params only fill in what it lacks. (A line may name a path of its own, where all lanes of the job
+answer it; a line for another API than the job's is translated.) Plain records become
 a body through the spec's prompt, or with the messages in one of their columns. The spec decides
 which form it is: with one of both, plain records; without, batch lines."""
 
@@ -15,11 +14,11 @@ from typing import Any, Final, Protocol
 import orjson
 
 from penstock_ledger.texts import SetOption, SetParam, Text
+from penstock_producer.dialects.translation import is_translated, request_for
 from penstock_producer.errors import SourceError, seen
-from penstock_producer.job import anthropic_body, gemini_body
-from penstock_producer.job.endpoints import CHAT, generate_path
+from penstock_producer.job.endpoints import generate_path
 from penstock_producer.job.params import as_sent, read_from_column, value_fault
-from penstock_producer.job.request_body import is_anthropic, is_gemini, text_field
+from penstock_producer.job.request_body import is_anthropic, is_gemini, text_field, with_defaults
 from penstock_producer.job.response_format import CONSTRAINTS, FIELD
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.job.targets import at_endpoint, url_refusal
@@ -151,7 +150,7 @@ class BatchLines:
                 return doc_id, form.request(body), url
             return (
                 doc_id,
-                self.request(self._translated(body) if url != self._endpoint else body),
+                self.request(self._translated(body, url) if url != self._endpoint else body),
                 None,
             )
         except RowFault as fault:
@@ -171,7 +170,7 @@ class BatchLines:
         if self._asks_for_form and FIELD not in given and not CONSTRAINTS.isdisjoint(given):
             del request[FIELD]  # the line says in another field what its answer looks like
         if self._is_gemini:
-            request = gemini_body.with_defaults(given, self._model, self._params)
+            request = with_defaults(given, self._model, self._params)
         self._check_request(request)
         return bounded(orjson.dumps(request), self._max_body_bytes)
 
@@ -186,11 +185,16 @@ class BatchLines:
             ")",
         )
 
-    def _translated(self, body: Any) -> Any:
-        """Translate a line of OpenAI's chat in a job for another API. Raises RowFault."""
-        translated = gemini_body.translated if self._is_gemini else anthropic_body.translated
+    def _is_translated(self, url: Any) -> bool:
+        """Return whether lines for this path become requests to the job's, as none may be its."""
+        if type(url) is not str or not is_translated(url, self._endpoint):
+            return False
+        return url_refusal(url, self._spec) is not None
+
+    def _translated(self, body: Any, url: str) -> Any:
+        """Translate a line for another API than the job's. Raises RowFault."""
         try:
-            return translated(body) if type(body) is dict else body
+            return request_for(self._endpoint, body, url) if type(body) is dict else body
         except BadMessages as error:
             raise RowFault(
                 "untranslatable_request",
@@ -210,7 +214,7 @@ class BatchLines:
                 field="method",
                 value=seen(method),
             )
-        if url == self._endpoint or (url == CHAT and (self._is_anthropic or self._is_gemini)):
+        if url == self._endpoint or self._is_translated(url):
             return self
         return self.at(url)
 
