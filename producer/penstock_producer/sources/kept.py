@@ -117,7 +117,9 @@ class Kept:
         names = None if given is None else [column.name for column in given]
         wanted = chosen_columns(keep, names, self.id_field)
         if given is None:
-            return _by_value(self._source.records(), None, wanted)
+            found = _by_value(self._source.records(), None, wanted)
+            chosen_columns(keep, [column.name for column in found], self.id_field)
+            return found
         columns = [column for column in given if wanted is None or column.name in wanted]
         if len(columns) > MAX_COLUMNS:
             raise _too_many(len(columns))
