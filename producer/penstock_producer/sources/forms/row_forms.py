@@ -23,7 +23,7 @@ from penstock_producer.job.response_format import CONSTRAINTS, FIELD
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.job.targets import at_endpoint, url_refusal
 from penstock_producer.prompts.messages import BadMessages
-from penstock_producer.rows import DEFAULT_MAX_BODY_BYTES, Tally, id_fault
+from penstock_producer.rows import DEFAULT_MAX_BODY_BYTES, ROW_ID, Tally, id_fault
 from penstock_producer.sources.forms.asked import Attachments, asked_of
 from penstock_producer.sources.forms.strict_json import RowFault, bounded, columns_of
 
@@ -283,15 +283,17 @@ class PlainRecords:
         self.tally = Tally()
         self._asked = asked_of(spec, max_body_bytes, self.tally, media)
         self._id_field = spec.id_field
+        # none, where rows are numbered
+        self._id_column = () if spec.id_field == ROW_ID else (spec.id_field,)
         self._param_fields = spec.param_fields
         self._endpoint = spec.endpoint
         self._asked_by = SetOption("prompt" if spec.messages_field is None else "messages_field")
         self.columns: tuple[str, ...] | None = tuple(
-            dict.fromkeys((spec.id_field, *self._asked.required))
+            dict.fromkeys((*self._id_column, *self._asked.required))
         )
         self.param_columns: tuple[str, ...] = tuple(spec.param_fields.values())
         self.media_columns: tuple[str, ...] = (*spec.image_fields, *spec.audio_fields)
-        names = dict.fromkeys((spec.id_field, *self._asked.fields, *spec.param_fields.values()))
+        names = dict.fromkeys((*self._id_column, *self._asked.fields, *spec.param_fields.values()))
         self.read_columns: tuple[str, ...] | None = None if self._asked.whole_row else tuple(names)
         self.control_keys: tuple[bytes, ...] = tuple(orjson.dumps(name) for name in names)
 
@@ -343,7 +345,9 @@ class PlainRecords:
                 fix=Text(
                     "name the id column (",
                     SetOption("id_field"),
-                    f"); columns here: {columns_of(record)}",
+                    "), or ",
+                    *_NUMBERED,
+                    f"; columns here: {columns_of(record)}",
                 ),
                 field=self._id_field,
             )
@@ -384,13 +388,17 @@ def _invalid_request(name: str, value: Any, fix: str) -> RowFault:
 
 
 _SHOWN = 20
+_NUMBERED = ("have the rows numbered where none has ids (", SetOption("id_field", ROW_ID), ")")
 
 
-def check_columns(uri: str, form: RowForm, names: Sequence[str], *, nested: bool) -> None:
+def check_columns(
+    uri: str, form: RowForm, names: Sequence[str], *, nested: bool, id_field: str = ""
+) -> None:
     """Raise SourceError for a column that the job needs and no row can have.
 
     It is raised, too, where rows can be no batch lines. ``nested``: columns may hold objects, so
-    that `{user.name}` may be `name` of the column `user`.
+    that `{user.name}` may be `name` of the column `user`. ``id_field`` is given where rows may be
+    numbered in its place.
     """
     if form.columns is None:
         raise SourceError(
@@ -406,12 +414,14 @@ def check_columns(uri: str, form: RowForm, names: Sequence[str], *, nested: bool
     shown = ", ".join(map(seen, names[:_SHOWN])) + (", …" if len(names) > _SHOWN else "")
     for name in form.columns:
         if name not in names and not (nested and name.partition(".")[0] in names):
+            otherwise = ("; or ", *_NUMBERED) if name == id_field else ()
             raise SourceError(
                 "missing_column",
                 Text(
                     f"{uri} has no column {seen(name)}; name the id column (",
                     SetOption("id_field"),
                     f") and the prompt's {{columns}} as they are: {shown}",
+                    *otherwise,
                 ),
             )
     for name in form.param_columns:
