@@ -17,13 +17,12 @@ from typer.core import TyperCommand, TyperOption
 # In this order; each with the flags that it shows, by their names without dashes. Flags that stand
 # for themselves elsewhere, such as `--state`, have the box of their name.
 BOXES: Final[Mapping[str, str]] = {
-    "Documents": "spec format table query query-file encoding id-field from-job from-schedule "
+    "Documents": "spec format sheet table query query-file encoding id-field from-job from-schedule "
     "where max-bad-rows image-field audio-field messages-field dedup",
     "The request": "prompt prompt-file template system system-file examples truncate tokenizer "
     "compress-prompt model endpoint param param-field max-prompt-tokens on-overflow "
     "response-format response-schema schema-repairs embedding-dtype preprocess postprocess",
-    "Answers": "out output-format keep-columns order escape-formulas into into-table into-id "
-    "callback-url",
+    "Answers": "out output-format keep-columns order escape-formulas into into-table into-id",
     "Money and time": "budget-usd over-budget usd-per-mtok-in usd-per-mtok-out deadline "
     "stop-at-dead stop-at-usd-per-doc cache tier",
     "Failures": "max-attempts timeout fallback fallback-on degrade escalate",

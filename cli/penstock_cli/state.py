@@ -117,7 +117,7 @@ class StateFolder:
         try:
             with contextlib.closing(sqlite3.connect(address, uri=True)) as ledger:
                 found = ledger.execute("SELECT state FROM jobs WHERE job_key = ?", (job_key,))
-                return found.fetchone() == ("completed",)
+                return bool(found.fetchone() == ("completed",))
         except sqlite3.Error:
             return False
 
