@@ -14,11 +14,10 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperCommand, TyperOption
 
-# In this order; each with the flags that it shows, by their names without dashes. Flags that stand
-# for themselves elsewhere, such as `--state`, have the box of their name.
+# In this order; each with the flags that it shows, by their names without dashes.
 BOXES: Final[Mapping[str, str]] = {
-    "Documents": "spec format sheet table query query-file encoding id-field from-job from-schedule "
-    "where max-bad-rows image-field audio-field messages-field dedup",
+    "Documents": "spec format sheet table query query-file encoding id-field from-job "
+    "from-schedule where max-bad-rows image-field audio-field messages-field dedup",
     "The request": "prompt prompt-file template system system-file examples truncate tokenizer "
     "compress-prompt model endpoint param param-field max-prompt-tokens on-overflow "
     "response-format response-schema schema-repairs embedding-dtype preprocess postprocess",

@@ -82,7 +82,8 @@ def _run(asked: Mapping[str, Any], events: Events) -> int:
     from penstock_cli.run.request import standby_lane
 
     # first of all: its imports take as long as all of this process's
-    with Standby(standby_lane(request.given.lanes)) as standby:
+    lane = standby_lane(request.given.lanes)
+    with Standby(lane, wanted=not request.is_completed()) as standby:
         from penstock_cli.run.local import run_local
 
         return run_local(request, standby, Caller(events))

@@ -150,7 +150,7 @@ def test_the_commands_pass_these_flags_on(
     monkeypatch.setattr("penstock_cli.run.local.run_local", stop)
     monkeypatch.setattr("penstock_cli.job.jobspec.job_spec", stop)
     monkeypatch.setattr(
-        "penstock_cli.processes.standby.Standby", lambda *_: contextlib.nullcontext()
+        "penstock_cli.processes.standby.Standby", lambda *_, **__: contextlib.nullcontext()
     )
     more = ["--preprocess", "a:b", "--postprocess", "c:d", "--on-overflow", "shrink", *typed]
     CliRunner().invoke(
