@@ -24,12 +24,14 @@ from penstock_producer.reporting.fixes import FIXES
 from penstock_producer.reporting.origin import feeders_line, from_job_line, started_by_line
 from penstock_producer.reporting.pauses import advice_for, pause_steps
 from penstock_producer.reporting.reasons import (
+    INTERRUPTED,
     Wait,
     cause_line,
     held_budget,
     held_by_calls,
     held_by_tenant,
     in_hooks,
+    interrupted_line,
     latest_cause,
     retried_line,
 )
@@ -119,6 +121,7 @@ class JobView:
     tiers: Sequence[Tier]
     reasons: Sequence[Reason]
     dead: int
+    has_outcomes: bool
     chart: Chart | None
     counting: bool
     latencies: Sequence[tuple[str, str]]
@@ -135,7 +138,7 @@ def job_view(seen: JobSeenNow, now: float | None = None) -> JobView:
     return JobView(
         job_id=job.job_id,
         key=one_line(job.job_key, REASON_CHARS),
-        state=str(job.state),
+        state=INTERRUPTED if seen.is_interrupted else str(job.state),
         ended=job.state.final,
         pausable=job.state == "running",
         resumable=job.state == "paused",
@@ -156,6 +159,7 @@ def job_view(seen: JobSeenNow, now: float | None = None) -> JobView:
         tiers=_tiers(seen),
         reasons=_reasons(seen),
         dead=report.dead,
+        has_outcomes=report.finished > 0,
         chart=None if seen.course is None else rate_chart(seen.course.stretches),
         counting=seen.course is None and report.finished > 0,
         latencies=_latencies(seen),
@@ -217,7 +221,7 @@ def _notes(seen: JobSeenNow, now: float) -> Iterator[Note]:
             "warn",
             "The job is being cancelled: what has not begun becomes dead letters `cancelled`.",
         )
-    if seen.redis_is_away and not job.state.final:
+    if seen.redis_is_away and not job.state.final and not seen.is_interrupted:
         yield Note(
             "warn",
             "Redis does not answer: queues, workers and quotas are not shown.",
@@ -225,7 +229,10 @@ def _notes(seen: JobSeenNow, now: float) -> Iterator[Note]:
         )
     for sentence in seen.batch_troubles:
         yield Note("warn", f"{sentence[:1].upper()}{sentence[1:]}.")
-    if job.state == "running":
+    if seen.is_interrupted:
+        said = interrupted_line(job, one_machine=seen.one_machine)
+        yield Note("warn", f"{said[:1].upper()}{said[1:]}.")
+    if job.state == "running" and not (seen.is_interrupted and seen.one_machine):
         yield from _slow(seen, now, key)
 
 
