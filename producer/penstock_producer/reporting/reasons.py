@@ -366,8 +366,8 @@ def interrupted_line(job: Job, *, one_machine: bool) -> str:
     """Return what it means for a job that it is interrupted, and how it goes on."""
     if one_machine:
         return (
-            "interrupted: no process works on this job now, and what has ended is kept; the same "
-            "command again goes on where it stopped"
+            "interrupted: no process works on this job now, and what has ended is kept; the "
+            "command that began it, given again, goes on where it stopped"
         )
     return (
         "interrupted: no control process leads this job and no worker of lane "

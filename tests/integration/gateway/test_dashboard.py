@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -329,7 +329,7 @@ def test_what_no_list_of_jobs_would_say_stands_in_it(house: House, context: Brow
     page.goto(f"{house.url}/ui/jobs/{house.ids.left}")
     said = read(page)
     assert "Interrupted: no process works on this job now, and what has ended is kept" in said
-    assert "the same command again goes on where it stopped" in said
+    assert "the command that began it, given again, goes on where it stopped" in said
     page.goto(f"{house.url}/ui/jobs?state=paused")
     assert house.ids.refused not in read(page)
 
@@ -381,12 +381,19 @@ def test_a_job_begins_with_a_file_without_scripts(
         assert "m2" in said
         assert "m3" not in said, "the first three"
         assert page.get_by_role("definition").first.inner_text().startswith("40")
+        names = ("token", "file", "prompt", "model", "id_field", "name")
+        form: dict[str, Any] = {one: page.input_value(f"main [name={one}]") for one in names}
         page.get_by_role("button", name="Submit the job").click()
         page.wait_for_url("**/ui/jobs/job_*")
+        assert "The job is submitted" in read(page)
         job_id = page.url.rpartition("/")[2].partition("?")[0]
-        page.go_back()
-        page.get_by_role("button", name="Submit the job").click()
-        page.wait_for_url(f"**/ui/jobs/{job_id}?done=submit")
+        submit, own = f"{house.url}/ui/new/submit", {"origin": house.url}
+        again = page.request.post(submit, form=form, headers=own)
+        assert again.url.endswith(f"/ui/jobs/{job_id}?done=submit")
+        other = page.request.post(submit, form=form | {"prompt": "Say {text}"}, headers=own)
+        assert other.status == 409, "another job under its name"
+        gone = page.request.post(submit, form=form | {"file": "file-1"}, headers=own)
+        assert gone.status == 404
     job = JobStore(house.database).get(job_id)
     assert job.total == 40
     assert job.job_key.startswith("Mails-of-March-")
