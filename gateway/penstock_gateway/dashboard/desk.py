@@ -89,7 +89,7 @@ class JobSeenNow:
     per_second: float | None  # documents lately; None: not known yet
     tokens_per_second: float | None
     redis_is_away: bool
-    is_interrupted: bool  # nobody leads it or works for it, though it runs by its state
+    is_interrupted: bool  # no process leads it or works for it, though it runs by its state
     one_machine: bool
     in_state: str  # behind commands: see ``Desk.in_state``
 
@@ -179,7 +179,7 @@ class Desk:
         )
 
     def interrupted(self, jobs: Sequence[Job]) -> set[str]:
-        """Return which of these jobs began and have nobody now."""
+        """Return which of these jobs are interrupted."""
         return interrupted(
             self.database, jobs, lambda: self.asked(lambda ledger, _: ledger.workers()) or ()
         )

@@ -37,6 +37,7 @@ from penstock_gateway.refused import Refused, not_found
 from penstock_gateway.routing import Router
 from penstock_ledger import DoorFile, PenstockError
 from penstock_producer.reporting.text import count, one_line, usd
+from penstock_producer.source_formats import FORMATS
 
 __all__ = ["router"]
 
@@ -48,6 +49,7 @@ VALUE_BYTES: Final = 512
 FORM_MAX: Final = 4 * PROMPT_BYTES
 REQUESTS_SHOWN: Final = 3
 PROBLEMS_SHOWN: Final = 5
+MIB: Final = 2**20
 KEY_CHARS: Final = 80  # of a file's name in the name of its job
 _OPTIONS: Final = ("prompt", "model", "id_field")
 _FIELDS: Final = {TOKEN: VALUE_BYTES, "prompt": PROMPT_BYTES, "model": VALUE_BYTES} | {
@@ -150,7 +152,7 @@ def _plain(typed: str) -> str:
 
 
 def _job(file: DoorFile, typed: Mapping[str, str], **more: Any) -> NewJob:
-    options = {name: typed[name] for name in _OPTIONS if typed[name]}
+    options: dict[str, Any] = {name: typed[name] for name in _OPTIONS if typed[name]}
     return NewJob(source=file.file_id, **more, **options)
 
 
@@ -164,6 +166,7 @@ def _upload_page(
         status=200 if refused is None else refused.status,
         fault="" if refused is None else refused.message,
         typed=dict.fromkeys(_OPTIONS, "") | dict(typed),
+        formats=", ".join(one.name for one in FORMATS.values() if one.of_rows),
         most=_size(viewer.backend.settings.gateway.max_upload_bytes),
     )
 
@@ -242,7 +245,7 @@ def _name_of(file: DoorFile) -> str:
 
 def _size(number: int) -> str:
     """Return a number of bytes; small ones are exact."""
-    return f"{number:,} bytes" if number < 1_000_000 else f"{number / 1e6:,.1f} MB"
+    return f"{number:,} bytes" if number < MIB else f"{number / MIB:,.0f} MiB"
 
 
 def _store(viewer: Viewer) -> FileStore:

@@ -350,9 +350,9 @@ INTERRUPTED: Final = "interrupted"
 def interrupted(
     database: Database, jobs: Sequence[Job], workers: Callable[[], Sequence[WorkerSeen]]
 ) -> set[str]:
-    """Return which jobs began and have nobody now: no control process leads them, no worker lives.
+    """Return which jobs began and were left: no control process leads them, no worker lives.
 
-    A job that nobody ever led waits to begin. ``workers`` is asked only where it decides.
+    A job that was never led waits to begin. ``workers`` is asked only where it decides.
     """
     from penstock_ledger import JobStore
 

@@ -71,7 +71,7 @@ def desk(
 
 
 def test_a_job_that_everyone_has_left_is_called_interrupted(desk: Desk) -> None:
-    """One that nobody has led yet runs; once its leader has gone and no worker lives it is
+    """One that waits to begin runs; once its leader has gone and no worker lives it is
     interrupted, and `status` says how it goes on and where its results are."""
     assert "reviews running" in desk.type("status", "reviews")
     feed = desk.jobs.lease_feed("job_1", 1, "control@desk", 30)

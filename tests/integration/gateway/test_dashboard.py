@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from dashboard_ledger import Seeded, chromium, seed
+from dashboard_ledger import HOSTILE, Seeded, chromium, seed
 from doors import Answer, asked, door, door_settings, new_key
 from playwright.sync_api import Browser, BrowserContext, Page
 from servers import RedisServer
@@ -106,6 +106,32 @@ def test_every_page_can_be_used_by_everyone(house: House, context: BrowserContex
         page.emulate_media(color_scheme="dark")
         dark = page.evaluate("axe.run({runOnly: ['color-contrast'], resultTypes: ['violations']})")
         assert not dark["violations"], f"{place} in dark: {dark['violations']}"
+
+
+def test_the_preview_of_a_job_can_be_used_by_everyone(
+    house: House, context: BrowserContext, told: list[str]
+) -> None:
+    """The page that no address opens breaks no rule of WCAG that axe knows, and fits a phone, with
+    a hostile row on it."""
+    page = context.new_page()
+    page.goto(f"{house.url}/ui/new")
+    page.get_by_label("Prompt").fill("Summarise: {text}")
+    page.get_by_label("Model").fill("gpt-5-mini")
+    rows = [{"id": "<b>1</b>", "text": HOSTILE.replace("\x00", "") * 9}, {"id": "2"}]
+    rows += [{"id": str(number), "text": "late"} for number in range(3, 300)]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    page.get_by_label("File").set_input_files(
+        {"name": "<i>x.jsonl", "mimeType": "text/plain", "buffer": text.encode()}
+    )
+    page.get_by_role("button", name="Upload and preview").click()
+    assert "cannot be used, and would be dead letters" in read(page)
+    assert "<i>x.jsonl" in read(page)
+    assert page.locator("main script, main img, main i").count() == 0
+    found = Axe().run(page, options={"resultTypes": ["violations"]})
+    assert not found.violations_count, found.generate_report()
+    page.set_viewport_size({"width": PHONE, "height": 700})
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE
+    assert not told, "the browser had to refuse something"
 
 
 def test_every_page_fits_a_phone(house: House, browser: Browser) -> None:
