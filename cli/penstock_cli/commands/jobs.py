@@ -106,9 +106,9 @@ def _print_status(console: Console, job: Job, figures: JobFigures, ledger: Books
 def _interrupted(ledger: Books, jobs: Sequence[Job]) -> set[str]:
     from penstock_producer.reporting.reasons import interrupted
 
-    def workers() -> Sequence[WorkerSeen]:
+    def workers() -> Sequence[WorkerSeen] | None:
         redis = ledger.redis_if_running()
-        return [] if redis is None else redis.workers()
+        return None if redis is None else redis.workers()
 
     return interrupted(ledger.database, jobs, workers)
 

@@ -181,7 +181,7 @@ class Desk:
     def interrupted(self, jobs: Sequence[Job]) -> set[str]:
         """Return which of these jobs are interrupted."""
         return interrupted(
-            self.database, jobs, lambda: self.asked(lambda ledger, _: ledger.workers()) or ()
+            self.database, jobs, lambda: self.asked(lambda ledger, _: ledger.workers())
         )
 
     def fleet(self) -> tuple[list[WorkerSeen], dict[str, Depth], bool]:

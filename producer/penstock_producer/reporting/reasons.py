@@ -348,17 +348,22 @@ INTERRUPTED: Final = "interrupted"
 
 
 def interrupted(
-    database: Database, jobs: Sequence[Job], workers: Callable[[], Sequence[WorkerSeen]]
+    database: Database, jobs: Sequence[Job], workers: Callable[[], Sequence[WorkerSeen] | None]
 ) -> set[str]:
     """Return which jobs began and were left: no control process leads them, no worker lives.
 
-    A job that was never led waits to begin. ``workers`` is asked only where it decides.
+    A job that was never led waits to begin. ``workers`` is asked only where
+    it decides; it gives None where Redis does not answer. On one machine Redis ends with the
+    processes, while that of a fleet may be away alone.
     """
     from penstock_ledger import JobStore
 
     running = [job for job in jobs if job.state == "running"]
     left = JobStore(database).left([job.job_id for job in running])
     seen = workers() if left else ()
+    if seen is None:
+        seen = ()
+        left = left if database.is_sqlite else set()
     return {job.job_id for job in running if job.job_id in left and not _living(seen, job.lane)}
 
 
