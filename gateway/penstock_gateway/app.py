@@ -20,7 +20,7 @@ from penstock_gateway.backend import Backend
 from penstock_gateway.bodies import Bodies
 from penstock_gateway.callers.admission import Admissions, Gate
 from penstock_gateway.callers.known_keys import KnownKeys
-from penstock_gateway.errors import answer_to, is_problem_path, refused_for
+from penstock_gateway.errors import answer_to, is_anthropic_path, is_problem_path, refused_for
 from penstock_gateway.jobs.watches import Watches
 from penstock_gateway.metrics import DoorMetrics, metrics_of
 from penstock_gateway.middleware import Paths, RequestIds, Room, request_id_of, shown_path
@@ -110,6 +110,19 @@ _OPENAI: Final = {
         }
     },
 }
+_ANTHROPIC: Final = {
+    "type": "object",
+    "required": ["type", "error", "request_id"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+        "request_id": {"type": "string"},
+    },
+}
 _ERRORS: Final = {
     "400": "A field, or the content, cannot be used.",
     "401": "There is no API key, or it is not valid.",
@@ -152,7 +165,7 @@ def _completed(document: dict[str, Any]) -> dict[str, Any]:
     schemas = parts.setdefault("schemas", {})
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
-    schemas |= {"Problem": _PROBLEM, "OpenAIError": _OPENAI}
+    schemas |= {"Problem": _PROBLEM, "OpenAIError": _OPENAI, "AnthropicError": _ANTHROPIC}
     parts["securitySchemes"] = _SCHEMES
     document["security"] = [{name: []} for name in _SCHEMES]
     document["tags"] = [{"name": name, "description": text} for name, text in _TAGS]
@@ -174,11 +187,11 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
     What the framework would answer by itself it does not here."""
     answers = operation["responses"]
     answers.pop("422", None)
-    name, kind = (
-        ("Problem", "application/problem+json")
-        if is_problem_path(path)
-        else ("OpenAIError", "application/json")
-    )
+    name, kind = "OpenAIError", "application/json"
+    if is_problem_path(path):
+        name, kind = "Problem", "application/problem+json"
+    elif is_anthropic_path(path):
+        name = "AnthropicError"
     for status, words in _ERRORS.items():
         content = {kind: {"schema": {"$ref": f"#/components/schemas/{name}"}}}
         answers.setdefault(status, {"description": words, "content": content})

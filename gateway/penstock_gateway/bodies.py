@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock_gateway.backend import backend_of
 from penstock_gateway.callers.caller import STATE, Caller
 from penstock_gateway.metrics import metrics_of, route_of
-from penstock_gateway.refused import Refused
+from penstock_gateway.refused import Refused, not_json
 from penstock_gateway.routing import json_kept
 from penstock_gateway.settings import GatewayFields
 from penstock_producer.json_bounds import overfull
@@ -186,11 +186,7 @@ class Bodies:
             return
         read_as_json = is_json(headers.get("content-type", ""))
         if not read_as_json and path.startswith("/v1/") and not _is_below(path, OTHER_TYPES):
-            raise Refused(
-                415,
-                "The body has to be JSON: send the header `Content-Type: application/json`.",
-                code="unsupported_content_type",
-            )
+            raise not_json()
         await self._whole(scope, incoming, send, read_as_json)
 
     async def _whole(

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from penstock_gateway.pages.render import error_page
-from penstock_gateway.refused import INVALID_REQUEST, Refused
+from penstock_gateway.refused import INVALID_REQUEST, Refused, not_json
 from penstock_ledger import (
     BatchLost,
     DatabaseUnavailable,
@@ -68,7 +68,14 @@ from penstock_producer import (
 )
 from penstock_producer.reporting.advice import over_http
 
-__all__ = ["ERRORS", "answer_to", "is_problem_path", "openai_error", "refused_for"]
+__all__ = [
+    "ERRORS",
+    "answer_to",
+    "anthropic_error",
+    "is_problem_path",
+    "openai_error",
+    "refused_for",
+]
 
 _ANTHROPIC: Final = "/v1/messages"
 _PROBLEMS: Final = (
@@ -97,11 +104,16 @@ def answer_to(refused: Refused, path: str, request_id: str) -> Response:
     """Return the answer for an error, in the form that clients of the path read."""
     if path == "/" or _is_below(path, _PAGES):
         return error_page(refused.status, refused.message, request_id, refused.headers)
-    if _is_below(path, _ANTHROPIC):
-        return _json(refused, _anthropic(refused, request_id))
+    if is_anthropic_path(path):
+        return _json(refused, anthropic_error(refused, request_id))
     if is_problem_path(path):
         return _json(refused, _problem(refused, request_id), "application/problem+json")
     return _json(refused, openai_error(refused))
+
+
+def is_anthropic_path(path: str) -> bool:
+    """Return whether errors of this path are as Anthropic has them."""
+    return _is_below(path, _ANTHROPIC)
 
 
 def is_problem_path(path: str) -> bool:
@@ -125,7 +137,7 @@ def openai_error(refused: Refused) -> dict[str, Any]:
     }
 
 
-def _anthropic(refused: Refused, request_id: str) -> dict[str, Any]:
+def anthropic_error(refused: Refused, request_id: str) -> dict[str, Any]:
     default = "invalid_request_error" if refused.status < 500 else "api_error"
     kind = _ANTHROPIC_TYPES.get(refused.status, default)
     return {
@@ -311,6 +323,9 @@ def _of_validation(faults: Any) -> Refused:
     param = ".".join(place[1:]) or None
     if first.get("type") == "json_invalid":
         return Refused(400, "The body is not valid JSON.", code="invalid_json")
+    # the framework hands on a body as it came where its type is not JSON
+    if place == ["body"] and isinstance(first.get("input"), bytes):
+        return not_json()
     code = "missing_required_parameter" if first.get("type") == "missing" else "invalid_value"
     where = f"{param}: " if param else ""
     return Refused(

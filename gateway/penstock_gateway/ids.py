@@ -11,7 +11,7 @@ import secrets
 import string
 from typing import Final, Literal
 
-__all__ = ["Kind", "is_id", "new_id"]
+__all__ = ["Kind", "is_id", "is_shown", "new_id"]
 
 Kind = Literal[
     "file", "batch", "msgbatch", "batch_req", "req", "key", "chatcmpl", "cmpl", "msg", "we", "evt"
@@ -22,6 +22,7 @@ _LENGTH: Final = 27  # 160 bits, although some letters are a little likelier tha
 # one random byte makes one
 _LETTER_OF: Final = bytes(ord(_LETTERS[byte % len(_LETTERS)]) for byte in range(256))
 _TAIL: Final = "[A-Za-z0-9]{24,64}"
+SHOWN_CHARS: Final = 80  # more than any id has, here or at OpenAI
 _PREFIX: Final[dict[Kind, str]] = {
     "file": "file-",
     "batch": "batch_",
@@ -48,3 +49,11 @@ def new_id(kind: Kind) -> str:
 
 def is_id(kind: Kind, text: str) -> bool:
     return _SHAPE[kind].fullmatch(text) is not None
+
+
+def is_shown(text: str) -> bool:
+    """Return whether a text that names nothing here may be repeated to its caller.
+
+    Such an id is looked up like any other and found nowhere; it may be no longer than one that is.
+    """
+    return 0 < len(text) <= SHOWN_CHARS and text.isascii() and text.isprintable()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from starlette.exceptions import HTTPException
 
-__all__ = ["INVALID_REQUEST", "Refused", "not_found"]
+__all__ = ["INVALID_REQUEST", "Refused", "not_found", "not_json"]
 
 INVALID_REQUEST = "invalid_request_error"
 
@@ -45,3 +45,9 @@ class Refused(HTTPException):
 def not_found(what: str, name: str) -> Refused:
     """Return a 404, the same for an id that never was and for one of another tenant."""
     return Refused(404, f"No such {what}: {name[:80]!r}", code="not_found", param="id")
+
+
+def not_json() -> Refused:
+    """Return the 415 of a body whose type is another one."""
+    message = "The body has to be JSON: send the header `Content-Type: application/json`."
+    return Refused(415, message, code="unsupported_content_type")

@@ -1,8 +1,11 @@
-"""The routes of all rooms: they take the JSON of a body as it was read before they were found."""
+"""The routes of all rooms, and answers by server-sent events.
+
+Routes take the JSON of a body as it was read before they were found."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -10,11 +13,11 @@ from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Scope
+from starlette.types import Scope, Send
 
-from penstock_gateway.refused import Refused
+from penstock_gateway.refused import Refused, not_json
 
-__all__ = ["Router", "json_kept"]
+__all__ = ["QUIET_S", "SLOW_S", "STILL_THERE", "EventResponse", "Router", "json_kept"]
 
 _STATE: Final = "penstock_json"
 
@@ -30,11 +33,8 @@ class _Request(Request):
                 raise Refused(
                     400, "The body is not valid JSON: it is empty.", code="invalid_json"
                 ) from None
-            raise Refused(  # its Content-Type says JSON to the framework and not to us
-                415,
-                "The body has to be JSON: send the header `Content-Type: application/json`.",
-                code="unsupported_content_type",
-            ) from None
+            # its Content-Type says JSON to the framework and not to us
+            raise not_json() from None
 
 
 class _Route(APIRoute):
@@ -66,3 +66,32 @@ def json_kept(scope: Scope, value: Any) -> Iterator[None]:
         yield
     finally:
         del scope["state"][_STATE]
+
+
+# without an event; then a comment says that the connection lives, also to proxies between
+QUIET_S: Final = 15.0
+SLOW_S: Final = 30.0  # for which a reader may take nothing of what was sent; then it is dropped
+STILL_THERE: Final = b": still there\n\n"
+
+
+class EventResponse(Response):
+    """An answer whose length is not known; what it sends is its own."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, headers: Mapping[str, str] | None = None) -> None:
+        always = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        super().__init__(headers={**always, **(headers or {})})
+        del self.headers["content-length"]
+
+    async def begin(self, send: Send) -> None:
+        start = {"status": self.status_code, "headers": self.raw_headers}
+        await send({"type": "http.response.start", **start})
+
+    async def send_piece(self, send: Send, data: bytes) -> None:
+        """Send a piece. Raises TimeoutError for a reader that takes nothing."""
+        async with asyncio.timeout(SLOW_S):
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self, send: Send) -> None:
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

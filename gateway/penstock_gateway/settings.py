@@ -38,8 +38,8 @@ class BatchFields(BaseModel):
     models: Literal["one", "any"] = "one"  # in the lines of one batch; OpenAI has one
     # lines of /v1/batches, texts of embeddings: OpenAI's
     max_requests: Annotated[int, Field(ge=1, le=10_000_000)] = 50_000
-    # Of /v1/messages/batches; None = `provider`, where that is of kind anthropic, else the only one
-    # that is.
+    # Of /v1/messages/batches, of any kind; None = the only provider of kind anthropic, else
+    # `provider`.
     messages_provider: Annotated[str, Field(pattern=PROVIDER)] | None = None
     messages_max_requests: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000  # Anthropic's
     # of the body; Anthropic's

@@ -34,6 +34,7 @@ from penstock_ledger import DueDelivery, WebhookStore
 __all__ = [
     "PAUSES_S",
     "UNREACHABLE",
+    "URL_MAX",
     "GuardedResolver",
     "NotAllowed",
     "Sent",

@@ -16,7 +16,7 @@ from penstock_gateway.ids import is_id, new_id
 from penstock_gateway.refused import Refused, not_found
 from penstock_gateway.routing import Router
 from penstock_gateway.webhook_delivery import URL_MAX, NotAllowed, check_host, check_url
-from penstock_ledger import EVERY_EVENT, Delivery, Endpoint, NewEndpoint, WebhookStore
+from penstock_ledger import EVERY_EVENT, Delivery, Endpoint, NewCallback, NewEndpoint, WebhookStore
 
 router = Router(prefix="/v1/webhooks", tags=["webhooks"])
 
@@ -31,6 +31,7 @@ EventType = Literal[
     "job.paused",
 ]
 SECRET_BYTES: Final = 32
+SIGNED_BY: Final = "x-penstock-callback-secret"  # a header
 OVERLAP_S: Final = 86_400.0  # for which the secret before signs as well
 
 Reads = Annotated[Caller, Depends(caller_with("read"))]
@@ -52,11 +53,7 @@ class NewWebhook(BaseModel):
 async def create_webhook(request: Request, caller: Writes, new: NewWebhook) -> dict[str, Any]:
     """Register an endpoint. Its secret is in this answer and in no other."""
     backend = backend_of(request)
-    allowed = backend.settings.gateway.webhook_hosts
-    try:
-        await check_host(check_url(new.url, allowed), allowed)
-    except NotAllowed as error:
-        raise Refused(400, f"url: {error}", code="url_not_allowed", param="url") from None
+    await check_receiver(backend, new.url, "url")
     secret = new_secret()
     events = [EVERY_EVENT] if new.events is None else sorted(set(new.events))
     made = await backend.run(
@@ -179,6 +176,28 @@ async def retry_delivery(
     ):
         raise not_found("event", event_id)
     return {"id": event_id, "object": "event"}
+
+
+async def check_receiver(backend: Backend, url: str, param: str) -> None:
+    """Check where events may go. Raises Refused (400), which names the field."""
+    allowed = backend.settings.gateway.webhook_hosts
+    try:
+        await check_host(check_url(url, allowed), allowed)
+    except NotAllowed as error:
+        raise Refused(400, f"{param}: {error}", code="url_not_allowed", param=param) from None
+
+
+def call_back(
+    backend: Backend, object_id: str, tenant: str | None, url: str | None
+) -> dict[str, str]:
+    """Send the events of a batch or job to a URL that was checked; return headers for the caller.
+
+    They have the secret that signs, once: nothing without a URL, nor where there is a callback.
+    """
+    if url is None:
+        return {}
+    new = NewCallback(object_id, tenant, url, new_secret())
+    return {SIGNED_BY: new.secret} if _store(backend).call_back(new) else {}
 
 
 def new_secret() -> str:

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from penstock_ledger.door_stores.webhooks import Delivery as Delivery
     from penstock_ledger.door_stores.webhooks import DueDelivery as DueDelivery
     from penstock_ledger.door_stores.webhooks import Endpoint as Endpoint
+    from penstock_ledger.door_stores.webhooks import NewCallback as NewCallback
     from penstock_ledger.door_stores.webhooks import NewEndpoint as NewEndpoint
     from penstock_ledger.door_stores.webhooks import WebhookStore as WebhookStore
     from penstock_ledger.door_stores.whose import EVERYONE as EVERYONE
@@ -235,7 +236,7 @@ else:
                 "Month TenantAccounts TenantBudgets TenantCosts month_of tenant_of_job"
             ),
             "penstock_ledger.door_stores.webhooks": (
-                "Delivery DueDelivery Endpoint NewEndpoint WebhookStore"
+                "Delivery DueDelivery Endpoint NewCallback NewEndpoint WebhookStore"
             ),
             "penstock_ledger.door_stores.whose": "EVERYONE Whose",
             "penstock_ledger.errors": (

@@ -24,11 +24,13 @@ __all__ = [
     "REMOTE",
     "SAMPLE_OF",
     "SEGMENTS",
+    "SKIPPED",
     "STARTED_BY",
     "SUBMITTED_BY",
     "UPLOADED",
     "content_of",
     "shown_uri",
+    "skipped_in_words",
 ]
 
 AWAITED: Final = "awaited"  # of an open job: callers wait for its answers
@@ -49,11 +51,14 @@ PREPARED: Final = "prepared"  # what the survey counted
 # of a random sample: how many documents there are, and the bytes of all their requests
 SAMPLE_OF: Final = "sample_of"
 SEGMENTS: Final = "segments"  # the name before each thousand files of a folder, and their digest
+# files of a folder that hold something else: how many, and the names of the first
+SKIPPED: Final = "skipped"
 STARTED_BY: Final = "started_by"  # the schedule that the job belongs to, and the planned time
 SUBMITTED_BY: Final = "traceparent"  # the span in which it was submitted
 
 _BESIDE_CONTENT: Final = frozenset(
     {
+        SKIPPED,
         "mtime_ns",
         "max_line_bytes",
         "max_body_bytes",
@@ -80,6 +85,20 @@ def shown_uri(pin: Mapping[str, Any]) -> str:
     """
     uri = str(pin.get("uri", ""))
     return uri.rpartition("/")[2] if pin.get(DOOR) == UPLOADED else uri
+
+
+def skipped_in_words(pin: Mapping[str, Any]) -> str | None:
+    """Return which files of the folder are not read; None where all are."""
+    found = pin.get(SKIPPED)
+    if not isinstance(found, Mapping):
+        return None
+    count, names = int(found["count"]), list(found["names"])
+    more = f" and {count - len(names):,} more" if count > len(names) else ""
+    are = "file is" if count == 1 else "files are"
+    return (
+        f"{count:,} {are} not read, as the names say that they hold something else: "
+        f"{', '.join(names)}{more}"
+    )
 
 
 def content_of(pin: Mapping[str, Any]) -> dict[str, Any]:

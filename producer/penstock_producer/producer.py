@@ -564,20 +564,25 @@ class Producer:
         read = CommitOrder(self._database).read(job_id, place, letters=dead_letters)
         return (Committed(outcome, place) for place, outcome in read)
 
-    def record_batches(self, job: str) -> pyarrow.RecordBatchReader:
+    def record_batches(
+        self, job: str, *, keep_columns: str = "all", order: str = "source"
+    ) -> pyarrow.RecordBatchReader:
         """Return results and dead letters so far as Arrow batches, one after the other.
 
-        docs/results.md names the columns.
+        docs/results.md names the columns: those of the source, and behind them the answers'.
 
         ``reader.read_all()`` is a pyarrow table, ``reader.read_pandas()`` a frame of pandas,
         ``polars.from_arrow(reader)`` one of polars, ``duckdb.from_arrow(reader)`` a relation.
-        Raises SinkError where pyarrow is not installed.
+        Raises SinkError where pyarrow is not installed, and where the source cannot be read.
         """
         from penstock_producer.tables.arrow import reader_of
-        from penstock_producer.tables.reading import Reading
+        from penstock_producer.tables.with_source import reading_of
 
-        reading = Reading(self._database, self._jobs.get(job))
-        return reader_of(reading, reading.table.columns)
+        found = self._jobs.get(job)
+        reading = reading_of(
+            self._database, found, self._settings, keep=keep_columns, order=order, form="parquet"
+        )
+        return reader_of(reading, reading.columns)
 
     def made_with(self, job: str) -> list[MadeWith]:
         """Return what results of this job came from, by generation.

@@ -5,12 +5,48 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol, Self
+from typing import Any, Final, Literal, NamedTuple, Protocol, Self
 
 from penstock_ledger.texts import Text
 from penstock_producer.pins import PREPARED
 
-__all__ = ["BadRow", "Document", "Source", "Tally"]
+__all__ = ["ROW_ID", "BadRow", "Column", "Document", "Kind", "Record", "Source", "Tally"]
+
+ROW_ID: Final = "@row"
+"""The id field of a source whose rows have no id: each is named by its number, from 1 on."""
+
+Kind = Literal[
+    "text",
+    "integer",
+    "number",
+    "boolean",
+    "decimal",
+    "date",
+    "timestamp",
+    "instant",  # a timestamp with a time zone
+    "vector",
+    "vectors",
+]
+
+
+class Column(NamedTuple):
+    """One column of a table: of a source, or of what is made of it."""
+
+    name: str
+    kind: Kind
+    type: Any = None  # of Arrow, where the source has such a type
+
+
+Kinds = Literal["known", "by_value", "by_text"]
+"""How the kinds of a source's columns are found: given, by the types of values, or, where all
+values are texts as in CSV, by what these say."""
+
+
+class Record(NamedTuple):
+    """One row of a source with all of its columns, before anything is made of it."""
+
+    line: int  # as a document of it has
+    values: Mapping[str, Any]  # nothing, where the row cannot be read
 
 
 @dataclass(slots=True)
@@ -193,4 +229,18 @@ class FileSource(Source, Protocol):
 
     def place(self, line: int) -> Place:
         """Return the file that a row lies in, and its line there."""
+        ...
+
+
+class RowSource(FileSource, Protocol):
+    """A source whose rows can be had with all of their columns: what tables of results keep."""
+
+    kinds: Kinds
+
+    def columns(self) -> Sequence[Column] | None:
+        """Return the columns of its rows, in their order; None where only the rows say them."""
+        ...
+
+    def records(self) -> Iterator[Record]:
+        """Yield each row that ``documents`` reads, in the same order, with all of its columns."""
         ...

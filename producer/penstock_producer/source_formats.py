@@ -22,6 +22,7 @@ CSV: Final = "csv"
 TSV: Final = "tsv"
 PARQUET: Final = "parquet"
 ARROW: Final = "arrow"
+XLSX: Final = "xlsx"
 TEXT: Final = "text"
 MEDIA: Final = "media"
 
@@ -41,7 +42,7 @@ class SourceFormat:
     looks_so: str = ""
     package: str = ""  # what a reader imports that not every installation has,
     extra: str = ""  # and our extra that brings it
-    # entered by row group, not read from the start: a compressed file cannot be
+    # entered by row group, or a zip itself: a compressed file cannot be
     in_groups: bool = False
     # read by remote doors unless the setting doors.formats says otherwise: no large native library
     # parses it, which a hostile file may be made for
@@ -117,6 +118,15 @@ _TABLE: Final = (
         magic=b"ARROW1",
         package="pyarrow",
         extra="parquet",
+        in_groups=True,
+    ),
+    SourceFormat(
+        XLSX,
+        "Excel",
+        _READERS + "excel:ExcelSource",
+        endings=(".xlsx", ".xlsm"),
+        package="openpyxl",
+        extra="excel",
         in_groups=True,
     ),
     SourceFormat(

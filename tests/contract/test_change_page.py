@@ -13,7 +13,7 @@ import pytest
 from penstock_cli.result_forms import FORMATS
 from penstock_gateway import GatewaySettings, create_app
 from penstock_producer.job.spec import OutputFormat
-from penstock_producer.tables.write import TABLE_FORMATS
+from penstock_producer.result_formats import TABLE_FORMATS
 
 ROOT = Path(__file__).parents[2]
 _, *RECIPES = (ROOT / "docs/change.md").read_text("utf-8").split("\n## ")
@@ -35,7 +35,7 @@ def test_a_recipe_says_when_it_is_done(recipe: str) -> None:
 
 def test_all_doors_write_the_same_forms() -> None:
     """The option of a job, `penstock results` and the doors over HTTP know the same forms of
-    results."""
+    results; over HTTP the rows of a table come as lines, too."""
     document = create_app(GatewaySettings()).openapi()
     asked = document["paths"]["/v1/jobs/{job}/results"]["get"]["parameters"]
     over_http = next(one["schema"]["enum"] for one in asked if one["name"] == "form")

@@ -64,6 +64,14 @@ def nested(size: int) -> Body:
     return Body(b'{"messages": [' + b",".join([one] * (size // len(one))) + b"]}")
 
 
+def messages_of_blocks(size: int) -> Body:
+    """A request of Anthropic's Messages that is one, of as many small blocks as fit."""
+    block = b'{"type":"text","text":"x"},'
+    one = b'{"role":"user","content":[' + block * 500 + block[:-1] + b"]},"
+    most = min(size // len(one), MAX_VALUES // 2_100)
+    return Body(b'{"model":"m","max_tokens":5,"messages":[' + (one * most)[:-1] + b"]}")
+
+
 def open_brackets(size: int) -> Body:
     return Body(b"[" * size)
 

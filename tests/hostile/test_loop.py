@@ -48,6 +48,12 @@ KINDS: Final = {
         bodies.lines_of_objects,
         bodies.lines_of_fields,
     ),
+    "POST /v1/messages": (
+        bodies.full_of_values,
+        bodies.nested,
+        bodies.escapes,
+        bodies.messages_of_blocks,
+    ),
     "POST /v1/messages/batches": (
         bodies.full_of_values,
         bodies.broken_at_its_end,

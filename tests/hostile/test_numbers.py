@@ -83,6 +83,14 @@ def test_numbers_in_other_requests(url: str, job: str, number: float) -> None:
         ("POST", "/v1/chat/completions", {**CHAT, "max_tokens": number}),
         ("POST", "/v1/chat/completions", {**CHAT, "seed": number, "logit_bias": {"a": number}}),
         ("POST", "/v1/batch/sync", {"model": "m", "prompts": ["a"], "n": number}),
+        ("POST", "/v1/messages", {**CHAT, "max_tokens": number}),
+        (
+            "POST",
+            "/v1/messages",
+            {**CHAT, "thinking": {"type": "enabled", "budget_tokens": number}, "max_tokens": 5},
+        ),
+        ("POST", "/v1/responses", {"model": "m", "input": "x", "max_output_tokens": number}),
+        ("POST", "/v1/responses", {"model": "m", "input": [{"role": number}]}),
         (
             "POST",
             "/v1/batches",

@@ -49,7 +49,7 @@ def test_what_would_fail_at_the_end_is_refused_at_the_start(tmp_path: Path) -> N
         for flags, says in (
             ((*into, "--into-table", "summaries"), "unique constraint"),
             (into, "give both"),
-            (("--output-format", "xlsx"), "'csv' or 'parquet'"),
+            (("--output-format", "xls"), "'parquet' or 'xlsx'"),
             (("--into", "postgresql://me:hidden@h/shop", "--into-table", "t"), "write env:NAME"),
         ):
             status, told = machine.penstock(*machine.run_arguments(provider, *flags))

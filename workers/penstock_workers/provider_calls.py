@@ -34,3 +34,8 @@ def headers_of(kind: Kind, key: str | None) -> Mapping[str, str]:
         case "gemini":
             return always | {"x-goog-api-key": key}
     return always | {"Authorization": f"Bearer {key}"}
+
+
+def list_address(kind: Kind, base_url: str) -> str:
+    """Return where a provider lists its models."""
+    return address(base_url, "/v1beta/models" if kind == "gemini" else "/v1/models")

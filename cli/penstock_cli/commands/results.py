@@ -98,6 +98,8 @@ def results(
     into: options.Into = None,
     table: options.TableOrInto = None,
     into_id: options.IntoId = "id",
+    keep_columns: options.KeepColumns = "all",
+    order: options.Order = "source",
     state: options.StateOption = None,
 ) -> None:
     """Write the results so far: as OpenAI Batch lines, as a table in a file, or into a database."""
@@ -106,8 +108,20 @@ def results(
     from penstock_cli.result_forms import Asked, write
     from penstock_producer.reporting.text import safe
 
+    if order not in ("source", "done"):
+        raise UsageProblem(f"--order {order!r} is unknown: use source or done")
     asked = Asked(
-        output, output_format, partial, after, escape_formulas, into, table, into_id, provenance
+        output,
+        output_format,
+        partial,
+        after,
+        escape_formulas,
+        into,
+        table,
+        into_id,
+        keep_columns,
+        order,
+        provenance,
     )
     with books(state) as ledger:
         said = write(ledger, ledger.jobs.get(job), asked)

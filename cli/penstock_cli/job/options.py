@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from penstock_producer.job.options import OPTIONS, RUN_OPTIONS
+from penstock_producer.result_formats import tables_in_words
 
 JOB = "The job"
 PROVIDER = "The provider"
@@ -129,7 +130,7 @@ UsdOut = Annotated[
 OutputFormat = Annotated[
     str | None,
     typer.Option(
-        metavar="F", help="jsonl, csv or parquet. The tables have a row for every document."
+        metavar="F", help=f"jsonl, {tables_in_words()}. The tables have a row for every document."
     ),
 ]
 EscapeFormulas = Annotated[
@@ -148,6 +149,17 @@ Into = Annotated[
 TableOrInto = Annotated[
     str | None,
     typer.Option("--table", "--into-table", metavar="T", help=OPTIONS["into_table"].help),
+]
+KeepColumns = Annotated[
+    str,
+    typer.Option(
+        "--keep-columns",
+        metavar=OPTIONS["keep_columns"].metavar,
+        help=OPTIONS["keep_columns"].help,
+    ),
+]
+Order = Annotated[
+    str, typer.Option("--order", metavar=OPTIONS["order"].metavar, help=OPTIONS["order"].help)
 ]
 IntoId = Annotated[str, typer.Option("--into-id", metavar="COLUMN", help=OPTIONS["into_id"].help)]
 

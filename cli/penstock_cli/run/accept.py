@@ -12,7 +12,8 @@ from penstock_cli.job.given import FromJob
 from penstock_cli.run.request import Plan
 from penstock_cli.show.terminal import remember
 from penstock_producer.job.options import STOP_FIELDS
-from penstock_producer.reporting.text import count, duration, usd
+from penstock_producer.pins import skipped_in_words
+from penstock_producer.reporting.text import count, counts_in_words, duration, usd
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -177,5 +178,10 @@ def _say_where_it_stands(console: Console, ledger: Books, job: Job) -> None:
     else:
         message = f"job {job.job_key}: {count(total)} documents"
         if counts.dead:
-            message += f", {count(counts.dead)} of them unusable and dead letters already"
+            reasons = counts_in_words(counts.dead_by_reason)
+            message += (
+                f", {count(counts.dead)} of them unusable and dead letters already ({reasons})"
+            )
     console.print(message, soft_wrap=True)
+    if (skipped := skipped_in_words(job.source)) is not None:
+        console.print(skipped, soft_wrap=True, markup=False)

@@ -8,16 +8,25 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock_cli.run.lane_choice import beside, choice_lines, table
 from penstock_producer.accepting.estimates import MTOK, Estimate, Measure
 from penstock_producer.job.lanes import packs
+from penstock_producer.pins import skipped_in_words
 from penstock_producer.reporting.account import changes, saved_tokens
 from penstock_producer.reporting.advice import on_terminal
 from penstock_producer.reporting.prices import known_from, per_million
-from penstock_producer.reporting.text import count, counted, one_line, safe, usd
+from penstock_producer.reporting.text import (
+    count,
+    counted,
+    counts_in_words,
+    one_line,
+    safe,
+    usd,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -91,12 +100,19 @@ def show(
     tally = Tally.of_pin(found.pin)
     usable = found.total - len(found.refused)
     console.print("dry run: nothing was started, and no call was made", soft_wrap=True)
+    why = Counter(
+        one.row.code if one.row.field is None else f"{one.row.code} in {one.row.field!r}"
+        for one in found.refused
+    )
     bad = (
-        f", and {count(len(found.refused))} unusable rows, which become dead letters"
+        f", and {count(len(found.refused))} unusable rows, which become dead letters and cost "
+        f"nothing ({counts_in_words(why)})"
         if found.refused
         else ""
     )
-    console.print(f"{safe(uri)} holds {counted(usable, 'document')}{bad}", soft_wrap=True)
+    console.print(f"{safe(uri)} holds {counted(usable, 'document')}{safe(bad)}", soft_wrap=True)
+    if (skipped := skipped_in_words(found.pin)) is not None:
+        console.print(safe(skipped), soft_wrap=True)
     for refusal in found.refused[:SHOWN]:
         console.print(f"  {safe(on_terminal(refusal.row.text))}", soft_wrap=True)
     place = f"{provider.base_url} " if provider is not None else ""

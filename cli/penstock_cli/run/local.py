@@ -30,6 +30,7 @@ from penstock_cli.run.conclude import (
     still_spent,
 )
 from penstock_cli.run.request import Plan, RunRequest, places_of
+from penstock_cli.run.traces import no_trace
 from penstock_cli.show.figures import KeptFigures
 from penstock_cli.show.progress import for_console
 from penstock_cli.show.terminal import console as make_console
@@ -77,7 +78,7 @@ def run_local(request: RunRequest, standby: Standby, follower: Follower) -> int:
     Raises CliError and the errors of the producer, the ledger and the workers.
     """
     console = follower.console
-    with Interrupts() as interrupts, ExitStack() as screen:
+    with Interrupts() as interrupts, ExitStack() as screen, no_trace(request) as accepted_one:
         try:
             progress = screen.enter_context(follower.progress(request))
             progress.note("setting up: settings, flags, the provider's address")
@@ -87,6 +88,7 @@ def run_local(request: RunRequest, standby: Standby, follower: Follower) -> int:
             wait = progress.note if follower.waits else None
             with plan.state.locked(wait), opened_ledger(plan) as ledger:
                 job = accepted(plan, ledger)
+                accepted_one()
                 if _has_work(plan, ledger, job):
                     job = _worked(plan, ledger, job, interrupts, standby)
                 progress.note("writing result files")

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Annotated, Any, Final
 
 import orjson
-from fastapi import Depends, Query
+from fastapi import Depends, Header, Query
 from starlette.concurrency import iterate_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
@@ -23,7 +23,7 @@ from penstock_gateway.batches.figures import (
     ended_by_deadline,
     with_live_counts,
 )
-from penstock_gateway.batches.lines import NotReached, why_failed
+from penstock_gateway.batches.lines import NotReached, in_words_of, why_failed
 from penstock_gateway.batches.specs import ANTHROPIC, input_path, spec_of, spec_of_batch
 from penstock_gateway.batches.steps import BatchMade
 from penstock_gateway.callers.caller import Caller, caller_with, whose
@@ -31,6 +31,8 @@ from penstock_gateway.files.store import FileStore
 from penstock_gateway.ids import new_id
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
+from penstock_gateway.webhook_delivery import URL_MAX
+from penstock_gateway.webhooks import call_back, check_receiver
 from penstock_ledger import (
     BatchesAsked,
     DoorBatch,
@@ -131,12 +133,16 @@ def _line(batch: DoorBatch, job: Job, outcome: Result | DeadLetter) -> bytes:
     if isinstance(outcome, Result):
         return _written(
             outcome.key.doc_id,
-            {"type": "succeeded", "message": orjson.Fragment(on_one_line(outcome.body))},
+            {"type": "succeeded", "message": orjson.Fragment(_message(batch, job, outcome))},
         )
     if outcome.reason in (CANCELLED, DEADLINE):
         late = DoorBatchState.CANCELLING not in batch.times and ended_by_deadline(job)
         return _written(outcome.key.doc_id, {"type": "expired" if late else "canceled"})
     return _written(outcome.key.doc_id, {"type": "errored", "error": _error(job, outcome)})
+
+
+def _message(batch: DoorBatch, job: Job, result: Result) -> bytes:
+    return on_one_line(in_words_of(batch, job, result).body)
 
 
 def _error(job: Job, letter: DeadLetter) -> Any:
@@ -194,6 +200,7 @@ router = Router(tags=["messages"])
 
 PAGE, PAGE_MAX = 20, 1000
 JSONL: Final = "application/x-jsonl"
+CALLBACK: Final = "x-penstock-callback-url"  # a header, as the body is that of Anthropic's API
 
 Reader = Annotated[Caller, Depends(caller_with("read"))]
 Writer = Annotated[Caller, Depends(caller_with("write"))]
@@ -201,11 +208,20 @@ Edge = Annotated[str | None, Query(max_length=100)]
 
 
 @router.post(PATH, operation_id="create_message_batch")
-async def create(request: Request, caller: Writer) -> JSONResponse:
+async def create(
+    request: Request,
+    caller: Writer,
+    callback_url: Annotated[
+        str | None,
+        Header(alias=CALLBACK, max_length=URL_MAX, description="Where its events are sent."),
+    ] = None,
+) -> JSONResponse:
     """Create a batch, whose shape is checked at once.
 
     What is wrong with a request itself is that request's result."""
     backend, batch_id = backend_of(request), new_id("msgbatch")
+    if callback_url is not None:
+        await check_receiver(backend, callback_url, CALLBACK)
     window_s = backend.settings.gateway.batches.messages_window_s
     _check_provider(backend, caller, window_s)
     file, requests = await taken_in(backend, request.stream(), caller.tenant, batch_id)
@@ -219,8 +235,9 @@ async def create(request: Request, caller: Writer) -> JSONResponse:
         counts={"total": requests},
     )
     batch, _ = await backend.run(DoorBatchStore(backend.database).add, new)
+    headers = await backend.run(call_back, backend, batch_id, batch.tenant, callback_url)
     backend.part(BatchMade).event.set()
-    return JSONResponse(batch_shown(batch, batch.counts, _origin(request)))
+    return JSONResponse(batch_shown(batch, batch.counts, _origin(request)), headers=headers)
 
 
 @router.get(PATH, operation_id="list_message_batches")

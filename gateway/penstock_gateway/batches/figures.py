@@ -7,14 +7,29 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy.exc import DBAPIError
 
-from penstock_ledger import DoorBatch, DoorBatchState, DoorBatchStore, PenstockError, in_words
+from penstock_ledger import (
+    BatchesAsked,
+    DoorBatch,
+    DoorBatchState,
+    DoorBatchStore,
+    PenstockError,
+    Whose,
+    in_words,
+)
 from penstock_ledger.model import Counts, Job, JobState
 
-__all__ = ["CANCELLED", "DEADLINE", "ended_by_deadline", "final_counts", "with_live_counts"]
+__all__ = [
+    "CANCELLED",
+    "DEADLINE",
+    "ended_by_deadline",
+    "final_counts",
+    "stats_of",
+    "with_live_counts",
+]
 
 log = logging.getLogger("penstock.gateway")
 
@@ -47,6 +62,37 @@ def with_live_counts(store: DoorBatchStore, batches: Sequence[DoorBatch]) -> lis
             _note(store, batch, counts)
         shown.append(counts)
     return shown
+
+
+STATS_OF: Final = 1_000  # batches of each kind, the newest: all of an hour, and one look into SQL
+
+
+def stats_of(store: DoorBatchStore, whose: Whose) -> dict[str, Any]:
+    """Add up the newest batches of a caller: their states, their requests, what they used."""
+    batches = [
+        batch
+        for kind in ("openai", "anthropic")
+        if (page := store.page(BatchesAsked(kind, STATS_OF, whose))) is not None
+        for batch in page.batches
+    ]
+    requests, usage = Counter[str](), Counter[str]()
+    for batch, counts in zip(batches, with_live_counts(store, batches), strict=True):
+        ended = sum(counts.get(name, 0) for name in _ENDS)
+        requests["completed"] += counts.get("succeeded", 0)
+        requests["failed"] += ended - counts.get("succeeded", 0)
+        requests["total"] += counts.get("total", 0)
+        if not batch.state.final:
+            requests["open"] += max(0, counts.get("total", 0) - ended)
+        for name in ("input_tokens", "output_tokens"):
+            usage[name] += int((batch.usage or {}).get(name, 0))
+    states = Counter(str(batch.state) for batch in batches)
+    return {
+        "object": "batch.stats",
+        "of": len(batches),
+        "batches": {str(state): states[str(state)] for state in DoorBatchState},
+        "requests": {name: requests[name] for name in ("total", "completed", "failed", "open")},
+        "usage": {name: usage[name] for name in ("input_tokens", "output_tokens")},
+    }
 
 
 def _note(store: DoorBatchStore, batch: DoorBatch, counts: Mapping[str, int]) -> None:

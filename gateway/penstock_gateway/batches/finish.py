@@ -97,7 +97,7 @@ class Finish:
         details = Details()
         failed = _Failed(self._backend, leased.batch, job) if end is DoorBatchState.FAILED else None
         outputs, errors = (
-            outputs_of(self._outcomes, job, details),
+            outputs_of(self._outcomes, leased.batch, job, details),
             errors_of(self._outcomes, leased.batch, job),
         )
         if failed is not None:

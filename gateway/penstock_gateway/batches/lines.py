@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
+import orjson
 
 from penstock_gateway.backend import Backend
 from penstock_gateway.batches.figures import CANCELLED, DEADLINE, ended_by_deadline
 from penstock_gateway.batches.specs import input_path, spec_of_batch
 from penstock_gateway.for_tenants import told_letter
 from penstock_ledger import DoorBatch, DoorBatchState, OutcomeStore
-from penstock_ledger.model import Counts, DeadLetter, ItemKey, Job
+from penstock_ledger.lone_surrogates import dump_json, parse_json
+from penstock_ledger.model import Counts, DeadLetter, ItemKey, Job, Result
 from penstock_producer import SourceError, SourceUnavailable
+from penstock_producer.dialects.translation import Untranslatable, answer_for
 from penstock_producer.outputs import error_line, output_line
 from penstock_producer.reporting.advice import over_http
 from penstock_producer.sources import Document, FileSource, open_source
@@ -25,6 +29,7 @@ __all__ = [
     "Details",
     "NotReached",
     "errors_of",
+    "in_words_of",
     "not_begun",
     "outputs_of",
     "why_failed",
@@ -158,12 +163,44 @@ class NotReached:
         return {doc_id for page in pages for doc_id, _ in page}
 
 
+def in_words_of(batch: DoorBatch, job: Job, result: Result) -> Result:
+    """Return an answer in the words of the batch's endpoint, where its provider has others.
+
+    One of no API that is known stays as it is.
+    """
+    if job.spec["endpoint"] == batch.endpoint:
+        return result
+    with contextlib.suppress(Untranslatable):
+        body = answer_for(batch.endpoint, result.body, batch.created_at)
+        return msgspec.structs.replace(result, body=body)
+    return result
+
+
+def _in_openais_words(batch: DoorBatch, job: Job, letter: DeadLetter) -> DeadLetter:
+    """Return a dead letter whose provider's error is in OpenAI's shape, where it has another."""
+    if job.spec["endpoint"] == batch.endpoint:
+        return letter
+    try:
+        given = parse_json(letter.response or b"")
+    except orjson.JSONDecodeError:
+        return letter
+    error = given.get("error") if isinstance(given, dict) else None
+    if not isinstance(error, dict):
+        return letter
+    told = {"message": error.get("message"), "type": error.get("type", error.get("status"))}
+    return replace(letter, response=dump_json({"error": {**told, "param": None, "code": None}}))
+
+
 EXPIRED: Final = "This request could not be executed before the completion window expired."
 STOPPED: Final = "This request was not executed: the batch was cancelled."
 
 
-def outputs_of(outcomes: OutcomeStore, job: Job, details: Details | None = None) -> Iterator[bytes]:
-    for result in outcomes.results(job.job_id):
+def outputs_of(
+    outcomes: OutcomeStore, batch: DoorBatch, job: Job, details: Details | None = None
+) -> Iterator[bytes]:
+    """Yield the lines of the output file, in the words of the batch's endpoint."""
+    for stored in outcomes.results(job.job_id):
+        result = in_words_of(batch, job, stored)
         if details is not None:
             details.add(result.body)
         yield output_line(result)
@@ -177,7 +214,7 @@ def errors_of(outcomes: OutcomeStore, batch: DoorBatch, job: Job) -> Iterator[by
     late = batch.state is not DoorBatchState.CANCELLING and ended_by_deadline(job)
     for letter in outcomes.dead_letters(job.job_id):
         if letter.reason not in (CANCELLED, DEADLINE):
-            yield error_line(told_letter(job, letter))
+            yield error_line(_in_openais_words(batch, job, told_letter(job, letter)))
         elif late:
             yield error_line(replace(letter, reason=DEADLINE, last_error=EXPIRED, status_code=None))
         else:

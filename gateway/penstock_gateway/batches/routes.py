@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, StreamingResponse
 
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.batches.calls import batch_shown, cancelled, created, looked_at, page_of
+from penstock_gateway.batches.figures import stats_of
 from penstock_gateway.batches.finish import error_lines, never_begun
 from penstock_gateway.batches.lines import outputs_of
 from penstock_gateway.batches.specs import OPENAI, asked_batch
@@ -19,7 +20,8 @@ from penstock_gateway.bodies import object_of
 from penstock_gateway.callers.caller import Caller, caller_with, whose
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
-from penstock_ledger import BatchesAsked, DoorBatchState, JobStore, OutcomeStore
+from penstock_gateway.webhooks import call_back, check_receiver
+from penstock_ledger import BatchesAsked, DoorBatchState, DoorBatchStore, JobStore, OutcomeStore
 
 router = Router(tags=["batches"])
 
@@ -43,9 +45,14 @@ async def create(request: Request, caller: Writer) -> JSONResponse:
         raise Refused(
             400, f"An Idempotency-Key has 1 to {KEY_MAX} characters.", code="invalid_value"
         )
+    if asked.callback_url is not None:
+        await check_receiver(backend, asked.callback_url, "callback_url")
     batch, counts, job = await backend.run(created, backend, asked, caller, key)
+    headers = await backend.run(
+        call_back, backend, batch.batch_id, batch.tenant, asked.callback_url
+    )
     backend.part(BatchMade).event.set()
-    return JSONResponse(batch_shown(batch, counts, job))
+    return JSONResponse(batch_shown(batch, counts, job), headers=headers)
 
 
 @router.get("/v1/batches", operation_id="list_batches")
@@ -65,6 +72,14 @@ async def page(
         else {"first_id": None, "last_id": None}
     )
     return JSONResponse({"object": "list", "data": data, **ends, "has_more": has_more})
+
+
+@router.get("/v1/batch/stats", operation_id="show_batch_stats")
+async def stats(request: Request, caller: Reader) -> JSONResponse:
+    """Add up the caller's newest batches of both APIs: states, requests, and tokens."""
+    backend = backend_of(request)
+    store = DoorBatchStore(backend.database)
+    return JSONResponse(await backend.run(stats_of, store, whose(caller)))
 
 
 @router.get("/v1/batches/{batch_id}", operation_id="retrieve_batch")
@@ -121,7 +136,7 @@ async def _lines(
     lines = (
         error_lines(backend, batch, found)
         if errors
-        else outputs_of(OutcomeStore(backend.database), found)
+        else outputs_of(OutcomeStore(backend.database), batch, found)
     )
     headers = {"x-incomplete": "false" if batch.state.final else "true"}
     return StreamingResponse(iterate_in_threadpool(lines), media_type=JSONL, headers=headers)

@@ -12,14 +12,16 @@ from penstock_gateway.backend import Backend
 from penstock_gateway.bodies import checked_metadata, refused_metadata
 from penstock_gateway.callers.caller import Caller
 from penstock_gateway.files.store import FileStore
-from penstock_gateway.ids import is_id
+from penstock_gateway.ids import is_shown
 from penstock_gateway.refused import Refused
 from penstock_gateway.settings import GatewaySettings
 from penstock_ledger import DoorBatch, Whose
 from penstock_producer import JobSpec, SpecError
 from penstock_producer.accepting.acceptance import check_acceptable
 from penstock_producer.accepting.borders import Borders
+from penstock_producer.dialects.translation import USUAL_TOKENS, ways_to
 from penstock_producer.errors import Problem, seen
+from penstock_producer.job.endpoints import MESSAGES
 from penstock_producer.job.lanes import can_answer
 from penstock_producer.job.options import seconds_of
 
@@ -29,7 +31,6 @@ __all__ = [
     "OPENAI",
     "TENANT",
     "AskedBatch",
-    "anthropic_provider",
     "asked_batch",
     "asked_in",
     "input_path",
@@ -121,7 +122,14 @@ ENDPOINTS: Final = (
     "/v1/moderations",
 )
 FIELDS: Final = frozenset(
-    {"input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after"}
+    {
+        "input_file_id",
+        "endpoint",
+        "completion_window",
+        "metadata",
+        "output_expires_after",
+        "callback_url",
+    }
 )
 MAX_WINDOW_S: Final = 30 * 86_400.0  # files of batches expire then
 OUTPUT_S: Final = (3_600, 2_592_000)  # the least and the most, OpenAI's
@@ -134,6 +142,7 @@ class AskedBatch(Struct, frozen=True):
     window_s: float
     metadata: dict[str, str] | None
     output_expires_s: float | None
+    callback_url: str | None = None
 
 
 def asked_batch(given: dict[str, Any]) -> AskedBatch:
@@ -146,7 +155,14 @@ def asked_batch(given: dict[str, Any]) -> AskedBatch:
         _window_s(given.get("completion_window")),
         metadata_of(given.get("metadata")),
         _output_s(given.get("output_expires_after")),
+        _callback(given.get("callback_url")),
     )
+
+
+def _callback(given: Any) -> str | None:
+    if given is not None and not isinstance(given, str):
+        raise _refused("callback_url", "give the URL as text", "invalid_type")
+    return given
 
 
 def _file_id(given: Any) -> str:
@@ -156,9 +172,10 @@ def _file_id(given: Any) -> str:
         raise _refused(
             "input_file_id", f"expected a string, but got {type(given).__name__}", "invalid_type"
         )
-    # A file that is not there fails the batch, as at OpenAI; what no file can be called is such a
-    # one.
-    return given if is_id("file", given) else "file-unknown"
+    # A file that is not there fails the batch, as at OpenAI, and keeps the name that it was given.
+    if not is_shown(given):
+        raise _refused("input_file_id", "it is no id of a file")
+    return given
 
 
 def _endpoint(given: Any) -> str:
@@ -231,7 +248,6 @@ def spec_of(
     door = settings.gateway.batches
     options: dict[str, Any] = {
         "lane": door.lane,
-        "endpoint": endpoint,
         "tenant": tenant,
         "format": "jsonl",
         "deadline_s": deadline_s,
@@ -239,11 +255,10 @@ def spec_of(
         "stop_at_dead": door.stop_at_dead,
     }
     if kind == ANTHROPIC:
-        options |= {"provider": anthropic_provider(settings), "max_bad_rows": "100%"}
+        options |= {"provider": _messages_provider(settings), "max_bad_rows": "100%"}
     else:
         options |= {"provider": door.provider, "max_bad_rows": 0}
-    spec = JobSpec(**{**options, **asked_in(metadata)})
-    _check_answered(settings, spec)
+    spec = _answered(settings, options | asked_in(metadata), endpoint)
     check_acceptable(
         spec if model is not None else spec.model_copy(update={"budget_usd": None}),
         settings.prices(spec.provider),
@@ -267,22 +282,36 @@ def spec_of_batch(
     )
 
 
-def anthropic_provider(settings: GatewaySettings) -> str:
-    """Return the provider that message batches go to. Raises SpecError."""
+def _messages_provider(settings: GatewaySettings) -> str:
+    """Return the provider that message batches go to.
+
+    It is the one that is named, else the only one whose API they are, else that of other batches.
+    """
     door = settings.gateway.batches
-    named = door.messages_provider or door.provider
+    if door.messages_provider is not None:
+        return door.messages_provider
     kinds = {name: facts.kind for name, facts in settings.providers.items()}
-    if kinds.get(named) == ANTHROPIC:
-        return named
     theirs = [name for name, kind in kinds.items() if kind == ANTHROPIC]
-    if door.messages_provider is None and len(theirs) == 1:
-        return theirs[0]
-    why = f"message batches need a provider of kind anthropic, and {named!r} is none"
-    fix = (
-        "have the operator set gateway.batches.messages_provider to the name of one: "
-        "providers.NAME.kind = 'anthropic'"
-    )
-    raise SpecError([Problem("unsupported", "/endpoint", why, fix)])
+    return theirs[0] if len(theirs) == 1 else door.provider
+
+
+def _answered(settings: GatewaySettings, options: Mapping[str, Any], endpoint: str) -> JobSpec:
+    """Return a spec whose lanes answer requests to an endpoint, translated where they must be.
+
+    Raises SpecError, which says why they cannot be sent as they are.
+    """
+    refused: SpecError | None = None
+    for sent in ways_to(endpoint):
+        usual = {"max_tokens": USUAL_TOKENS} if sent == MESSAGES != endpoint else {}
+        spec = JobSpec(**options, endpoint=sent, params=usual)
+        try:
+            _check_answered(settings, spec)
+        except SpecError as error:
+            refused = refused or error
+        else:
+            return spec
+    assert refused is not None, "there is one way at least"
+    raise refused
 
 
 def _check_answered(settings: GatewaySettings, spec: JobSpec) -> None:

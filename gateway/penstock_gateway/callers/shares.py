@@ -19,7 +19,7 @@ K = TypeVar("K")
 Share = Literal["streams", "uploads", "reads"]
 
 _CALLED: Final[dict[Share, str]] = {
-    "streams": "connections of yours follow jobs",
+    "streams": "connections of yours follow jobs or answers",
     "uploads": "uploads of yours are under way",
     "reads": "sources of yours are being read",
 }

@@ -10,7 +10,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ from penstock_gateway.direct.errors import (
     stop,
     timed_out,
 )
+from penstock_gateway.direct.fields import unsupported
 from penstock_gateway.direct.fleet import Fleet
 from penstock_gateway.direct.open_jobs import CallJob, OpenJobs, Waiting, close_old, too_many
 from penstock_gateway.ids import new_id
@@ -48,6 +49,7 @@ from penstock_ledger import (
     in_words,
 )
 from penstock_ledger.model import Result
+from penstock_producer.dialects.translation import BadMessages, request_for
 from penstock_producer.feed.routes import Spooled
 
 __all__ = ["Asked", "Calls", "CloseOldCalls", "FetchAnswers", "Pushing", "Told"]
@@ -140,6 +142,15 @@ class Asked:
     def model(self) -> str:
         return str(self.bodies[0]["model"])
 
+    def sent_to(self, endpoint: str) -> Asked:
+        """Return it in the words of the endpoint that answers it. Raises Refused (400)."""
+        try:
+            bodies = [request_for(endpoint, body, self.endpoint) for body in self.bodies]
+        except BadMessages as error:
+            told = f"{error.message} The provider behind this server has another API; {error.fix}"
+            raise unsupported(error.place, told) from None
+        return replace(self, endpoint=endpoint, bodies=bodies)
+
     def digest(self) -> str:
         """Return a digest of all that the key stands for."""
         return hashlib.sha256(
@@ -214,8 +225,9 @@ class Calls:
             claim = earlier
         with self.waiting.room_for(asked.caller.tenant, len(asked.bodies)):
             began = time.monotonic()
-            lane = await self.fleet.lane_for(asked.model, asked.endpoint)
-            told = await self._asked_of(asked, claim, lane, gone)
+            lane, endpoint = await self.fleet.way_for(asked.model, asked.endpoint)
+            sent = await self._backend.run_sized(asked.size, asked.sent_to, endpoint)
+            told = await self._asked_of(sent, claim, lane, gone)
             took_s = time.monotonic() - began
             self.waiting.note(took_s)
             return told

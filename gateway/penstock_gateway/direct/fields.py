@@ -8,26 +8,25 @@ messages and tools as well.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from penstock_gateway.bodies import checked_metadata
 from penstock_gateway.refused import Refused
 from penstock_gateway.settings import DirectFields
+from penstock_producer.job.endpoints import CHAT, EMBEDDINGS, MESSAGES, RESPONSES
 from penstock_producer.job.params import params_of
 
 __all__ = [
-    "CHAT",
     "COMPLETIONS",
-    "EMBEDDINGS",
+    "Stream",
     "checked_body",
     "invalid",
+    "stream_of",
     "unsupported",
     "with_messages",
 ]
 
-CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
-EMBEDDINGS: Final = "/v1/embeddings"
 
 MODEL_CHARS: Final = 512  # as long as a job's model may be
 MESSAGES_MAX: Final = 2_048
@@ -47,6 +46,7 @@ _SAMPLING: Final = {
     "seed",
     "stop",
     "stream",
+    "stream_options",
     "temperature",
     "top_p",
     "user",
@@ -99,9 +99,131 @@ _FIELDS: Final[Mapping[str, frozenset[str]]] = {
     ),
     COMPLETIONS: frozenset({*_SAMPLING, *_OF_ENGINES, "prompt", "best_of", "echo", "suffix"}),
     EMBEDDINGS: frozenset({"model", "input", "dimensions", "encoding_format", "user"}),
+    MESSAGES: frozenset(
+        {
+            "model",
+            "messages",
+            "cache_control",
+            "max_tokens",
+            "metadata",
+            "output_config",
+            "service_tier",
+            "stop_sequences",
+            "stream",
+            "system",
+            "temperature",
+            "thinking",
+            "tool_choice",
+            "tools",
+            "top_k",
+            "top_p",
+        }
+    ),
+    # Without `previous_response_id`, `conversation` and `prompt`: what they name at the provider
+    # belongs to the caller that made it, and the account is that of all tenants here.
+    RESPONSES: frozenset(
+        {
+            "model",
+            "input",
+            "background",
+            "include",
+            "instructions",
+            "max_output_tokens",
+            "metadata",
+            "parallel_tool_calls",
+            "prompt_cache_key",
+            "prompt_cache_retention",
+            "reasoning",
+            "safety_identifier",
+            "service_tier",
+            "store",
+            "stream",
+            "stream_options",
+            "temperature",
+            "text",
+            "tool_choice",
+            "tools",
+            "top_logprobs",
+            "top_p",
+            "truncation",
+            "user",
+        }
+    ),
 }
-_ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
-# Inside messages, tools and the like: everything that OpenAI's API has there.
+_ROLES: Final[Mapping[str, frozenset[str]]] = {
+    CHAT: frozenset({"system", "developer", "user", "assistant", "tool", "function"}),
+    MESSAGES: frozenset({"user", "assistant"}),
+}
+# Inside messages, tools and the like: everything that Anthropic's API has there and names no place
+# but that of an image.
+_OF_MESSAGES: Final = frozenset(
+    {
+        "budget_tokens",
+        "cache_control",
+        "citations",
+        "content",
+        "context",
+        "data",
+        "description",
+        "disable_parallel_tool_use",
+        "display",
+        "effort",
+        "enabled",
+        "format",
+        "id",
+        "input",
+        "input_schema",
+        "is_error",
+        "media_type",
+        "name",
+        "role",
+        "schema",
+        "signature",
+        "source",
+        "strict",
+        "text",
+        "thinking",
+        "title",
+        "tool_use_id",
+        "ttl",
+        "type",
+        "url",
+        "user_id",
+    }
+)
+# The same of OpenAI's Responses.
+_OF_RESPONSES: Final = frozenset(
+    {
+        "annotations",
+        "arguments",
+        "call_id",
+        "content",
+        "description",
+        "detail",
+        "effort",
+        "encrypted_content",
+        "file_data",
+        "filename",
+        "format",
+        "id",
+        "image_url",
+        "logprobs",
+        "name",
+        "output",
+        "parameters",
+        "phase",
+        "refusal",
+        "role",
+        "schema",
+        "status",
+        "strict",
+        "summary",
+        "text",
+        "type",
+        "verbosity",
+    }
+)
+# The same of OpenAI's chat.
 _NESTED: Final = frozenset(
     {
         "role",
@@ -151,13 +273,24 @@ _NESTED: Final = frozenset(
         "region",
         "timezone",
         "cache_control",
+        "extra_content",
+        "google",
+        "thought_signature",
     }
 )
+_KNOWN_IN: Final[Mapping[str, frozenset[str]]] = {
+    MESSAGES: _OF_MESSAGES,
+    RESPONSES: _OF_RESPONSES,
+}
 # JSON schemas, a chat template's variables, and names of the caller's own.
 _FREE: Final = frozenset(
     {"parameters", "schema", "logit_bias", "metadata", "chat_template_kwargs", "structured_outputs"}
 )
-_CAPPED: Final = ("max_tokens", "max_completion_tokens")
+_FREE_IN: Final[Mapping[str, frozenset[str]]] = {
+    MESSAGES: frozenset({"schema", "input_schema", "input"}),
+    RESPONSES: frozenset({"schema", "parameters", "metadata"}),
+}
+_CAPPED: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
 # what it is in (a path, or None for the body), and its name or number there
@@ -165,34 +298,68 @@ Path = tuple[Any, str | int]
 
 
 def checked_body(given: Mapping[str, Any], endpoint: str, limits: DirectFields) -> dict[str, Any]:
-    """Return the body as it is sent. Raises Refused (400), which names the field."""
+    """Return the body as it is sent. Raises Refused (400), which names the field.
+
+    Whether it is streamed to the caller says ``stream_of``: an answer is whole before it is stored.
+    """
     _check_names(given, _FIELDS[endpoint] | set(limits.extra_fields), endpoint)
-    if given.get("stream"):
-        raise unsupported(
-            "stream",
-            "answers are stored before they are sent, so none is streamed: leave `stream` out",
-        )
-    body = {name: value for name, value in given.items() if name != "stream"}
+    body = {name: value for name, value in given.items() if name not in _OF_STREAMS}
     _check_model(body.get("model"))
-    if endpoint == CHAT:
-        _check_messages(body.get("messages"))
+    if endpoint in _ROLES:
+        _check_messages(body.get("messages"), _ROLES[endpoint])
+    elif endpoint == RESPONSES:
+        _check_items(body.get("input"))
     else:
         name = "prompt" if endpoint == COMPLETIONS else "input"
         _check_inputs(body.get(name), name)
     _check_values(body, endpoint, limits)
+    free = _FREE_IN.get(endpoint, _FREE)
     _check_nested(
-        {name: value for name, value in body.items() if name not in _FREE},
-        set(limits.extra_fields) | body.keys(),
+        {name: value for name, value in body.items() if name not in free},
+        _KNOWN_IN.get(endpoint, _NESTED) | set(limits.extra_fields) | body.keys(),
+        free,
     )
     return body
+
+
+class Stream(NamedTuple):
+    """How a caller wants the answer as events."""
+
+    with_usage: bool
+
+
+def stream_of(given: Mapping[str, Any]) -> Stream | None:
+    """Return how a call is streamed; None where it is not. Raises Refused (400)."""
+    wanted, options = given.get("stream"), given.get("stream_options")
+    if wanted is not None and not isinstance(wanted, bool):
+        raise invalid("stream", "give true or false", "invalid_type")
+    if options is None:
+        return Stream(with_usage=False) if wanted else None
+    if not wanted:
+        raise invalid("stream_options", "it is for `stream: true` alone")
+    if not isinstance(options, dict):
+        raise invalid("stream_options", "give an object", "invalid_type")
+    for name, value in options.items():
+        place = f"stream_options.{name[:SHOWN_CHARS]}"
+        if name not in _STREAM_OPTIONS:
+            raise unsupported(place, f"those here are {', '.join(_STREAM_OPTIONS)}")
+        if value is not None and not isinstance(value, bool):
+            raise invalid(place, "give true or false", "invalid_type")
+    return Stream(with_usage=bool(options.get("include_usage")))
+
+
+_OF_STREAMS: Final = ("stream", "stream_options")
+# The second asks for noise that hides lengths; an answer in one piece shows none of a token.
+_STREAM_OPTIONS: Final = ("include_usage", "include_obfuscation")
 
 
 def with_messages(
     body: Mapping[str, Any], messages: object, limits: DirectFields
 ) -> dict[str, Any]:
     """Return the same call with other messages: only they are looked at. Raises Refused."""
-    _check_messages(messages)
-    _check_nested({"messages": messages}, set(limits.extra_fields) | body.keys())
+    _check_messages(messages, _ROLES[CHAT])
+    known = _NESTED | set(limits.extra_fields) | body.keys()
+    _check_nested({"messages": messages}, known, _FREE)
     return {**body, "messages": messages}
 
 
@@ -231,7 +398,19 @@ def _check_model(model: object) -> None:
         raise invalid("model", f"give the name of a model, 1 to {MODEL_CHARS} printable characters")
 
 
-def _check_messages(messages: object) -> None:
+def _check_items(given: object) -> None:
+    """Check the input of a response: text, or a list of items."""
+    if not isinstance(given, list):
+        _check_inputs(given, "input")
+        return
+    if not 0 < len(given) <= MESSAGES_MAX:
+        raise invalid("input", f"give text, or a list of 1 to {MESSAGES_MAX} items")
+    for at, item in enumerate(given):
+        if not isinstance(item, dict):
+            raise invalid(f"input[{at}]", "an item is an object", "invalid_type")
+
+
+def _check_messages(messages: object, roles: Collection[str]) -> None:
     if messages is None:
         raise Refused(
             400,
@@ -242,15 +421,15 @@ def _check_messages(messages: object) -> None:
     if not isinstance(messages, list) or not 0 < len(messages) <= MESSAGES_MAX:
         raise invalid("messages", f"give a list of 1 to {MESSAGES_MAX} messages")
     for at, message in enumerate(messages):
-        _check_message(message, f"messages[{at}]")
+        _check_message(message, f"messages[{at}]", roles)
 
 
-def _check_message(message: object, at: str) -> None:
+def _check_message(message: object, at: str, roles: Collection[str]) -> None:
     if not isinstance(message, dict):
         raise invalid(at, "a message is an object", "invalid_type")
     role, content = message.get("role"), message.get("content")
-    if role not in _ROLES:
-        raise invalid(f"{at}.role", f"give one of {', '.join(sorted(_ROLES))}")
+    if not isinstance(role, str) or role not in roles:
+        raise invalid(f"{at}.role", f"give one of {', '.join(sorted(roles))}")
     if content is None:
         if role == "assistant" and any(
             message.get(name) for name in ("tool_calls", "function_call", "refusal", "audio")
@@ -322,21 +501,30 @@ def _check_values(body: Mapping[str, Any], endpoint: str, limits: DirectFields) 
     for name in ("tools", "functions"):
         if len(body.get(name) or ()) > TOOLS_MAX:
             raise invalid(name, f"there are {len(body[name])}; at most {TOOLS_MAX} may be sent")
+    if endpoint == MESSAGES and body.get("max_tokens") is None:
+        raise Refused(
+            400,
+            "Missing required parameter: 'max_tokens'.",
+            code="missing_required_parameter",
+            param="max_tokens",
+        )
+    if body.get("background"):
+        raise unsupported("background", "a call waits for its answer: leave it out")
     checked_metadata(body.get("metadata"))
 
 
-def _check_nested(body: Mapping[str, Any], top: Collection[str]) -> None:
-    """Refuse a name that OpenAI's API does not have inside the fields of a call.
+def _check_nested(body: Mapping[str, Any], known: Collection[str], free: Collection[str]) -> None:
+    """Refuse a name that the API does not have inside the fields of a call.
 
     Depth is bounded by the parser."""
-    for path, name in _names_below(body):
-        if name not in _NESTED and name not in top:
+    for path, name in _names_below(body, free):
+        if name not in known:
             raise unsupported(
                 f"{_written(path)}.{name[:SHOWN_CHARS]}"[:SHOWN_CHARS], "it is not known there"
             )
 
 
-def _names_below(value: Any) -> Iterator[tuple[Path, str]]:
+def _names_below(value: Any, free: Collection[str]) -> Iterator[tuple[Path, str]]:
     """Yield each name inside of the fields with where it stands.
 
     The place is written out only for an error: a body may have hundreds of thousands of them, far
@@ -354,7 +542,7 @@ def _names_below(value: Any) -> Iterator[tuple[Path, str]]:
             for name, each in one.items():
                 if at is not None:
                     yield at, name
-                if name not in _FREE and isinstance(each, dict | list):
+                if name not in free and isinstance(each, dict | list):
                     waiting.append(((at, name), each))
 
 

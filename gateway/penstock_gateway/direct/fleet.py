@@ -6,22 +6,31 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from redis import RedisError
 
 from penstock_gateway.backend import Backend
 from penstock_gateway.refused import Refused
 from penstock_ledger import RedisLedger, WorkerSeen
-from penstock_producer.feed.queues import ALIVE_S, Served, serving_of
-from penstock_producer.job.lanes import has_own_model, packs
+from penstock_producer.dialects.translation import ways_to
+from penstock_producer.feed.queues import ALIVE_S, Served, listed_models, serving_of
+from penstock_producer.job.endpoints import RESPONSES
+from penstock_producer.job.lanes import can_answer, has_own_model, packs
 
-__all__ = ["Fleet"]
+__all__ = ["Fleet", "Way"]
 
 FRESH_S: Final = 1.0  # a look this old is used as it is,
 STALE_S: Final = 10.0  # one this old while the next look is on its way, and no older one
 _RETRY_AFTER: Final = {"retry-after": "5"}  # seconds: a worker that is started needs about as long
+
+
+class Way(NamedTuple):
+    """How a call is asked: by a lane, on an endpoint that may be another than the caller's."""
+
+    lane: str
+    endpoint: str
 
 
 class Fleet:
@@ -36,8 +45,8 @@ class Fleet:
         self._looked_at = float("-inf")
         self._look: asyncio.Task[None] | None = None
 
-    async def lane_for(self, model: str, endpoint: str) -> str:
-        """Return the lane that serves the model.
+    async def way_for(self, model: str, endpoint: str) -> Way:
+        """Return the lane that serves the model, and the endpoint that it is asked on.
 
         Raises Refused: 404 for a model that is not served, 503 where no worker lives, or where
         Redis does not answer."""
@@ -49,6 +58,14 @@ class Fleet:
         await self._looked()
         lanes = filter(has_own_model, self._backend.settings.gateway.direct.lanes)
         return [served for lane in lanes for served in serving_of(self._workers, lane).models()]
+
+    async def listed(self, provider: str) -> list[str]:
+        """Return the models that a provider lists, as living workers say.
+
+        Raises Refused (503) where Redis does not answer.
+        """
+        await self._looked()
+        return listed_models(self._workers, provider)
 
     async def _looked(self) -> None:
         """Look at the workers, unless the last look is fresh enough. Raises Refused (503)."""
@@ -67,24 +84,26 @@ class Fleet:
         except RedisError:  # the age of the last look says the rest
             pass
 
-    def _chosen(self, model: str, endpoint: str) -> str:
+    def _chosen(self, model: str, endpoint: str) -> Way:
         settings = self._backend.settings
         direct = settings.gateway.direct
-        served, loading, unfit = [], False, ""
+        served, loading, unfit = list[str](), False, dict[str, str]()
         for lane in direct.lanes:
-            if (why := settings.refused_endpoint(direct.provider, endpoint, lane)) is not None:
-                unfit = unfit or f", and the provider cannot be asked: {why.rstrip('.')}"
+            sent = self._sent_to(lane, endpoint)
+            if sent is None:
+                why = settings.refused_endpoint(direct.provider, endpoint, lane) or ""
+                unfit[lane] = why.rstrip(".")
                 continue
             if not has_own_model(lane):
                 if any(
                     one.info.get("lane") == lane and one.seconds_ago < ALIVE_S
                     for one in self._workers
                 ):
-                    return lane
+                    return Way(lane, sent)
                 continue
             serving = serving_of(self._workers, lane)
             if serving.serves(model):
-                return lane
+                return Way(lane, sent)
             loading = loading or serving.loads(model)
             served += [one.shown for one in serving.models()]
         if loading:
@@ -99,15 +118,35 @@ class Fleet:
             param="model",
         )
 
-    def _no_worker(self, endpoint: str, unfit: str) -> Refused:
-        """Return why there is no worker for a call.
+    def _sent_to(self, lane: str, endpoint: str) -> str | None:
+        """Return where a lane sends requests to an endpoint; None where it cannot.
 
-        Where all workers that live ask by batches, trying again does not help.
+        OpenAI's Responses are sent as such where the provider is known to have them, else as chats.
+        """
+        settings = self._backend.settings
+        provider = settings.gateway.direct.provider
+        facts = settings.prices(provider)
+        for sent in ways_to(endpoint):
+            if sent == RESPONSES and (has_own_model(lane) or not facts.has_responses):
+                continue
+            refusal = settings.refused_endpoint(provider, sent, lane)
+            if refusal is None and can_answer(lane, sent):
+                return sent
+        return None
+
+    def _no_worker(self, endpoint: str, unfit: Mapping[str, str]) -> Refused:
+        """Return why there is no worker for a call; ``unfit`` says why a lane answers none of them.
+
+        Where all workers that live ask by batches, or a provider that has no such API, trying again
+        does not help.
         """
         alive = {one.info.get("lane", "") for one in self._workers if one.seconds_ago < ALIVE_S}
+        if alive and alive <= unfit.keys():
+            why = unfit[min(alive)] or f"no lane here answers {endpoint}"
+            return Refused(400, f"Nothing here answers {endpoint}: {why}.", code="unsupported")
         packing = sorted(filter(packs, alive))
         if not packing or alive - set(packing):
-            return _unavailable(f"no worker is there for {endpoint}{unfit}", "no_worker")
+            return _unavailable(f"no worker is there for {endpoint}", "no_worker")
         return Refused(
             503,
             f"nothing here answers at once: all workers are of the lane {packing[0]}, which asks "

@@ -1,8 +1,9 @@
 """`GET /v1/models`: the models that callers may name, as OpenAI and Anthropic list them.
 
 Hosted models are those that living workers say they serve. Of a provider's own, those that the
-settings name are listed, in `providers.NAME.prices`. Any other model of the provider may be asked
-for all the same, where a worker of its lane lives.
+settings price are listed, in `providers.NAME.prices`, and those that it lists itself, as workers
+have read it; where none did, those of the table of prices. Any other model of the provider may be
+asked for all the same, where a worker of its lane lives.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class ModelList(BaseModel):
 
 @router.get("/v1/models", operation_id="list_models")
 async def list_models(request: Request, _caller: May) -> ModelList:
-    """List the models of living workers, and those of the provider that the settings name."""
+    """List the models of living workers, and those of the provider that are known."""
     found = list((await _known(backend_of(request))).values())[:MODELS_MAX]
     return ModelList(
         data=found, first_id=found[0].id if found else None, last_id=found[-1].id if found else None
@@ -117,7 +118,8 @@ async def _known(backend: Backend) -> dict[str, ModelShown]:
     """
     direct = backend.settings.gateway.direct
     found: dict[str, ModelShown] = {}
-    for served in await backend.part(Calls).fleet.hosted():
+    fleet = backend.part(Calls).fleet
+    for served in await fleet.hosted():
         for name in served.every_name:
             found.setdefault(
                 name,
@@ -125,6 +127,8 @@ async def _known(backend: Backend) -> dict[str, ModelShown]:
                     id=name, display_name=name, owned_by="penstock", max_model_len=served.context
                 ),
             )
-    for name in sorted(backend.settings.prices(direct.provider).prices):
+    facts = backend.settings.prices(direct.provider)
+    listed = await fleet.listed(direct.provider)
+    for name in [*sorted(facts.prices), *(listed or facts.priced_models)]:
         found.setdefault(name, ModelShown(id=name, display_name=name, owned_by=direct.provider))
     return found

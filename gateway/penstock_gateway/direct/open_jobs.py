@@ -26,7 +26,9 @@ from penstock_gateway.settings import DirectFields
 from penstock_ledger import DoorCallStore, JobConflict, JobStore, RedisLedger
 from penstock_ledger.model import Job, JobState
 from penstock_ledger.reasons import Code
+from penstock_producer.dialects.translation import USUAL_TOKENS
 from penstock_producer.feed.routes import GENERATION, FeedBeside
+from penstock_producer.job.endpoints import MESSAGES
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.open_job import DocumentChecker
 
@@ -189,6 +191,8 @@ class OpenJobs:
             "priority": "urgent",
             "max_attempts": direct.max_attempts,
         }
+        if endpoint == MESSAGES:
+            given["params"] = {"max_tokens": USUAL_TOKENS}
         key = "/".join(
             (
                 KEY_PREFIX + _named(tenant),

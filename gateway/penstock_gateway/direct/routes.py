@@ -1,9 +1,11 @@
-"""The routes of calls that wait: chat completions, completions, embeddings, and several in one."""
+"""The routes of calls that wait: chats, messages, responses, embeddings, and several in one."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
+import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Final, NamedTuple
@@ -16,21 +18,28 @@ from starlette.responses import Response
 from penstock_gateway.backend import backend_of
 from penstock_gateway.bodies import object_of
 from penstock_gateway.callers.caller import Caller, caller_with
+from penstock_gateway.callers.shares import Shares
 from penstock_gateway.direct.calls import Asked, Calls, Told
 from penstock_gateway.direct.errors import refused_for_letter
 from penstock_gateway.direct.fields import (
-    CHAT,
     COMPLETIONS,
-    EMBEDDINGS,
+    Stream,
     checked_body,
     invalid,
+    stream_of,
+    unsupported,
     with_messages,
 )
+from penstock_gateway.direct.shapes import PROMPTS, documented
+from penstock_gateway.direct.streams import AnswerStream, events_of
+from penstock_gateway.middleware import request_id_of
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
 from penstock_gateway.settings import DirectFields
 from penstock_ledger.lone_surrogates import parse_json
 from penstock_ledger.model import DeadLetter, Result
+from penstock_producer.dialects.translation import Untranslatable, answer_for
+from penstock_producer.job.endpoints import CHAT, EMBEDDINGS, MESSAGES, RESPONSES
 
 __all__ = ["batch_answer", "bodies_of", "gone", "key_of", "object_in", "timeout_of"]
 
@@ -122,6 +131,8 @@ def bodies_of(given: Mapping[str, Any], limits: DirectFields) -> list[dict[str, 
         raise invalid("system", "give text", "invalid_type")
     if "messages" in given:
         raise invalid("messages", "give `prompts`: each may be a list of messages")
+    if given.get("stream"):
+        raise unsupported("stream", "several prompts are answered together: leave `stream` out")
     shared = {name: value for name, value in given.items() if name not in _OWN}
     first = [] if system is None else [{"role": "system", "content": system}]
     _check_shared(len(orjson.dumps([shared, first])), len(prompts))
@@ -208,7 +219,7 @@ def _output(at: int, told: Told) -> dict[str, Any]:
         "usage": None,
     }
     if isinstance(outcome, Result):
-        return {**empty, **_read(outcome.body), "error": None}
+        return {**empty, **_read(outcome), "error": None}
     refused = told.late if outcome is None else refused_for_letter(outcome)
     assert refused is not None, "an outcome is missing, and a reason for it"
     return {
@@ -217,12 +228,18 @@ def _output(at: int, told: Told) -> dict[str, Any]:
     }
 
 
-def _read(body: bytes) -> dict[str, Any]:
+def _read(result: Result) -> dict[str, Any]:
     """Read the first choice of an answer.
 
-    Where the provider's answer has another form, its text is missing and no error is made of that.
+    Where the provider's answer has no form that is known, its text is missing and no error is made
+    of that.
     """
-    found = parse_json(body)
+    with contextlib.suppress(Untranslatable):
+        return _of_chat(parse_json(answer_for(CHAT, result.body, time.time())))
+    return {}
+
+
+def _of_chat(found: Mapping[str, Any]) -> dict[str, Any]:
     choices = found.get("choices")
     choice = (
         choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
@@ -247,17 +264,8 @@ router = Router(tags=["direct"])
 
 May = Annotated[Caller, Depends(caller_with("infer"))]
 
-_ERRORS: Final[dict[int | str, dict[str, Any]]] = {
-    400: {"description": "a field is missing, wrong or not taken here"},
-    409: {"description": "a request with this Idempotency-Key is under way"},
-    422: {"description": "this Idempotency-Key was used for another request"},
-    429: {"description": "too many calls wait, or the provider limits this server"},
-    503: {"description": "no worker, or a store is away"},
-    504: {"description": "no answer in the time that the call had"},
-}
 
-
-@router.post(CHAT, responses=_ERRORS, operation_id="create_chat_completion")
+@router.post(CHAT, operation_id="create_chat_completion", **documented(CHAT))
 async def chat_completions(request: Request, caller: May) -> Response:
     """Answer a chat completion, as OpenAI's API has it.
 
@@ -265,19 +273,31 @@ async def chat_completions(request: Request, caller: May) -> Response:
     return await _one(request, caller, CHAT)
 
 
-@router.post(COMPLETIONS, responses=_ERRORS, operation_id="create_completion")
+@router.post(COMPLETIONS, operation_id="create_completion", **documented(COMPLETIONS))
 async def completions(request: Request, caller: May) -> Response:
     """Answer one completion of a prompt, as OpenAI's API has it."""
     return await _one(request, caller, COMPLETIONS)
 
 
-@router.post(EMBEDDINGS, responses=_ERRORS, operation_id="create_embeddings")
+@router.post(EMBEDDINGS, operation_id="create_embeddings", **documented(EMBEDDINGS))
 async def embeddings(request: Request, caller: May) -> Response:
     """Return the embeddings of one input, or of several, as OpenAI's API has it."""
     return await _one(request, caller, EMBEDDINGS)
 
 
-@router.post("/v1/batch/sync", responses=_ERRORS, operation_id="answer_prompts")
+@router.post(MESSAGES, operation_id="create_message", **documented(MESSAGES))
+async def messages(request: Request, caller: May) -> Response:
+    """Answer a message, as Anthropic's API has it, whatever API the provider behind has."""
+    return await _one(request, caller, MESSAGES)
+
+
+@router.post(RESPONSES, operation_id="create_response", **documented(RESPONSES))
+async def responses(request: Request, caller: May) -> Response:
+    """Answer a response, as OpenAI's API has it, whatever API the provider behind has."""
+    return await _one(request, caller, RESPONSES)
+
+
+@router.post(PROMPTS, operation_id="answer_prompts", **documented(PROMPTS))
 async def batch_sync(request: Request, caller: May) -> Response:
     """Answer several prompts together: outputs in their order, each with a text or an error."""
     backend = backend_of(request)
@@ -299,22 +319,67 @@ async def _one(request: Request, caller: Caller, endpoint: str) -> Response:
         request, min(settings.gateway.max_body_bytes, settings.max_body_bytes)
     )
     body = await backend.run_sized(size, checked_body, given, endpoint, settings.gateway.direct)
-    asked = Asked(
-        caller,
-        endpoint,
-        [body],
-        size,
-        timeout_of(request, settings.gateway.direct),
-        key_of(request),
-    )
+    stream = stream_of(given)
+    timeout_s = timeout_of(request, settings.gateway.direct)
+    asked = Asked(caller, endpoint, [body], size, timeout_s, key_of(request))
+    if stream is not None:
+        return await _streamed(request, asked, stream)
+    answer, told = await _answered(request, asked)
+    return _answer(answer, told)
+
+
+async def _answered(request: Request, asked: Asked) -> tuple[bytes, Told]:
+    """Return the answer to one request as its caller's client reads it. Raises Refused."""
+    backend = backend_of(request)
     told = await backend.part(Calls).answered(asked, partial(gone, request))
     outcome = told.outcomes[0]
     if isinstance(outcome, Result):
-        return _answer(outcome.body, told)
+        size = len(outcome.body)
+        return await backend.run_sized(size, _in_words_of, asked, outcome), told
     refused = refused_for_letter(outcome) if isinstance(outcome, DeadLetter) else told.late
     assert refused is not None, "an outcome is missing, and a reason for it"
     refused.headers = {**(refused.headers or {}), **_headers(told)}
     raise refused
+
+
+async def _streamed(request: Request, asked: Asked, stream: Stream) -> Response:
+    """Answer by events: those of the whole answer where it comes soon, else comments until then.
+
+    What is refused soon is answered with its status, as clients act on it.
+    """
+    backend = backend_of(request)
+    shares, tenant = backend.part(Shares), asked.caller.tenant
+
+    async def events() -> tuple[bytes, Told]:
+        answer, told = await _answered(request, asked)
+        write = partial(events_of, asked.endpoint, answer, with_usage=stream.with_usage)
+        return await backend.run_sized(len(answer), write), told
+
+    shares.take("streams", tenant)
+    coming = asyncio.create_task(events(), name="streamed answer")
+    try:
+        await asyncio.wait({coming}, timeout=SOON_S)
+        if not coming.done():
+            leave = partial(shares.leave, "streams", tenant)
+            return AnswerStream(coming, asked.endpoint, request_id_of(request), leave)
+        written, told = coming.result()
+    except BaseException:
+        coming.cancel()
+        shares.leave("streams", tenant)
+        raise
+    shares.leave("streams", tenant)
+    return Response(written, media_type=AnswerStream.media_type, headers=_headers(told))
+
+
+SOON_S: Final = 5.0  # a provider that refuses has mostly done so; no proxy gives up before
+
+
+def _in_words_of(asked: Asked, result: Result) -> bytes:
+    """Return an answer as the caller's client reads it. Raises Refused (502)."""
+    try:
+        return answer_for(asked.endpoint, result.body, time.time(), asked.bodies[0])
+    except Untranslatable as error:
+        raise Refused(502, f"{error}; it is kept in its job", code="invalid_answer") from None
 
 
 def _answer(body: bytes, told: Told) -> Response:

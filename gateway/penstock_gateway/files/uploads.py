@@ -134,6 +134,8 @@ class _Upload:
         self._form.check()
         assert self._writing is not None
         assert self._form.filename is not None
+        if not self._size:
+            raise Refused(400, "The file is empty.", code="empty_file", param=FILE)
         await self._flush()
         stored = await self._backend.run(
             self._writing.finish, self._form.filename, self._form.purpose, self._form.lives_s

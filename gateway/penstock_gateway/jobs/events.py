@@ -17,15 +17,12 @@ from starlette.types import Receive, Scope, Send
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.jobs.names import Reader, find_job
 from penstock_gateway.jobs.watches import Progress, Watches, event_id
-from penstock_gateway.routing import Router
+from penstock_gateway.routing import QUIET_S, SLOW_S, STILL_THERE, EventResponse, Router
 from penstock_ledger import OutcomeStore
 
 router = Router()
 log = logging.getLogger("penstock.gateway")
 
-# without an event; then a comment says that the connection lives, also to proxies between
-QUIET_S: Final = 15.0
-SLOW_S: Final = 30.0  # for which a reader may take nothing of what was sent; then it is dropped
 AGAIN_MS: Final = 2_000  # after which an EventSource that lost its connection comes back
 END: Final = "end"
 
@@ -83,10 +80,8 @@ async def events(
     return EventStream(backend, watches, job_id, last_event_id, caller.tenant)
 
 
-class EventStream(Response):
+class EventStream(EventResponse):
     """Sends until the job has ended, the reader has gone, or it takes nothing any more."""
-
-    media_type = "text/event-stream"
 
     def __init__(
         self,
@@ -97,8 +92,7 @@ class EventStream(Response):
         tenant: str | None,
     ) -> None:
         """Start to listen. Raises Refused where too many listen."""
-        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
-        del self.headers["content-length"]  # it is not known
+        super().__init__()
         self._backend = backend
         self._watches = watches
         self._job_id = job_id
@@ -110,25 +104,19 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gone = asyncio.create_task(_until_gone(receive), name="sse reader")
         try:
-            await send(
-                {
-                    "type": "http.response.start",
-                    "status": self.status_code,
-                    "headers": self.raw_headers,
-                }
-            )
+            await self.begin(send)
             await self._send(send, f"retry: {AGAIN_MS}\n\n".encode(), gone)
             while not gone.done() and not self._backend.closing:
                 progress = await self._next(gone)
                 if progress is None:
-                    await self._send(send, b": still there\n\n", gone)
+                    await self._send(send, STILL_THERE, gone)
                 elif progress.id != self._last_id or progress.ended:
                     await self._send(send, _event(progress), gone)
                     self._last_id = progress.id
                     if progress.ended:
                         break
             if not gone.done():
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                await self.end(send)
         except TimeoutError:
             log.warning(
                 "a reader of the events of job %s took nothing for %g s and is dropped",
@@ -153,8 +141,7 @@ class EventStream(Response):
     async def _send(self, send: Send, data: bytes, gone: asyncio.Task[None]) -> None:
         """Send a piece. Raises TimeoutError for a reader that takes nothing."""
         if not gone.done():
-            async with asyncio.timeout(SLOW_S):
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+            await self.send_piece(send, data)
 
 
 async def _until_gone(receive: Receive) -> None:

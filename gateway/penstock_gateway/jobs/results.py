@@ -5,11 +5,12 @@ Each JSON line says where to go on behind it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from functools import partial
 from itertools import chain, islice
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 from urllib.parse import quote
 
 import orjson
@@ -25,18 +26,20 @@ from penstock_gateway.jobs.sources import reading
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
 from penstock_ledger.model import Job, Result
-from penstock_producer.errors import SinkError
+from penstock_producer.errors import SinkError, SourceError
+from penstock_producer.job.spec import MAX_KEEP_CHARS, RowOrder
 from penstock_producer.outputs import error_line, output_line
+from penstock_producer.result_formats import TableFormat, form_named, media_types
+from penstock_producer.sources.kept import ALL
 from penstock_producer.tables.columns import Table, as_json
-from penstock_producer.tables.reading import Committed, Reading
-from penstock_producer.tables.write import TableFormat, table_pieces
+from penstock_producer.tables.reading import Committed
+from penstock_producer.tables.with_source import reading_of
+from penstock_producer.tables.write import table_pieces
 
 router = Router()
+log = logging.getLogger(__name__)
 
-TABLES: Final = {
-    "csv": "text/csv; charset=utf-8; header=present",
-    "parquet": "application/vnd.apache.parquet",
-}
+TABLES: Final = media_types()
 STATE: Final = "x-penstock-job-state"
 LINES_TOGETHER: Final = 100  # read in one turn of a thread, and no more than the next line beyond
 BYTES_TOGETHER: Final = 256 * 1024
@@ -63,9 +66,14 @@ _EXAMPLE: Final = (
                     "schema": {"type": "string", "format": "binary"},
                     "example": "PAR1…PAR1",
                 },
+                TABLES["xlsx"]: {
+                    "schema": {"type": "string", "format": "binary"},
+                    "example": "PK…",
+                },
             },
         },
-        501: {"description": "Parquet is asked for, and pyarrow is not installed on the server."},
+        409: {"description": "The source has changed since, and a table has its columns."},
+        501: {"description": "What writes this form of table is not installed on the server."},
     },
     operation_id="read_job_results",
 )
@@ -82,7 +90,7 @@ async def results(
         int | None, Query(ge=1, le=10**9, description="At most this many lines.")
     ] = None,
     form: Annotated[
-        Literal["jsonl", "rows", "csv", "parquet"],
+        Literal["jsonl", "rows", TableFormat],
         Query(
             description=(
                 "jsonl: OpenAI's lines; rows: a line for each row of the table; tables have a row "
@@ -93,6 +101,17 @@ async def results(
     escape_formulas: Annotated[
         bool, Query(description="CSV: put an apostrophe before texts that a spreadsheet would run.")
     ] = False,
+    keep_columns: Annotated[
+        str,
+        Query(
+            max_length=MAX_KEEP_CHARS,
+            description="Tables: columns of the source: all, none, or names, as a,b.",
+        ),
+    ] = ALL,
+    order: Annotated[
+        RowOrder,
+        Query(description="Tables: rows as in the source, or the answers alone, as they came."),
+    ] = "source",
 ) -> StreamingResponse:
     """Stream what a job has stored, also while it runs.
 
@@ -117,7 +136,8 @@ async def results(
                 code="invalid_value",
                 param="escape_formulas",
             )
-        return await _table(backend, caller, job, form, escape_formulas=escape_formulas)
+        how = _How(form, keep_columns, order, escape_formulas)
+        return await _table(backend, caller, job, how)
     state = ""
 
     def begin() -> Iterator[bytes]:
@@ -135,9 +155,16 @@ async def results(
     return answer
 
 
-async def _table(
-    backend: Backend, caller: Caller, job: str, form: TableFormat, *, escape_formulas: bool
-) -> StreamingResponse:
+class _How(NamedTuple):
+    """What a table is asked to be."""
+
+    form: TableFormat
+    keep: str
+    order: RowOrder
+    escape_formulas: bool
+
+
+async def _table(backend: Backend, caller: Caller, job: str, how: _How) -> StreamingResponse:
     """Stream a table as `penstock results` writes it.
 
     A batch of rows is in memory, so that each takes one of the readings of its tenant.
@@ -145,23 +172,49 @@ async def _table(
 
     def begin() -> tuple[Job, Iterator[bytes]]:
         found = find_job(backend, caller, job)
-        rows = Reading(backend.database, found, letter=partial(told_letter, found))
-        made = table_pieces(rows, rows.table.columns, form, escape_formulas=escape_formulas)
         try:
-            return found, chain([next(made)], made)
+            form_named(how.form)
         except SinkError as error:
             raise Refused(501, str(error), code="form_unavailable") from None
+        try:
+            rows = reading_of(
+                backend.database,
+                found,
+                backend.settings,
+                keep=how.keep,
+                order=how.order,
+                form=how.form,
+                letter=partial(told_letter, found),
+            )
+            made = table_pieces(rows, rows.columns, how.form, escape_formulas=how.escape_formulas)
+            return found, chain([next(made)], made)
+        except SinkError as error:
+            raise _refused(error) from None
 
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(reading(backend, caller))
         found, pieces = await backend.run(begin)
         kept = stack.pop_all()
-    name = quote(f"{shown_key(found) or found.job_id}.{form}", safe="")
+    name = quote(f"{shown_key(found) or found.job_id}.{how.form}", safe="")
     headers = {
         "content-disposition": f"attachment; filename*=UTF-8''{name}",
         STATE: str(found.state),
     }
-    return _Whole(_pieces(backend, pieces), media_type=TABLES[form], headers=headers, held=kept)
+    return _Whole(_pieces(backend, pieces), media_type=TABLES[how.form], headers=headers, held=kept)
+
+
+def _refused(error: SinkError) -> Refused:
+    """Return the refusal of a table, which says no path of the server."""
+    cause = error.__cause__
+    if isinstance(cause, SourceError) and cause.code == "missing_column":
+        return Refused(400, str(cause), code="invalid_value", param="keep_columns")
+    log.warning("a table of results was refused: %s", error)
+    return Refused(
+        409,
+        "a table has the columns and the order of the job's source, which cannot be read now; take "
+        "the answers alone (order=done), or have the operator look at the log",
+        code="source_unreadable",
+    )
 
 
 class _Whole(StreamingResponse):

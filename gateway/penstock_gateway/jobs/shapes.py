@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
+from penstock_gateway.webhook_delivery import URL_MAX
 from penstock_producer.job.spec import MAX_BUDGET_USD, MAX_SPAN_S
 
 __all__ = [
@@ -120,6 +121,14 @@ class NewJob(BaseModel):
         description=(
             "Draw this many documents of the source at random and make them a job of their own; "
             "see its extrapolation."
+        ),
+    )
+
+    callback_url: Annotated[StrictStr, Field(min_length=1, max_length=URL_MAX)] | None = Field(
+        None,
+        description=(
+            "Where events of this job are sent, as those of webhooks. The header "
+            "x-penstock-callback-secret of the answer has the secret that signs them."
         ),
     )
 

@@ -16,6 +16,7 @@ from penstock_gateway.jobs.shapes import Estimate, JobShown, NewJob, Preview, Re
 from penstock_gateway.jobs.shown import counted
 from penstock_gateway.jobs.sources import options_of, reading, source_of
 from penstock_gateway.routing import Router
+from penstock_gateway.webhooks import call_back, check_receiver
 from penstock_ledger import JobNotFound, JobStore
 from penstock_ledger.model import Job
 from penstock_producer import SpecError
@@ -56,10 +57,16 @@ async def submit(
     backend = backend_of(request)
     key = given.job if given.job is not None else idempotency_key
     options = options_of(given, caller, backend)
+    if given.callback_url is not None:
+        await check_receiver(backend, given.callback_url, "callback_url")
     async with reading(backend, caller):
         job, is_new = await backend.run(_submitted, backend, caller, given, options, key)
     response.status_code = 201 if is_new else 200
     response.headers["location"] = f"/v1/jobs/{job.job_id}"
+    tenant = job.spec.get("tenant")
+    response.headers.update(
+        await backend.run(call_back, backend, job.job_id, tenant, given.callback_url)
+    )
     return await backend.run(counted, backend, job)
 
 

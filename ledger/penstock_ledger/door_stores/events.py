@@ -17,10 +17,12 @@ from penstock_ledger.stored_values import json_text
 
 __all__ = [
     "AT_ONCE",
+    "CALLBACK",
     "ENDPOINTS_MAX",
     "EVENT_TYPES",
     "EVERY_EVENT",
     "TEST_EVENT",
+    "callback_id",
     "new_event",
     "note_event",
 ]
@@ -38,6 +40,9 @@ EVENT_TYPES: Final = (
 TEST_EVENT: Final = "webhook.test"  # sent where it is asked for
 # what an endpoint has that wants all of them, also those of later releases
 EVERY_EVENT: Final = "*"
+# The events of an endpoint that is the callback of one batch or job: it hears of no other, and of
+# all that becomes of that one.
+CALLBACK: Final = "callback"
 ENDPOINTS_MAX: Final = 20  # of one tenant: each event is a row for each of them
 AT_ONCE: Final = 0.0  # the next try of a delivery that nothing has to wait for, on any clock
 _LETTERS: Final = string.digits + string.ascii_letters
@@ -46,7 +51,8 @@ _LETTERS: Final = string.digits + string.ascii_letters
 def note_event(connection: Connection, tenant: str | None, type_: str, object_id: str) -> int:
     """Note ``type_`` of a batch or job for the endpoints of its tenant, as part of a transaction.
 
-    Returns how many there are. Costs one look at a small table where there are none.
+    Its callback is one of them. Returns how many there are. Costs two looks at a small table where
+    there are none.
     """
     columns = webhook_endpoints.c
     owner = columns.tenant.is_(None) if tenant is None else columns.tenant == tenant
@@ -60,8 +66,15 @@ def note_event(connection: Connection, tenant: str | None, type_: str, object_id
         for row in connection.execute(query)
         if {type_, EVERY_EVENT} & set(row.events.split(","))
     ]
+    called = columns.endpoint_id == callback_id(object_id), columns.disabled_at.is_(None)
+    wanting += connection.execute(select(columns.endpoint_id).where(*called)).scalars()
     new_event(connection, wanting, type_, object_id)
     return len(wanting)
+
+
+def callback_id(object_id: str) -> str:
+    """Return the id of the endpoint that is the callback of a batch or job."""
+    return f"{CALLBACK}:{object_id}"
 
 
 def new_event(connection: Connection, endpoint_ids: list[str], type_: str, object_id: str) -> str:

@@ -28,12 +28,20 @@ from sqlalchemy import (
     update,
 )
 
-from penstock_ledger.door_stores.events import AT_ONCE, ENDPOINTS_MAX, TEST_EVENT, new_event
+from penstock_ledger.door_stores.events import (
+    AT_ONCE,
+    CALLBACK,
+    ENDPOINTS_MAX,
+    EVENT_TYPES,
+    TEST_EVENT,
+    callback_id,
+    new_event,
+)
 from penstock_ledger.door_stores.whose import Whose
 from penstock_ledger.sql.database import Database
-from penstock_ledger.sql.tables import webhook_deliveries, webhook_endpoints
+from penstock_ledger.sql.tables import door_batches, jobs, webhook_deliveries, webhook_endpoints
 
-__all__ = ["Delivery", "DueDelivery", "Endpoint", "NewEndpoint", "WebhookStore"]
+__all__ = ["Delivery", "DueDelivery", "Endpoint", "NewCallback", "NewEndpoint", "WebhookStore"]
 
 ERROR_MAX: Final = 500  # characters of an error that are kept
 TESTS_MAX: Final = 100  # of one endpoint that wait: each look for what is due reads all of them
@@ -42,6 +50,9 @@ _FORGOTTEN_AT_ONCE: Final = 1_000
 FAILING_MAX_S: Final = 5 * 86_400.0
 _END: Final = webhook_endpoints.c
 _DEL: Final = webhook_deliveries.c
+# Callbacks stand apart from the endpoints of their tenant, which are few: before its name is a
+# character that no tenant's name has. Processes of the release before send nothing there.
+_APART: Final = "\x1f"
 _OF_ENDPOINT: Final = _DEL.endpoint_id == _END.endpoint_id
 
 
@@ -52,6 +63,16 @@ class NewEndpoint:
     url: str
     secret: str
     events: Collection[str]
+
+
+@dataclass(frozen=True, slots=True)
+class NewCallback:
+    """Where the events of one batch or job go."""
+
+    object_id: str
+    tenant: str | None
+    url: str
+    secret: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +144,38 @@ class WebhookStore:
         row = self._db.write(insert_one)
         return None if row is None else _endpoint_of(row)
 
+    def call_back(self, new: NewCallback) -> bool:
+        """Send what becomes of a batch or job to its callback; False where it has one.
+
+        What has become of it by now is sent, too: the object is held meanwhile, so that its next
+        state finds the callback, or is found here.
+        """
+        endpoint_id = callback_id(new.object_id)
+        values = {
+            "endpoint_id": endpoint_id,
+            "tenant": f"{_APART}{new.tenant or ''}",
+            "url": new.url,
+            "secret": new.secret,
+            "events": CALLBACK,
+            "created_at": time.time(),
+        }
+        statement = self._db.insert(webhook_endpoints).values(values).on_conflict_do_nothing()
+
+        def write(connection: Connection) -> bool:
+            if connection.execute(statement).rowcount != 1:
+                return False
+            for begin, table, key in (
+                ("job.", jobs, jobs.c.job_id),
+                ("batch.", door_batches, door_batches.c.batch_id),
+            ):
+                held = select(table.c.state).where(key == new.object_id).with_for_update()
+                event = f"{begin}{connection.execute(held).scalar_one_or_none()}"
+                if event in EVENT_TYPES:
+                    new_event(connection, [endpoint_id], event, new.object_id)
+            return True
+
+        return self._db.write(write)
+
     def get(self, endpoint_id: str, whose: Whose) -> Endpoint | None:
         query = select(webhook_endpoints).where(*_one(endpoint_id, whose))
         row = self._db.read(lambda connection: connection.execute(query).one_or_none())
@@ -135,7 +188,7 @@ class WebhookStore:
 
         None for an unknown ``after``.
         """
-        query = select(webhook_endpoints).where(whose.holds(_END.tenant))
+        query = select(webhook_endpoints).where(whose.holds(_END.tenant), _END.events != CALLBACK)
         query = query.order_by(_END.created_at.desc(), _END.endpoint_id.desc()).limit(limit + 1)
 
         def look(connection: Connection) -> tuple[list[Endpoint], bool] | None:
@@ -333,12 +386,21 @@ class WebhookStore:
     def forget_before(self, when: float) -> int:
         """Remove deliveries that have arrived or were given up, made before a Unix time.
 
-        At most some at once; how many."""
+        At most some at once; how many. Callbacks that have heard of an end go at once."""
+        ended = (
+            select(_END.endpoint_id)
+            .join(webhook_deliveries, _OF_ENDPOINT)
+            .where(_END.events == CALLBACK, _DEL.next_at.is_(None), _DEL.type != "job.paused")
+            .limit(_FORGOTTEN_AT_ONCE)
+        )
         old = select(_DEL.event_id, _DEL.endpoint_id).where(
             _DEL.created_at < when, _DEL.next_at.is_(None)
         )
 
         def forget(connection: Connection) -> int:
+            heard = connection.execute(ended).scalars().all()
+            if heard:
+                connection.execute(delete(webhook_endpoints).where(_END.endpoint_id.in_(heard)))
             rows = connection.execute(old.limit(_FORGOTTEN_AT_ONCE)).all()
             for row in rows:
                 named = _DEL.event_id == row.event_id, _DEL.endpoint_id == row.endpoint_id

@@ -36,9 +36,8 @@ from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import outcomes
 from penstock_ledger.stores.outcome_rows import (
     RESULT,
-    letter_from,
     outcome_from,
-    stored_result_from,
+    stored_from,
 )
 
 PAGE: Final = 1_000  # rows read at a time
@@ -90,6 +89,18 @@ class CommitOrder:
         rows = self._db.read(lambda connection: connection.execute(query).all())
         return [found for found in map(outcome_from, rows) if isinstance(found, Result)]
 
+    def last(self, job_id: str) -> Place | None:
+        """Return the place behind all outcomes of a job that has ended; None where it has none."""
+        key = (outcomes.c.generation, outcomes.c.doc_id, self._number.label("number"))
+        query = (
+            select(*key)
+            .where(self._job == job_id, outcomes.c.superseded_by.is_(None))
+            .order_by(self._number.desc())
+            .limit(1)
+        )
+        row = self._db.read(lambda connection: connection.execute(query).first())
+        return None if row is None else _place(row)
+
     def read(
         self,
         job_id: str,
@@ -119,7 +130,7 @@ class CommitOrder:
             return
         if end is None:
             return
-        make = _as_stored if as_stored else outcome_from
+        make = stored_from if as_stored else outcome_from
         conditions = (
             outcomes.c.superseded_by.is_(None),
             *(() if letters else (outcomes.c.kind == RESULT,)),
@@ -223,7 +234,3 @@ def _beyond(place: Place) -> ColumnElement[bool]:
 
 def _place(row: Row[Any]) -> Place:
     return Place(row.number, row.generation, row.doc_id)
-
-
-def _as_stored(row: Row[Any]) -> Result | DeadLetter:
-    return stored_result_from(row) if row.kind == RESULT else letter_from(row)

@@ -105,6 +105,11 @@ def stored_result_from(row: Row[Any]) -> Result:
     return Result(ItemKey(row.job_id, row.generation, row.doc_id), *fields)
 
 
+def stored_from(row: Row[Any]) -> Result | DeadLetter:
+    """Return the outcome of a row with all columns, embeddings as they are stored."""
+    return stored_result_from(row) if row.kind == RESULT else letter_from(row)
+
+
 def letter_from(row: Row[Any]) -> DeadLetter:
     return DeadLetter(
         key=ItemKey(row.job_id, row.generation, row.doc_id),

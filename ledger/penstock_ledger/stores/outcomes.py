@@ -54,6 +54,7 @@ from penstock_ledger.stores.outcome_rows import (
     outcome_from,
     result_from,
     result_row,
+    stored_from,
     stored_result_from,
 )
 from penstock_ledger.stores.tallies import (
@@ -81,7 +82,7 @@ _IS_RESULT: Final[ColumnElement[bool]] = literal_column("kind = 'result'")
 _IS_DEAD: Final[ColumnElement[bool]] = literal_column("kind = 'dead'")
 _VISIBLE: Final = outcomes.c.superseded_by.is_(None)
 
-_REFUSED_LINES: Final = select(outcomes.c.line).where(
+_REFUSED: Final = select(outcomes.c.line, outcomes.c.doc_id).where(
     outcomes.c.job_id == bindparam("job"),
     outcomes.c.generation == 1,
     _IS_DEAD,
@@ -455,7 +456,23 @@ class OutcomeStore:
 
     def refused_lines(self, job_id: str) -> frozenset[int]:
         """Return the lines of a job's source whose rows were refused when it was submitted."""
-        return frozenset(row.line for row in self._rows(_REFUSED_LINES, job=job_id))
+        return frozenset(self.refused_ids(job_id))
+
+    def refused_ids(self, job_id: str) -> dict[int, str]:
+        """Return the ids that those rows have got, by their lines."""
+        return {row.line: row.doc_id for row in self._rows(_REFUSED, job=job_id)}
+
+    def visible(
+        self, job_id: str, docs: Sequence[str], page: int = KEYS_MAX
+    ) -> Iterator[Result | DeadLetter]:
+        """Yield the outcomes of these documents, embeddings as they are stored, in any order."""
+        generations = select(feeds.c.generation).where(feeds.c.job_id == job_id)
+        query = select(outcomes).where(
+            outcomes.c.job_id == job_id, outcomes.c.generation.in_(generations), _VISIBLE
+        )
+        for start in range(0, len(docs), page):
+            rows = self._rows(query.where(outcomes.c.doc_id.in_(docs[start : start + page])))
+            yield from map(stored_from, rows)
 
     def terminal_docs(
         self, job_id: str, generation: int, page: int = PAGE

@@ -27,7 +27,7 @@ from penstock_producer.settings import ProducerSettings
 from penstock_producer.source_names import BY_VARIABLE, SQLITE, variable_in
 from penstock_producer.storage import probe_parts
 
-__all__ = ["ResultsProbe"]
+__all__ = ["ResultsProbe", "place_for_trial"]
 
 GOOD_S: Final = 60.0  # what was just tried well is not tried again for every job
 AT_ONCE: Final = 4  # threads: a store that hangs holds one until its own patience ends
@@ -82,7 +82,7 @@ class ResultsProbe:
         from penstock_producer.tables.columns import Table
         from penstock_producer.tables.database import TableSink
 
-        with _place_for_trial(url) as tried:
+        with place_for_trial(url) as tried:
             sink = TableSink(
                 tried, spec.into_table or "", Table(spec.to_json()), id_column=spec.into_id
             )
@@ -154,7 +154,7 @@ def _file_of(url: str) -> Path:
 
 
 @contextmanager
-def _place_for_trial(url: str) -> Iterator[str]:
+def place_for_trial(url: str) -> Iterator[str]:
     """Yield the URL of a database that can be tried.
 
     For a file of SQLite that is not there yet it is another one in the same folder, which is

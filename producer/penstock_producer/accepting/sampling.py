@@ -92,6 +92,7 @@ SAID_BY_LINES: Final = (
     "params",
     "param_fields",
     "format",
+    "sheet",
     "encoding",
     "table",
     "query",

@@ -26,13 +26,16 @@ if TYPE_CHECKING:
 __all__ = [
     "ALIVE_S",
     "HOME",
+    "LISTED",
     "LOADS",
     "NAMES_MAX",
     "PROVIDERS",
     "SERVES",
+    "TEXT_BYTES",
     "MissingModel",
     "Served",
     "Serving",
+    "listed_models",
     "missing_model",
     "missing_provider",
     "model_queues",
@@ -81,6 +84,8 @@ SERVES: Final = "serves"
 LOADS: Final = "loads"
 """The field while the model loads, in place of these two: what the worker will serve, as far as its
 settings say."""
+LISTED: Final = "listed"
+"""The field of workers that ask providers: the models that each lists, as JSON."""
 HOME: Final = "home"
 """The field with the queue under whose name a worker keeps what it holds."""
 PROVIDERS: Final = "providers"
@@ -88,6 +93,8 @@ PROVIDERS: Final = "providers"
 between them."""
 NAMES_MAX: Final = 256
 """Names of one worker, adapters included: each is a queue that it looks into at every claim."""
+LISTED_MAX: Final = 1_000
+"""Models of one provider that are listed; more than that fit into no heartbeat."""
 NAME_CHARS: Final = 512
 """As long as a job's model may be."""
 TASKS_MAX: Final = 8
@@ -202,6 +209,20 @@ def serving_of(workers: Iterable[WorkerSeen], lane: str) -> Serving:
     return Serving(lane, _read_all(infos, SERVES), _read_all(infos, LOADS))
 
 
+def listed_models(workers: Iterable[WorkerSeen], provider: str) -> list[str]:
+    """Return the models that a provider lists, as living workers have read them."""
+    found: dict[str, None] = {}
+    for seen in workers:
+        try:
+            said: Any = (
+                orjson.loads(seen.info.get(LISTED, "")) if seen.seconds_ago < ALIVE_S else {}
+            )
+        except orjson.JSONDecodeError:
+            continue
+        found |= dict.fromkeys(_names(said.get(provider) if isinstance(said, dict) else None))
+    return sorted(found)
+
+
 def providers_text(names: Iterable[str]) -> str:
     """Return the names of providers for the heartbeat."""
     return ",".join(names)[:TEXT_BYTES]
@@ -272,11 +293,11 @@ def _read_all(infos: Iterable[Mapping[str, str]], field: str) -> tuple[Served, .
     return tuple(served for served in read if served is not None)
 
 
-def _names(value: Any) -> tuple[str, ...]:
+def _names(value: Any, most: int = NAMES_MAX) -> tuple[str, ...]:
     if not isinstance(value, list):
         return ()
     return tuple(
         name
-        for name in value[:NAMES_MAX]
+        for name in value[:most]
         if isinstance(name, str) and 0 < len(name) <= NAME_CHARS and name.isprintable()
     )

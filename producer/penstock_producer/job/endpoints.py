@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Final, Literal
 
 from penstock_ledger.texts import SetOption, Text
+from penstock_producer.dialects import CHAT, GENERATE, MESSAGES, RESPONSES
 from penstock_producer.errors import seen
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "GENERATE",
     "MESSAGES",
     "OPENAI",
+    "RESPONSES",
     "SCORING",
     "Kind",
     "generate_path",
@@ -41,10 +43,6 @@ SCORING: Final = frozenset(
 # no empty name, none that begins with a dot
 _PATH = re.compile(r"(?:/[A-Za-z0-9_-][A-Za-z0-9_.-]*){1,16}", re.ASCII)
 _GEMINI = re.compile(r"(?:(?:models|tunedModels)/)?[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}", re.ASCII)
-CHAT = "/v1/chat/completions"
-MESSAGES = "/v1/messages"  # Anthropic's
-# Gemini's: where it is asked, `models/`, the model's name and a colon stand in between
-GENERATE = "/v1beta/generateContent"
 EMBEDDINGS = "/v1/embeddings"
 MAX_PATH_CHARS = 200
 Kind = Literal["openai", "anthropic", "gemini"]

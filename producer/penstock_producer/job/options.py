@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from penstock_producer.job.endpoints import CHAT
 from penstock_producer.job.lanes import AUTO, AUTO_LANES, DEFAULT_LANE, lanes_in_words
+from penstock_producer.result_formats import tables_in_words
 from penstock_producer.source_formats import formats_in_words
 
 __all__ = [
@@ -171,7 +172,12 @@ _TABLE: Final = (
         flag="audio-field",
         metavar="COLUMN",
     ),
-    Option("id_field", "The field of a plain record that names the document.", "id"),
+    Option(
+        "id_field",
+        "The field of a plain record that names the document; @row where none does: the number of "
+        "its row.",
+        "id",
+    ),
     Option(
         "format",
         f"What the source holds: {formats_in_words()}; left out, names say it, or the first bytes.",
@@ -185,6 +191,7 @@ _TABLE: Final = (
         "The SELECT that a database as the source is read by, in the place of a table.",
         from_file=True,
     ),
+    Option("sheet", "The sheet of an Excel workbook; left out, its first one.", metavar="NAME"),
     Option(
         "encoding",
         "The encoding of CSV, TSV and texts that is not UTF-8, e.g. cp1252, latin-1 or shift_jis.",
@@ -373,8 +380,22 @@ _TABLE: Final = (
     ),
     Option(
         "output_format",
-        "The results as a table as well, with a row for every document: csv or parquet; jsonl adds "
-        "none.",
+        f"The results as a table as well, with a row for every document: {tables_in_words()}; "
+        "jsonl adds none.",
+    ),
+    Option(
+        "keep_columns",
+        "Tables: the columns of the source that stand before the answers: all, none, or their "
+        "names, as a,b; the id's is always among them.",
+        "all",
+        metavar="all|none|a,b",
+    ),
+    Option(
+        "order",
+        "Tables at the end of a job: rows in the order of the source, or as they were done, which "
+        "has the answers alone.",
+        "source",
+        metavar="source|done",
     ),
     Option(
         "escape_formulas",
@@ -392,7 +413,13 @@ _TABLE: Final = (
         "The table that results are written into; made where there is none.",
         metavar="T",
     ),
-    Option("into_id", "The column of that table that names the document.", "id", metavar="COLUMN"),
+    Option(
+        "into_id",
+        "The column of that table that names the document; id is the source's own in a table "
+        "that is made.",
+        "id",
+        metavar="COLUMN",
+    ),
     Option(
         "provider",
         "Which of the configured providers answers, by its name in penstock.toml.",
@@ -407,7 +434,7 @@ STOP_FIELDS: Final = ("stop_at_dead", "stop_at_usd_per_doc")
 """The bounds of a stop-loss, which a job may get others of while it goes on."""
 
 SINK_FIELDS: Final = frozenset(
-    {"output_format", "escape_formulas", "into", "into_table", "into_id"}
+    {"output_format", "keep_columns", "order", "escape_formulas", "into", "into_table", "into_id"}
 )
 """Where results go, which decides nothing about what they are."""
 

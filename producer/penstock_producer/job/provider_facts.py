@@ -8,11 +8,12 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from penstock_producer.job.endpoints import BASE_URLS, Kind, check_path
+from penstock_producer.job.endpoints import BASE_URLS, RESPONSES, Kind, check_path
 from penstock_producer.prices.token_prices import (
     Discount,
     ModelPrices,
     known_discount,
+    known_models,
     known_prices,
     without_date,
 )
@@ -37,6 +38,21 @@ class ProviderFacts(BaseModel):
     # of models that name none; None: as the table of prices has it, where it knows the provider
     batch_discount: Discount = None
     prices: Mapping[str, ModelPrices] = Field(default_factory=dict)  # by model
+
+    @property
+    def priced_models(self) -> list[str]:
+        """The models whose prices are known by name, those of the operator's settings first."""
+        return list(dict.fromkeys([*sorted(self.prices), *known_models(self.base_url)]))
+
+    @property
+    def has_responses(self) -> bool:
+        """Whether it answers OpenAI's Responses, as OpenAI does.
+
+        Of others that speak OpenAI's API the setting `endpoints` says so: many have chats alone.
+        """
+        return self.kind == "openai" and (
+            RESPONSES in self.endpoints or self.base_url.rstrip("/") == BASE_URLS["openai"]
+        )
 
     def prices_of(self, *models: str | None) -> ModelPrices | None:
         """Return the prices of the first of ``models`` that has any; None = unknown.

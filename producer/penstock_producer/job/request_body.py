@@ -8,10 +8,9 @@ from typing import Any
 import orjson
 
 from penstock_ledger.texts import SetOption, SetParam, Text
+from penstock_producer.dialects.to_anthropic import Conversation, conversation_of, parts_of
 from penstock_producer.errors import Problem, SpecError, seen
-from penstock_producer.job.anthropic_body import Conversation, conversation_of, parts_of
 from penstock_producer.job.endpoints import SCORING, generate_path
-from penstock_producer.job.gemini_body import GeminiBodies
 from penstock_producer.job.params import as_sent
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.prompts.messages import BadMessages, leading_system
@@ -217,3 +216,43 @@ def _problem(spec: JobSpec, field: str | None) -> Problem | None:
             "put it into the prompt",
         )
     return None
+
+
+class GeminiBodies:
+    """Builds the body for one rendered text."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        system = (
+            {} if spec.system is None else {"systemInstruction": {"parts": [{"text": spec.system}]}}
+        )
+        head = _dump({"model": spec.model} | system)
+        self._head = head[:-1] + b',"contents":[{"role":"user","parts":[{"text":'
+        self._params = spec.sent_params()
+        self._end = _config(self._params)
+
+    def __call__(
+        self, content: str | list[dict[str, Any]], params: Mapping[str, Any] | None = None
+    ) -> bytes:
+        """Return the body of one prompt.
+
+        ``content`` is a text. ``params`` are the document's own, as they are sent.
+        """
+        end = _config({**self._params, **params}) if params else self._end
+        return b"".join((self._head, _dump(content), b"}]}]", end))
+
+
+def with_defaults(
+    given: dict[str, Any], model: str | None, params: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a body with what the job says where the body does not."""
+    filled = {**({} if model is None else {"model": model}), **given}
+    own = given.get("generationConfig", {})
+    return (
+        filled | {"generationConfig": {**params, **own}}
+        if params and isinstance(own, dict)
+        else filled
+    )
+
+
+def _config(params: Mapping[str, Any]) -> bytes:
+    return b',"generationConfig":' + _dump(dict(params)) + b"}" if params else b"}"

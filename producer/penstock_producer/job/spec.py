@@ -4,8 +4,10 @@ Checked once, where it enters; trusted everywhere after."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import Annotated, Any, Final, Literal, Self, TypeVar, get_args
 
 import orjson
@@ -61,13 +63,26 @@ from penstock_producer.prompts.languages import Language, prompt_of
 from penstock_producer.prompts.tokens import counts_tokens, cut_of, in_words, pinned
 from penstock_producer.source_formats import FORMATS, check_encoding
 
-__all__ = ["MAX_BUDGET_USD", "MAX_SPAN_S", "OFF", "JobSpec", "Overflow", "Priority"]
+__all__ = [
+    "MAX_BUDGET_USD",
+    "MAX_KEEP_CHARS",
+    "MAX_SPAN_S",
+    "OFF",
+    "JobSpec",
+    "Overflow",
+    "Priority",
+    "RowOrder",
+]
 
-OutputFormat = Literal["jsonl", "csv", "parquet"]
+OutputFormat = Literal["jsonl", "csv", "parquet", "xlsx"]
+RowOrder = Literal["source", "done"]
 Priority = Literal["urgent", "normal", "low"]
 Overflow = Literal["fail", "shrink", "trim"]
 OverBudget = Literal["warn", "refuse"]
 BatchFiles = Literal["keep", "delete"]
+MAX_KEEP_CHARS: Final = (
+    100_000  # some thousand names; a table of more keeps all, or is made of fewer
+)
 
 # Contexts of validation: each is recognised by its identity.
 ACCEPTED: Final[dict[str, Any]] = {"a": "spec that a door has accepted"}
@@ -169,6 +184,7 @@ class JobSpec(BaseModel):
     format: SourceFormatName | None = _of("format")
     table: str | None = _of("table", min_length=1, max_length=256)
     query: str | None = _of("query", min_length=1, max_length=MAX_QUERY_CHARS)
+    sheet: str | None = _of("sheet", min_length=1, max_length=100)
     encoding: str | None = _of("encoding", max_length=64)
     # checked by params.py
     params: dict[str, Any] = Field(default_factory=dict, description=OPTIONS["params"].help)
@@ -217,6 +233,8 @@ class JobSpec(BaseModel):
     batch_poll_s: Annotated[PositiveFloat, Field(le=MAX_BATCH_POLL_S)] | None = _of("batch_poll_s")
     batch_files: BatchFiles = _of("batch_files")
     output_format: OutputFormat | None = _of("output_format")
+    keep_columns: str = _of("keep_columns", min_length=1, max_length=MAX_KEEP_CHARS)
+    order: RowOrder = _of("order")
     escape_formulas: Annotated[bool, Field(strict=True)] | None = _of("escape_formulas")
     # its limits are looked at where its value is not shown
     into: str | None = _of("into", min_length=1)
@@ -496,11 +514,14 @@ class JobSpec(BaseModel):
     def bad_rows_allowed(self, total: int) -> int:
         """Return how many of ``total`` rows may be refused before the whole source is.
 
-        Shares round down.
+        Shares round up, so that one row of forty does not stop a job; all rows are only ever
+        refused where the share is 100 %.
         """
         if isinstance(self.max_bad_rows, int):
             return self.max_bad_rows
-        return int(total * float(self.max_bad_rows[:-1]) / 100)
+        percent = Decimal(self.max_bad_rows[:-1])
+        allowed = math.ceil(total * percent / 100)
+        return allowed if percent == 100 else min(allowed, max(0, total - 1))
 
     def sent_params(self) -> dict[str, Any]:
         """Return what each request carries that has no value of its own there.

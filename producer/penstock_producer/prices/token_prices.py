@@ -30,6 +30,7 @@ __all__ = [
     "known_card",
     "known_cards",
     "known_discount",
+    "known_models",
     "known_prices",
     "usd_of_outcome",
     "without_date",
@@ -73,6 +74,12 @@ def known_prices(base_url: str, model: str) -> ModelPrices | None:
         return None
     name = model.removeprefix(_PREFIX)
     return provider.models.get(name) or provider.models.get(without_date(name))
+
+
+def known_models(base_url: str) -> list[str]:
+    """Return the models of the table at that address."""
+    provider = _at(base_url)
+    return [] if provider is None else sorted(provider.models)
 
 
 def known_discount(base_url: str) -> float | None:

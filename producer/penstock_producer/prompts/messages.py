@@ -101,6 +101,12 @@ _SHAPE: Final = 'write [{"role": "user", "content": "…"}]'
 _PART: Final = 'write {"type": "text", "text": "…"}'
 
 
+# What an answer has beside its text, and its client sends back with it: thoughts, which say nothing
+# to another model, and empty lists of notes.
+_LEFT_OUT: Final[Mapping[str, tuple[object, ...] | None]] = {
+    "reasoning_content": None,
+    "annotations": ([],),
+}
 _TAKEN: Final = {
     "user": frozenset({"role", "content"}),
     "assistant": frozenset({"role", "content", "tool_calls"}),
@@ -212,5 +218,9 @@ def _refuse_unknown(message: Mapping[str, Any], place: str, no_equal: str) -> No
     if taken is None:
         raise BadMessages(f"{place}.role", no_equal, f"write {', '.join(_TAKEN)}", role)
     for name, value in message.items():
+        if role == "assistant" and name in _LEFT_OUT:
+            values = _LEFT_OUT[name]
+            if values is None or value in values:
+                continue
         if name not in taken and value is not None:
             raise BadMessages(f"{place}.{name}", no_equal, "leave it out", value)

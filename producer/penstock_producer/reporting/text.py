@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 
 __all__ = [
     "argument",
     "asked_again",
     "count",
     "counted",
+    "counts_in_words",
     "duration",
     "one_line",
     "percent",
@@ -54,6 +56,12 @@ def asked_again(repairs: int, fallbacks: int) -> str:
 def counted(number: int, noun: str) -> str:
     """Return ``1 worker``, ``2 workers``."""
     return f"{count(number)} {noun}" if number == 1 else f"{count(number)} {noun}s"
+
+
+def counts_in_words(counts: Mapping[str, int]) -> str:
+    """Return ``missing_field 3, invalid_id 1``, the most first."""
+    most_first = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
+    return ", ".join(f"{name} {count(number)}" for name, number in most_first)
 
 
 def percent(part: int, whole: int) -> str:

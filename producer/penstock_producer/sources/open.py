@@ -17,12 +17,13 @@ from penstock_producer.pins import (
     FORMAT,
     MEDIA_NEWEST,
     REMOTE,
+    SKIPPED,
     UPLOADED,
     shown_uri,
 )
-from penstock_producer.rows import DEFAULT_MAX_BODY_BYTES, FileSource
+from penstock_producer.rows import DEFAULT_MAX_BODY_BYTES, RowSource
 from penstock_producer.settings import ProducerSettings
-from penstock_producer.source_formats import FORMATS, JSONL, SourceFormat
+from penstock_producer.source_formats import FORMATS, JSONL, XLSX, SourceFormat
 from penstock_producer.source_names import is_database
 from penstock_producer.source_roots import SourceRoots
 from penstock_producer.sources import several
@@ -31,6 +32,8 @@ from penstock_producer.sources.blobs.blob import Blob, TimedBlob
 from penstock_producer.sources.blobs.detect import (
     cannot_open,
     format_of,
+    has_rows,
+    is_text,
     refuse_ending,
     refuse_kind,
 )
@@ -57,7 +60,7 @@ def open_source(
     uploaded: bool = False,
     formats: Collection[str] | None = None,
     timeout_s: float | None = None,
-) -> FileSource:
+) -> RowSource:
     """Return the source at a path, a URI, a folder, a pattern, or the pin that the ledger stored.
 
     A folder or prefix ends in `/`. The URL of a database is read by the spec's table or query.
@@ -103,9 +106,11 @@ def open_source(
     form = files.form(spec.format)
     if form != ROWS:
         return _of_whole_files(files, form, spec, chosen, timeout_s)
-    return several.SeveralFiles(
-        str(where), [_of_blob(blob, spec, chosen, timeout_s) for blob in row_files(files)]
-    )
+    if not files.pattern:
+        files = files.only(has_rows)
+    blobs = row_files(files)
+    opened = [_of_blob(blob, spec, chosen, timeout_s) for blob in blobs]
+    return several.SeveralFiles(str(where), opened, files.skipped.pin())
 
 
 def open_new_files(
@@ -116,7 +121,7 @@ def open_new_files(
     *,
     among: Sequence[str] | None = None,
     timeout_s: float | None = None,
-) -> tuple[FileSource | None, int]:
+) -> tuple[RowSource | None, int]:
     """Return what no earlier job has of a folder, a prefix or a pattern.
 
     With it comes how many files may still be written. ``among``: only these of their files.
@@ -158,9 +163,13 @@ def unchanged(
         return not ended and is_database(str(where)) and whole(str(where)) == pin.get("uri")
     files = choose(str(where), chosen.s3_endpoint_url)
     if _format_of_files(pin) is not None:
+        if files is not None and SKIPPED in pin:
+            files = files.only(is_text)
         return files is not None and whole_files.unchanged(pin, files)
     if pin["kind"] == several.KIND:
         pins = pin[FILES]
+        if files is not None and not files.pattern:
+            files = files.only(has_rows)
         return (
             files is not None
             and files.form(None) == ROWS
@@ -192,7 +201,7 @@ def refuse_unreadable(path: str) -> None:
 
 def _of_database(
     where: str, spec: JobSpec, settings: ProducerSettings, remote: bool, timeout_s: float | None
-) -> FileSource:
+) -> RowSource:
     # whatever `source_roots` says: a stranger must not choose where this process connects to
     if remote:
         raise SourceForbidden("a database", settings.source_roots)
@@ -209,7 +218,7 @@ def _of_blob(
     *,
     remote: bool = False,
     formats: Collection[str] | None = None,
-) -> FileSource:
+) -> RowSource:
     """Return the source of a file that is submitted now."""
     found = format_of(blob, spec.format)
     if formats is not None and found.format.name not in formats:
@@ -218,6 +227,11 @@ def _of_blob(
             f"{blob.uri} is {found.format.name}, and the setting doors.formats allows "
             f"{', '.join(formats) or 'none'} here; write it as JSON Lines or CSV, or have the "
             f"operator add {found.format.name}",
+        )
+    if spec.sheet is not None and found.format.name != XLSX:
+        raise SourceError(
+            "unsupported_format",
+            f"{blob.uri} is {found.format.name}, which has no sheets; leave the sheet out",
         )
     plain: Blob = blob if found.packed is None else Unpacked(blob, found.packed)
     timed: Blob = plain if timeout_s is None else TimedBlob(plain, timeout_s)
@@ -228,7 +242,7 @@ def _of_blob(
 
 def _of_pin(
     pin: Mapping[str, Any], spec: JobSpec, settings: ProducerSettings, *, remote: bool = False
-) -> FileSource:
+) -> RowSource:
     remote = remote or pin.get(DOOR) in (REMOTE, UPLOADED)
     if pin["kind"] == several.KIND:
         files = [_of_pin(one, spec, settings, remote=remote) for one in pin[FILES]]
@@ -265,16 +279,16 @@ def _format_of_files(pin: Mapping[str, Any]) -> SourceFormat | None:
 
 def _of_whole_files(
     files: Chosen, form: str, spec: JobSpec, settings: ProducerSettings, timeout_s: float | None
-) -> FileSource:
+) -> RowSource:
     limits = settings.max_line_bytes, settings.max_body_bytes
     options = whole_files.FileOptions(form, *limits, timeout_s=timeout_s)
-    source: FileSource = FORMATS[form].load()(files, spec, options)
+    source: RowSource = FORMATS[form].load()(files, spec, options)
     return source
 
 
 def _whole_files_of_pin(
     pin: Mapping[str, Any], form: SourceFormat, spec: JobSpec, settings: ProducerSettings
-) -> FileSource:
+) -> RowSource:
     files = choose(str(pin["uri"]), settings.s3_endpoint_url)
     if files is None:  # a pattern, and now there is a file by that very name
         raise SourceChanged(
@@ -283,7 +297,7 @@ def _whole_files_of_pin(
     if FILES in pin:  # some files of a watched folder
         files = Chosen(ListedFiles.of_pins(files.listing, pin[FILES]), files.pattern)
     limits = int(pin["max_line_bytes"]), int(pin["max_body_bytes"])
-    source: FileSource = form.load()(files, spec, whole_files.FileOptions(form.name, *limits, pin))
+    source: RowSource = form.load()(files, spec, whole_files.FileOptions(form.name, *limits, pin))
     return source
 
 
@@ -294,9 +308,9 @@ def _rows(
     limits: tuple[int, int],
     size: int | None,
     places: MediaPlaces,
-) -> FileSource:
+) -> RowSource:
     """Open a file of rows; ``size`` is None for one that is submitted now."""
-    source: FileSource = form.load()(blob, spec, RowOptions(*limits, form.name, size, places))
+    source: RowSource = form.load()(blob, spec, RowOptions(*limits, form.name, size, places))
     return source
 
 

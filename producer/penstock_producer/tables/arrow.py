@@ -24,6 +24,7 @@ BATCH_ROWS: Final = 20_000
 BATCH_BYTES: Final = 32 * 1024 * 1024
 ROW_BYTES: Final = 200  # beside its texts and vectors
 _FLOAT32_BYTES: Final = 4
+_VALUE_BYTES: Final = 8  # of a list or an object, beside its text
 
 
 def need_pyarrow(what_for: str) -> None:
@@ -42,14 +43,15 @@ def schema_of(columns: Sequence[Column]) -> pyarrow.Schema:
         "integer": pa.int64(),
         "number": pa.float64(),
         "boolean": pa.bool_(),
+        "decimal": pa.decimal128(38, 9),
+        "date": pa.date32(),
+        "timestamp": pa.timestamp("us"),
+        "instant": pa.timestamp("us", "UTC"),
         "vector": pa.list_(pa.float32()),
         "vectors": pa.list_(pa.list_(pa.float32())),
     }
     return pa.schema(
-        [
-            pa.field(name, kinds[kind], nullable=name not in ("id", "status"))
-            for name, kind in columns
-        ]
+        [pa.field(name, kinds[kind] if type_ is None else type_) for name, kind, type_ in columns]
     )
 
 
@@ -82,7 +84,10 @@ def reader_of(rows: Iterable[Row], columns: Sequence[Column]) -> pyarrow.RecordB
 def _bytes_of(value: Any) -> int:
     if isinstance(value, str | bytes):
         return len(value)
-    return sum(map(len, value)) if isinstance(value, list) else 0
+    if isinstance(value, list | dict):
+        parts = value.values() if isinstance(value, dict) else value
+        return sum(_VALUE_BYTES + _bytes_of(part) for part in parts)
+    return 0
 
 
 def _batch(rows: list[Row], columns: Sequence[Column]) -> pyarrow.RecordBatch:

@@ -12,7 +12,7 @@ import json
 import math
 import struct
 from collections.abc import Mapping
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final
 
 import orjson
 
@@ -22,6 +22,7 @@ from penstock_ledger.model import DeadLetter, Result
 from penstock_ledger.vectors import MAGIC, DamagedVectors, Vectors, unpack
 from penstock_producer.job.endpoints import EMBEDDINGS
 from penstock_producer.prices.token_prices import usd_of_outcome
+from penstock_producer.rows import Column, Kind
 from penstock_producer.texts_in_bodies import answer_text
 
 __all__ = [
@@ -116,7 +117,6 @@ def _numbers(given: Any) -> bytes:
     return struct.pack(f"<{len(given)}f", *given)
 
 
-Kind = Literal["text", "integer", "number", "boolean", "vector", "vectors"]
 Row = list[Any]  # one value for each column; a vector is its bytes, little-endian float32
 
 SUCCEEDED: Final = "succeeded"
@@ -155,11 +155,6 @@ def from_json(value: Any, kind: Kind) -> Any:
     if kind == "vectors":
         return [from_json(one, "vector") for one in value]
     return _numbers([math.nan if one is None else one for one in value])
-
-
-class Column(NamedTuple):
-    name: str
-    kind: Kind
 
 
 _BEGINNING: Final = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import date
 from typing import Any, Final
 
 import orjson
@@ -61,7 +62,9 @@ def _cell(value: Any, escape: bool) -> str:
         return _text(vector_text(value), escape)
     if isinstance(value, list):
         return _text("[" + ",".join(map(vector_text, value)) + "]", escape)
-    return repr(value)
+    if isinstance(value, date):
+        return value.isoformat()
+    return str(value)
 
 
 def _text(text: str, escape: bool) -> str:

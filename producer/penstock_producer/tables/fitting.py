@@ -16,14 +16,14 @@ from sqlalchemy.types import Boolean, Date, DateTime, Float, Integer, Interval, 
 from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import SinkUnfit
 from penstock_producer.tables import sql
-from penstock_producer.tables.columns import Kind, Table
-from penstock_producer.tables.sql import ID, Statements, Target
+from penstock_producer.tables.columns import Column, Kind
+from penstock_producer.tables.sql import Statements, Target
 
-__all__ = ["Fit", "fit_of"]
+__all__ = ["Fit", "Rows", "fit_of"]
 
 NAMES_SHOWN: Final = 12  # columns in an error
 _PGVECTOR: Final = ("vector", "halfvec")
-_NEVER_NULL: Final = {ID, "status", "latency_ms", "attempts", "generation"}
+_NEVER_NULL: Final = {"status", "latency_ms", "attempts", "generation"}
 _TIMES: Final = (Date, DateTime, Time, Interval)
 # Types of SQL that cannot take a kind, as far as reflection tells them; the database has the last
 # word before the job starts.
@@ -32,6 +32,10 @@ _UNFIT: Final[dict[Kind, tuple[type[Any], ...]]] = {
     "integer": (Boolean, *_TIMES),
     "number": (Integer, Boolean, *_TIMES),
     "boolean": (Numeric, Float, *_TIMES),
+    "decimal": (Integer, Boolean, *_TIMES),
+    "date": (Integer, Numeric, Float, Boolean),
+    "timestamp": (Integer, Numeric, Float, Boolean),
+    "instant": (Integer, Numeric, Float, Boolean),
     "vector": (Integer, Numeric, Float, Boolean, *_TIMES),
     "vectors": (Integer, Numeric, Float, Boolean, *_TIMES),
 }
@@ -50,6 +54,14 @@ class Fit(NamedTuple):
     unsized: Target | None  # a column of pgvector that gets its size from the first vector
 
 
+class Rows(NamedTuple):
+    """What rows look like that are to be written."""
+
+    columns: Sequence[Column]
+    id_at: int  # which of them names the document
+    dimensions: int | None  # of vectors, where the job says
+
+
 class _Table(NamedTuple):
     named: str
     id_column: str
@@ -66,7 +78,7 @@ def fit_of(
     statements: Statements,
     named: str,
     id_column: str,
-    table: Table,
+    rows: Rows,
 ) -> Fit:
     """Return how rows fit the table.
 
@@ -82,35 +94,31 @@ def fit_of(
         }
     types = {} if is_sqlite else {row[0]: row[1] for row in _types(connection, statements)}
     existing = _Table(named, id_column, there, is_sqlite)
-    names = _names(existing, table)
-    _refuse_types(existing, table, names)
+    names = _names(existing, rows)
+    _refuse_types(existing, rows, names)
     if [id_column] not in _keys(found, statements):
         raise existing.unfit(
             f"has no primary key or unique constraint on {id_column!r} alone: add one"
         )
-    targets = [
-        Target(at, names[at], types.get(names[at], ""))
-        for at in names
-        if table.columns[at].name != ID
-    ]
-    targets.append(Target(0, id_column, types.get(id_column, "")))
+    targets = [Target(at, names[at], types.get(names[at], "")) for at in names if at != rows.id_at]
+    targets.append(Target(rows.id_at, id_column, types.get(id_column, "")))
     unsized = None
     for target in targets:
-        if target.type in _PGVECTOR and table.columns[target.at].kind == "vector":
-            _refuse_size(connection, existing, statements, table, target)
+        if target.type in _PGVECTOR and rows.columns[target.at].kind == "vector":
+            _refuse_size(connection, existing, statements, rows, target)
             if sql.waits_for_size(connection, statements.place, target.name):
                 unsized = target
     return Fit(targets, _has_own_values(existing, names), unsized)
 
 
-def _names(existing: _Table, table: Table) -> dict[int, str]:
+def _names(existing: _Table, rows: Rows) -> dict[int, str]:
     """Place in a row -> the column of the table that takes it."""
-    at_id = next(at for at, column in enumerate(table.columns) if column.name == ID)
-    assert at_id == 0, "the id is the first column"
     names = {
         at: column.name
-        for at, column in enumerate(table.columns)
-        if at != at_id and column.name in existing.columns and column.name != existing.id_column
+        for at, column in enumerate(rows.columns)
+        if at != rows.id_at
+        and column.name in existing.columns
+        and column.name != existing.id_column
     }
     if existing.id_column not in existing.columns:
         raise existing.unfit(
@@ -122,11 +130,11 @@ def _names(existing: _Table, table: Table) -> dict[int, str]:
             )
         )
     if not names:
-        others = _listed(column.name for column in table.columns if column.name != ID)
+        others = _listed(column.name for at, column in enumerate(rows.columns) if at != rows.id_at)
         raise existing.unfit(
             f"has no column for what results have: add one of {others}, or name another table"
         )
-    return {at_id: existing.id_column} | names
+    return {rows.id_at: existing.id_column} | names
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -149,15 +157,15 @@ def _has_own_values(existing: _Table, names: Mapping[int, str]) -> bool:
     )
 
 
-def _refuse_types(existing: _Table, table: Table, names: Mapping[int, str]) -> None:
+def _refuse_types(existing: _Table, rows: Rows, names: Mapping[int, str]) -> None:
     for at, name in names.items():
-        kind, there = table.columns[at].kind, existing.columns[name]
-        if table.columns[at].name not in _NEVER_NULL and not there["nullable"]:
+        kind, there = rows.columns[at].kind, existing.columns[name]
+        if at != rows.id_at and rows.columns[at].name not in _NEVER_NULL and not there["nullable"]:
             raise existing.unfit(
                 f"has a column {name!r} that must not be null, and some results have none there: "
                 "allow null, or name another table"
             )
-        if table.columns[at].name != ID and isinstance(there["type"], _UNFIT[kind]):
+        if at != rows.id_at and isinstance(there["type"], _UNFIT[kind]):
             raise existing.unfit(
                 f"has a column {name!r} of type {there['type']}, and results have {kind} there: "
                 "change the type, rename the column, or name another table"
@@ -165,13 +173,13 @@ def _refuse_types(existing: _Table, table: Table, names: Mapping[int, str]) -> N
 
 
 def _refuse_size(
-    connection: Connection, existing: _Table, statements: Statements, table: Table, target: Target
+    connection: Connection, existing: _Table, statements: Statements, rows: Rows, target: Target
 ) -> None:
     size = sql.size_of(connection, statements.place, target.name)
-    if size is not None and table.dimensions is not None and size != table.dimensions:
+    if size is not None and rows.dimensions is not None and size != rows.dimensions:
         raise existing.unfit(
             f"has a column {target.name!r} for vectors of {size} numbers, and the job asks for "
-            f"{table.dimensions} (dimensions): change one of them"
+            f"{rows.dimensions} (dimensions): change one of them"
         )
 
 

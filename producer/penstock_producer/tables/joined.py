@@ -13,10 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from penstock_producer.tables.columns import Column, Row
 
-__all__ = ["ANSWER", "ROW_ID", "Added", "added_columns", "joined", "row_id"]
-
-ROW_ID: Final = "@row"
-"""The id field of a source whose rows have no id: each is named by its number, from 1 on."""
+__all__ = ["ANSWER", "Added", "added_columns", "joined", "row_id"]
 
 ANSWER: Final = "answer"
 """What the column `text` of the outcomes is called beside a source's, which has texts itself."""

@@ -6,7 +6,7 @@ They are read from a cursor on, which is one text that a reader can keep anywher
 from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import orjson
@@ -16,9 +16,9 @@ from penstock_ledger.errors import PlaceLost
 from penstock_ledger.model import DeadLetter, Job, Result
 from penstock_producer.errors import ContentError, seen
 from penstock_producer.outputs import output_line
-from penstock_producer.tables.columns import Row, Table
+from penstock_producer.tables.columns import Column, Row, Table
 
-__all__ = ["Committed", "Lines", "Reading", "cursor_text", "place_in"]
+__all__ = ["Committed", "Lines", "Reading", "cursor_text", "end_of", "place_in"]
 
 VERSION = 1
 MAX_CHARS = 2_000  # an id of a document has at most 512 bytes
@@ -58,6 +58,12 @@ def place_in(job_id: str, cursor: str) -> Place:
     if its_job != job_id:
         raise PlaceLost(job_id)
     return Place(number, generation, str(doc_id))
+
+
+def end_of(database: Database, job: Job) -> str | None:
+    """Return the cursor behind the last outcome of a job that gets no more; None without any."""
+    place = CommitOrder(database).last(job.job_id)
+    return None if place is None else cursor_text(job.job_id, place)
 
 
 class _FromCursor:
@@ -109,6 +115,10 @@ class Reading(_FromCursor):
         super().__init__(database, job, after, whole=whole)
         self.table = Table(job.spec)
         self._letter = letter
+
+    @property
+    def columns(self) -> Sequence[Column]:
+        return self.table.columns
 
     def __iter__(self) -> Iterator[Row]:
         for outcome in self._read(letters=True, as_stored=True):

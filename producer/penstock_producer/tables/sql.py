@@ -6,6 +6,8 @@ Vectors go into columns of pgvector where it is there; many rows go into Postgre
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import date
+from decimal import Decimal
 from importlib import util
 from typing import Any, Final, NamedTuple
 
@@ -49,6 +51,10 @@ def quoted(name: str) -> str:
 def for_sqlite(value: Any, _: str) -> Any:
     if isinstance(value, bytes):
         return vector_text(value)
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return str(value)
     return f"[{','.join(map(vector_text, value))}]" if isinstance(value, list) else value
 
 
@@ -68,7 +74,7 @@ def for_postgresql(value: Any, type_: str) -> str | None:
             else f"[{','.join(map(vector_text, value))}]"
         )
         return numbers.replace("[", "{").replace("]", "}") if type_.endswith("[]") else numbers
-    return value if isinstance(value, str) else repr(value)
+    return value.isoformat() if isinstance(value, date) else str(value)
 
 
 def opened(url: str) -> Engine:
@@ -140,6 +146,10 @@ _SQLITE_TYPES: Final[Mapping[Kind, str]] = {
     "integer": "INTEGER",
     "number": "REAL",
     "boolean": "BOOLEAN",
+    "decimal": "NUMERIC",
+    "date": "DATE",
+    "timestamp": "TIMESTAMP",
+    "instant": "TIMESTAMP",
     "vector": "TEXT",
     "vectors": "TEXT",
 }
@@ -148,6 +158,10 @@ _POSTGRESQL_TYPES: Final[Mapping[Kind, str]] = {
     "integer": "bigint",
     "number": "double precision",
     "boolean": "boolean",
+    "decimal": "numeric",
+    "date": "date",
+    "timestamp": "timestamp",
+    "instant": "timestamptz",
     "vector": "real[]",
     "vectors": "real[]",
 }
@@ -171,19 +185,19 @@ class Statements:
         self._id = quoted(id_column)
         self._sqlite = is_sqlite
 
-    def create(self, columns: Sequence[Column], embedding_type: str | None) -> str:
-        """Return the statement that makes the table.
+    def create(self, columns: Sequence[Column], embedding_type: str | None, id_at: int = 0) -> str:
+        """Return the statement that makes the table, whose key is the column at ``id_at``.
 
         ``embedding_type`` is given where vectors have one of their own.
         """
         types = _SQLITE_TYPES if self._sqlite else _POSTGRESQL_TYPES
         parts = []
-        for name, kind in columns:
+        for at, (name, kind, _) in enumerate(columns):
             type_ = (
                 embedding_type if kind == "vector" and embedding_type is not None else types[kind]
             )
             parts.append(
-                f"{self._id} {type_} PRIMARY KEY" if name == ID else f"{quoted(name)} {type_}"
+                f"{self._id} {type_} PRIMARY KEY" if at == id_at else f"{quoted(name)} {type_}"
             )
         return self._for_driver(f"CREATE TABLE {self.place} ({', '.join(parts)})")
 

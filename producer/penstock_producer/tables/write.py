@@ -4,27 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, get_args
+from typing import NamedTuple
 
-from penstock_producer.errors import SinkError, seen
+from penstock_producer.result_formats import form_named
 from penstock_producer.storage import Writer, open_sink
-from penstock_producer.tables.arrow import need_pyarrow, parquet_pieces
 from penstock_producer.tables.columns import Column, Row
-from penstock_producer.tables.csv_form import csv_lines
 from penstock_producer.tables.reading import Reading
+from penstock_producer.tables.with_source import WithSource
 
-__all__ = [
-    "TABLE_FORMATS",
-    "TableFormat",
-    "Written",
-    "check_format",
-    "table_pieces",
-    "write_rows",
-    "write_table",
-]
-
-TableFormat = Literal["parquet", "csv"]
-TABLE_FORMATS: Final[tuple[TableFormat, ...]] = get_args(TableFormat)
+__all__ = ["Written", "table_pieces", "write_rows", "write_table"]
 
 
 class Written(NamedTuple):
@@ -33,21 +21,11 @@ class Written(NamedTuple):
     cursor: str | None  # of the last row, to go on behind it; what was given where there was none
 
 
-def check_format(form: str) -> TableFormat:
-    """Find out before a job starts whether its outcomes can be written so. Raises SinkError."""
-    if form not in TABLE_FORMATS:
-        raise SinkError(f"{seen(form)} is not a format of tables; use {' or '.join(TABLE_FORMATS)}")
-    if form == "parquet":
-        need_pyarrow("Parquet")
-        return "parquet"
-    return "csv"
-
-
 def write_table(
-    reading: Reading,
+    reading: Reading | WithSource,
     destination: str | Path,
     name: str,
-    form: TableFormat,
+    form: str,
     *,
     escape_formulas: bool = False,
     s3_endpoint_url: str | None = None,
@@ -55,10 +33,10 @@ def write_table(
     """Write ``name`` into a folder or a prefix of a bucket; it appears when it is complete.
 
     Raises SinkError."""
-    check_format(form)
+    form_named(form)
     writer = open_sink(destination, s3_endpoint_url=s3_endpoint_url).create(name)
     try:
-        write_rows(writer, reading, reading.table.columns, form, escape_formulas=escape_formulas)
+        write_rows(writer, reading, reading.columns, form, escape_formulas=escape_formulas)
         writer.finish()
         return Written(writer.publish(), reading.number, reading.cursor)
     except BaseException:
@@ -70,7 +48,7 @@ def write_rows(
     writer: Writer,
     rows: Iterable[Row],
     columns: Sequence[Column],
-    form: TableFormat,
+    form: str,
     *,
     escape_formulas: bool = False,
 ) -> None:
@@ -79,18 +57,13 @@ def write_rows(
 
 
 def table_pieces(
-    rows: Iterable[Row],
-    columns: Sequence[Column],
-    form: TableFormat,
-    *,
-    escape_formulas: bool = False,
+    rows: Iterable[Row], columns: Sequence[Column], form: str, *, escape_formulas: bool = False
 ) -> Iterator[bytes]:
     """Yield the bytes of the file, in their order.
 
-    Raises SinkError with the first piece where what the form needs is missing.
+    Raises SinkError where what the form needs is missing.
     """
-    return (
-        parquet_pieces(rows, columns)
-        if form == "parquet"
-        else csv_lines(rows, columns, escape_formulas=escape_formulas)
-    )
+    found = form_named(form)
+    more = {"escape_formulas": escape_formulas} if found.escapes else {}
+    pieces: Iterator[bytes] = found.load()(rows, columns, **more)
+    return pieces

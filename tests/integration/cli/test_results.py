@@ -225,7 +225,7 @@ def test_results_go_into_a_table(house: House) -> None:
         (("--into", "sqlite:///x.db", "--table", "t", "--partial"), "keeps its own place"),
         (("-o", "x.parquet", "--partial"), "--after start"),
         (("-o", "-", "--partial"), "--after start"),
-        (("-o", "x.xlsx"), ".jsonl, .csv or .parquet"),
+        (("-o", "x.xls"), ".jsonl, .csv, .parquet, .xlsx"),
         (("-o", "x", "--output-format", "xml"), "jsonl, csv, parquet"),
         (("-o", "x.parquet", "--escape-formulas"), "is for CSV"),
         (("-o", "-", "--output-format", "parquet"), "name a file"),

@@ -271,6 +271,14 @@ def test_bodies_of_another_type_are_refused(url: str, kind: str) -> None:
     assert (answer.status, answer.content["error"]["code"]) == (415, "unsupported_content_type")
 
 
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/jobs/estimate"])
+def test_json_without_its_type_is_refused_by_the_header(url: str, path: str) -> None:
+    """Also where other types are taken, as rows of a job are."""
+    answer = asked(f"{url}{path}", b'{"model": "m"}', content_type="text/plain")
+    assert (answer.status, answer.content["code"]) == (415, "unsupported_content_type")
+    assert "Content-Type: application/json" in answer.content["detail"]
+
+
 @pytest.mark.parametrize(
     "path",
     [

@@ -16,7 +16,7 @@ from servers import RedisServer
 
 from penstock_gateway.settings import GatewaySettings
 from penstock_ledger import Meta, RedisLedger, open_database
-from penstock_producer.feed.queues import LOADS, SERVES, Served
+from penstock_producer.feed.queues import LISTED, LOADS, SERVES, Served
 from penstock_producer.job.provider_facts import ProviderFacts
 from penstock_producer.prices.token_prices import ModelPrices
 
@@ -100,3 +100,31 @@ def test_a_call_is_told_which_models_there_are_and_which_one_loads(
         client.chat.completions.create(model="none-such", messages=say)
     with pytest.raises(openai.InternalServerError, match="a worker is loading the model 'slow-1'"):
         client.chat.completions.create(model="slow-1", messages=say)
+
+
+def test_models_that_the_provider_lists_are_listed(
+    url: str, settings: GatewaySettings, redis_server: RedisServer
+) -> None:
+    """As workers have read it; what else a heartbeat may say is none."""
+    with contextlib.closing(open_database(settings.database_url)) as database:
+        hot = RedisLedger(redis_server.client(), Meta(database).epoch())
+    for number, listed in enumerate(
+        ('{"default": ["b-model", "a-model", 7, ""], "other": ["x"]}', "[]", "{", "7")
+    ):
+        hot.heartbeat(f"worker-{number}", {"lane": "api", LISTED: listed})
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    assert [one.id for one in client.models.list()] == ["priced-1", "a-model", "b-model"]
+    assert client.models.retrieve("a-model").owned_by == "default"
+
+
+def test_models_of_a_known_provider_are_listed_without_a_worker(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
+    """Those of the table of prices, so that the list is not empty."""
+    facts = ProviderFacts(base_url="https://api.openai.com/v1")
+    settings = door_settings(tmp_path, redis_server.url).model_copy(
+        update={"providers": {"default": facts}}
+    )
+    with door(settings) as url:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        assert any(one.id.startswith("gpt-") for one in client.models.list())

@@ -22,6 +22,8 @@ from schemathesis.specs.openapi.checks import (
 from servers import RedisServer
 
 from penstock_gateway import create_app
+from penstock_gateway.direct.fields import checked_body
+from penstock_gateway.settings import DirectFields
 from penstock_ledger import JobState, JobStore, open_database
 
 EXAMPLES: Final = 8  # of each operation
@@ -153,6 +155,19 @@ def has_example(document: Any, content: Any) -> bool:
     return True
 
 
+def test_calls_that_wait_are_told_with_bodies_that_are_taken(document: Any) -> None:
+    """The example of each is one that the door takes; errors are in the dialect of the path."""
+    for path in ("/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/completions"):
+        operation = document["paths"][path]["post"]
+        example = operation["requestBody"]["content"]["application/json"]["example"]
+        assert checked_body(example, path, DirectFields()) == example
+        assert "text/event-stream" in operation["responses"]["200"]["content"]
+    for path, name in (("/v1/messages", "Anthropic"), ("/v1/responses", "OpenAI")):
+        content = document["paths"][path]["post"]["responses"]["401"]["content"]
+        named = content["application/json"]["schema"]["$ref"]
+        assert named == f"#/components/schemas/{name}Error"
+
+
 # Method names of clients that are generated from the document: one that is here is not changed, and
 # a new route adds its own.
 OPERATIONS: Final = {
@@ -178,6 +193,9 @@ OPERATIONS: Final = {
     "POST /v1/chat/completions": "create_chat_completion",
     "POST /v1/completions": "create_completion",
     "POST /v1/embeddings": "create_embeddings",
+    "POST /v1/messages": "create_message",
+    "POST /v1/responses": "create_response",
+    "GET /v1/batch/stats": "show_batch_stats",
     "POST /v1/batch/sync": "answer_prompts",
     "GET /v1/models": "list_models",
     "GET /v1/models/{model}": "retrieve_model",

@@ -21,11 +21,13 @@ from standardwebhooks import Webhook
 
 from penstock_gateway import webhook_delivery
 from penstock_gateway.settings import GatewaySettings
+from penstock_gateway.webhooks import new_secret
 from penstock_ledger import (
     EVERYONE,
     Database,
     Endpoint,
     JobStore,
+    NewCallback,
     NewEndpoint,
     WebhookStore,
     Whose,
@@ -456,3 +458,95 @@ def test_endpoints_of_another_tenant_are_unknown(store: WebhookStore) -> None:
     for number in range(3, 22):
         endpoint(store, number, "mine")
     assert store.add(NewEndpoint("we_99", "mine", "https://example.com", "whsec_x", ["*"])) is None
+
+
+def submitted(url: str, receiver: Receiver, key: str) -> httpx2.Response:
+    """An open job whose events go to the receiver."""
+    body = {"job": key, "open": True, "model": "m", "prompt": "{text}"}
+    return httpx2.post(f"{url}/v1/jobs", json={**body, "callback_url": receiver.url})
+
+
+def test_a_job_calls_back(url: str, receiver: Receiver, database: Database) -> None:
+    """Signed by the secret in the header of its answer, and about this job alone; the same submit
+    again has no second secret; what is over by then was sent once."""
+    made = submitted(url, receiver, "called-back")
+    assert made.status_code == 201, made.text
+    secret, job_id = made.headers["x-penstock-callback-secret"], made.json()["id"]
+    again = submitted(url, receiver, "called-back")
+    assert (again.status_code, again.json()["id"]) == (200, job_id)
+    assert "x-penstock-callback-secret" not in again.headers
+    told(database, "job.completed", "job_another")
+    httpx2.post(f"{url}/v1/jobs/{job_id}/cancel", json={})
+    JobStore(database).set_state(job_id, JobState.CANCELLED, expect=(JobState.CANCELLING,))
+    until(lambda: len(receiver.got) > 0, 20, "the callback has come")
+    (event,) = receiver.verified(secret)
+    assert (event["type"], event["data"]) == ("job.cancelled", {"id": job_id})
+    assert httpx2.get(f"{url}/v1/webhooks").json()["data"] == []
+
+
+def test_a_callback_of_what_is_over_comes_at_once(
+    receiver: Receiver, url: str, database: Database
+) -> None:
+    """However late it is registered; once it has heard of the end its row goes."""
+    job = httpx2.post(f"{url}/v1/jobs", json={"open": True, "model": "m", "prompt": "{text}"})
+    job_id = job.json()["id"]
+    JobStore(database).set_state(job_id, JobState.CANCELLED, expect=(JobState.RUNNING,))
+    store = WebhookStore(database)
+    new = NewCallback(job_id, None, receiver.url, new_secret())
+    assert store.call_back(new)
+    assert not store.call_back(new)
+    until(lambda: len(receiver.got) > 0, 20, "the callback has come")
+    assert [event["type"] for event in receiver.verified(new.secret)] == ["job.cancelled"]
+
+    def gone() -> bool:
+        store.forget_before(0.0)
+        return store.call_back(new)  # there is room for it again
+
+    until(gone, 20, "its row has gone")
+
+
+def test_callbacks_go_where_webhooks_may(url: str) -> None:
+    """Through the same guard, with the field's name, before anything is accepted."""
+    inside = "https://169.254.169.254/latest"
+    body = {"open": True, "model": "m", "prompt": "{text}", "callback_url": inside}
+    job = httpx2.post(f"{url}/v1/jobs", json=body)
+    assert (job.status_code, job.json()["param"]) == (400, "callback_url")
+    batch = {
+        "input_file_id": "file-x",
+        "endpoint": "/v1/chat/completions",
+        "completion_window": "24h",
+        "callback_url": inside,
+    }
+    made = httpx2.post(f"{url}/v1/batches", json=batch)
+    assert (made.status_code, made.json()["error"]["param"]) == (400, "callback_url")
+    named = httpx2.post(f"{url}/v1/batches", json={**batch, "callback_url": 7})
+    assert named.json()["error"]["code"] == "invalid_type"
+    messages = httpx2.post(
+        f"{url}/v1/messages/batches", json={}, headers={"x-penstock-callback-url": inside}
+    )
+    assert (messages.status_code, messages.json()["error"]["type"]) == (
+        400,
+        "invalid_request_error",
+    )
+
+
+def test_a_batch_calls_back(url: str, receiver: Receiver) -> None:
+    """Of its end, whatever that is: here its file is not there, which its errors name as sent."""
+    batch = {
+        "input_file_id": "file-of-my-own",
+        "endpoint": "/v1/chat/completions",
+        "completion_window": "24h",
+        "callback_url": receiver.url,
+    }
+    made = httpx2.post(f"{url}/v1/batches", json=batch)
+    assert made.status_code == 200, made.text
+    secret, batch_id = made.headers["x-penstock-callback-secret"], made.json()["id"]
+    until(lambda: len(receiver.got) > 0, 20, "the callback has come")
+    (event,) = receiver.verified(secret)
+    assert (event["type"], event["data"]) == ("batch.failed", {"id": batch_id})
+    shown = httpx2.get(f"{url}/v1/batches/{batch_id}").json()
+    assert shown["input_file_id"] == "file-of-my-own"
+    assert "file-of-my-own" in shown["errors"]["data"][0]["message"]
+    stats = httpx2.get(f"{url}/v1/batch/stats").json()
+    assert stats["batches"]["failed"] >= 1
+    assert stats["requests"]["open"] == 0

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from penstock_gateway.direct import fields, routes
-from penstock_gateway.direct.fields import CHAT, COMPLETIONS, checked_body
+from penstock_gateway.direct.fields import COMPLETIONS, checked_body
 from penstock_gateway.refused import Refused
 from penstock_gateway.settings import DirectFields
+from penstock_producer.job.endpoints import CHAT, MESSAGES, RESPONSES
 from penstock_workers.lanes.gpu.requests.sampling import KNOWN
 
 SAY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Say something."}]}
@@ -108,6 +109,60 @@ def test_a_name_far_inside_is_told_with_its_place() -> None:
     inner: dict[str, object] = {"text": [{"url": [{"a" * 100_000: 1}]}]}
     given = {"model": "m", "messages": [{"role": "user", "content": "x", "tools": [inner]}]}
     with pytest.raises(Refused) as caught:
-        fields.checked_body(given, fields.CHAT, DirectFields())
+        fields.checked_body(given, CHAT, DirectFields())
     assert str(caught.value.param).startswith("messages[0].tools[0].text[0].url[0].aaa")
     assert len(str(caught.value.param)) == fields.SHOWN_CHARS
+
+
+ASKED: dict[str, dict[str, Any]] = {
+    MESSAGES: {**SAY, "max_tokens": 5},
+    RESPONSES: {"model": "m", "input": "Say something."},
+}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "given"),
+    [
+        (MESSAGES, {"system": [{"type": "text", "text": "S", "cache_control": {"type": "x"}}]}),
+        (MESSAGES, {"tools": [{"name": "f", "input_schema": {"properties": {"url2": {}}}}]}),
+        (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 1024}, "metadata": {}}),
+        (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_text"}]}]}),
+        (RESPONSES, {"text": {"format": {"type": "json_schema", "schema": {"any": {}}}}}),
+        (RESPONSES, {"store": False, "include": ["reasoning.encrypted_content"]}),
+    ],
+)
+def test_requests_of_other_apis_are_passed_on(endpoint: str, given: dict[str, Any]) -> None:
+    """Their own fields, and the names in schemas that are the caller's."""
+    body = ASKED[endpoint] | given
+    assert checked_body(body, endpoint, DirectFields()) == body
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "given", "param"),
+    [
+        (MESSAGES, {"mcp_servers": [{"url": "http://x"}]}, "mcp_servers"),
+        (MESSAGES, {"container": "c"}, "container"),
+        (MESSAGES, {"messages": []}, "messages"),
+        (MESSAGES, {"messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),
+        (MESSAGES, {"messages": [{"role": [], "content": "x"}]}, "messages[0].role"),
+        (MESSAGES, {"max_tokens": None}, "max_tokens"),
+        (MESSAGES, {"max_tokens": 10**9}, "max_tokens"),
+        (MESSAGES, {"tools": [{"name": "f", "server_url": "http://x"}]}, "tools[0].server_url"),
+        (RESPONSES, {"previous_response_id": "resp_1"}, "previous_response_id"),
+        (RESPONSES, {"conversation": "c"}, "conversation"),
+        (RESPONSES, {"background": True}, "background"),
+        (RESPONSES, {"input": None}, "input"),
+        (RESPONSES, {"input": []}, "input"),
+        (RESPONSES, {"input": [7]}, "input[0]"),
+        (RESPONSES, {"max_output_tokens": 10**9}, "max_output_tokens"),
+        (RESPONSES, {"tools": [{"type": "mcp", "server_url": "x"}]}, "tools[0].server_url"),
+        (RESPONSES, {"input": [{"type": "x", "file_id": "file-1"}]}, "input[0].file_id"),
+    ],
+)
+def test_what_names_a_place_or_another_callers_things_is_refused(
+    endpoint: str, given: dict[str, Any], param: str
+) -> None:
+    """At the provider all tenants have one account: an id there may be another tenant's."""
+    with pytest.raises(Refused) as refused:
+        checked_body(ASKED[endpoint] | given, endpoint, DirectFields())
+    assert (refused.value.status, refused.value.param) == (400, param)

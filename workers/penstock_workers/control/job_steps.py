@@ -139,7 +139,11 @@ def job_steps(
 
     balance = Balance(jobs, outcomes)
     sinks = JobSinks(
-        (TableRows(database), BucketParts(settings, database), OutputFiles(settings, database)),
+        (
+            TableRows(settings, database),
+            BucketParts(settings, database),
+            OutputFiles(settings, database),
+        ),
         outputs_written,
     )
     cancelling = Cancelling(

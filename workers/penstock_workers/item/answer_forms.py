@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from penstock_producer.dialects.answers import geminis_usage, in_openais_words
 from penstock_producer.prices.token_prices import TokensUsed
 from penstock_ratelimit.for_penstock import MAX_TOKENS_BELIEVED
 
@@ -83,28 +84,6 @@ class Said(NamedTuple):
     is_empty: bool = False  # nothing in it can be used; calls of tools and refusals can
 
 
-# What Anthropic calls a stop reason, and Gemini a finish reason, in OpenAI's words. Others keep
-# their own.
-_REASONS: Final[Mapping[str, str]] = {
-    "end_turn": "stop",
-    "stop_sequence": "stop",
-    "max_tokens": "length",
-    "model_context_window_exceeded": "length",
-    "tool_use": "tool_calls",
-    "refusal": "content_filter",
-    "STOP": "stop",
-    "MAX_TOKENS": "length",
-    "SAFETY": "content_filter",
-    "RECITATION": "content_filter",
-    "BLOCKLIST": "content_filter",
-    "PROHIBITED_CONTENT": "content_filter",
-    "SPII": "content_filter",
-    "IMAGE_SAFETY": "content_filter",
-    "IMAGE_PROHIBITED_CONTENT": "content_filter",
-    "IMAGE_RECITATION": "content_filter",
-}
-
-
 def read_form(parsed: dict[str, Any]) -> Said:
     """Read a body; one of no form that is known here has neither a reason nor a text.
 
@@ -125,7 +104,7 @@ def usage_of(parsed: dict[str, Any]) -> Usage:
     if isinstance(usage, dict):
         return usage
     gemini = parsed.get("usageMetadata")
-    return _geminis_usage(gemini) if isinstance(gemini, dict) else None
+    return geminis_usage(gemini) if isinstance(gemini, dict) else None
 
 
 def counted(usage: Usage) -> tuple[int | None, int | None]:
@@ -189,23 +168,6 @@ def _of_candidates(answer: dict[str, Any]) -> Said:
     )
 
 
-def _geminis_usage(given: dict[str, Any]) -> dict[str, Any]:
-    """Return Gemini's usage: thoughts count as output, what its tools brought as input."""
-    thought = believed(given.get("thoughtsTokenCount")) or 0
-    prompt, of_tools = (
-        believed(given.get("promptTokenCount")),
-        believed(given.get("toolUsePromptTokenCount")) or 0,
-    )
-    written = [believed(given.get(name)) for name in ("candidatesTokenCount", "thoughtsTokenCount")]
-    known = [tokens for tokens in written if tokens is not None]
-    return {
-        "prompt_tokens": None if prompt is None else prompt + of_tools,
-        "completion_tokens": sum(known) if known else None,
-        "prompt_tokens_details": {"cached_tokens": given.get("cachedContentTokenCount")},
-        "completion_tokens_details": {"reasoning_tokens": thought},
-    }
-
-
 def _with_cache(usage: Mapping[str, Any]) -> int | None:
     """Add up a prompt that Anthropic counts in three parts.
 
@@ -219,7 +181,7 @@ def _with_cache(usage: Mapping[str, Any]) -> int | None:
 
 def _reason(value: object) -> str | None:
     reason = _text(value)
-    return None if reason is None else _REASONS.get(reason, reason)
+    return None if reason is None else in_openais_words(reason)
 
 
 def _first(rows: object) -> dict[str, Any] | None:

@@ -31,9 +31,9 @@ class NotRead(NamedTuple):
 
 _NOT_READ: Final = (
     NotRead(
-        "Excel",
-        ".xlsx",
-        b"",
+        "Excel of before 2007",
+        ".xls",
+        b"\xd0\xcf\x11\xe0",
         "python3 -c 'import pandas, sys; pandas.read_excel(sys.argv[1]).to_json(sys.argv[2], "
         'orient="records", lines=True)\' {old} {new}',
     ),
@@ -76,6 +76,16 @@ def rows_by_name(name: str) -> SourceFormat | None:
     """Return the format of the rows that a file holds by its name, packed or not."""
     ending = _endings(name)[1]
     return next((one for one in FORMATS.values() if ending in one.endings and one.of_rows), None)
+
+
+def is_text(name: str) -> bool:
+    """Return whether a name says that the file is a text, which is one document."""
+    return document_by_name(name) is not None
+
+
+def has_rows(name: str) -> bool:
+    """Return whether a name says that the file has rows."""
+    return rows_by_name(name) is not None
 
 
 def document_by_name(name: str) -> SourceFormat | None:

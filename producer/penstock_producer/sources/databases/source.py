@@ -23,7 +23,19 @@ from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import BadReference, RowChanged, SourceError, SourceUnavailable, seen
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.refusals import SOURCE_LOST
-from penstock_producer.rows import ROW, BadRow, Cursor, Document, Place, Tally
+from penstock_producer.rows import (
+    ROW,
+    ROW_ID,
+    BadRow,
+    Cursor,
+    Document,
+    Kind,
+    Kinds,
+    Place,
+    Record,
+    Tally,
+)
+from penstock_producer.rows import Column as TableColumn
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.databases import relation as reading
 from penstock_producer.sources.databases.address import KIND, address_of
@@ -61,6 +73,8 @@ class TableSource:
     ``pin`` and ``keys`` are those of a job that was accepted; without them the source is surveyed.
     """
 
+    kinds: Kinds = "by_value"  # where the database's types do not say it
+
     def __init__(
         self,
         where: str,
@@ -75,6 +89,16 @@ class TableSource:
 
         Raises SourceError for what cannot be read, and SpecError for a spec that makes no requests.
         """
+        if spec.id_field == ROW_ID:
+            raise SourceError(
+                "unsupported_source",
+                Text(
+                    "the rows of a database have no order that stays, so none has a number; name a "
+                    "column whose values are unique (",
+                    SetOption("id_field"),
+                    "), or make one in a query: SELECT row_number() OVER (ORDER BY …) AS id, …",
+                ),
+            )
         address = address_of(where)
         self._address = address
         self._what = named(address, spec)
@@ -150,6 +174,23 @@ class TableSource:
     def mark_published(self, documents: Sequence[Document]) -> None:
         """Remember nothing: the cursor is enough."""
 
+    def columns(self) -> Sequence[TableColumn]:
+        with self._database.transaction() as connection:
+            relation = relation_of(self._what, connection, self.id_field)
+        found = relation.columns.values()
+        return [TableColumn(one.name, _KINDS.get(one.type, "text")) for one in found]
+
+    def records(self) -> Iterator[Record]:
+        """Yield the rows with the keys of then and the values of now."""
+        assert self._keys is not None, "a job that was accepted has its keys"
+        with self._database.transaction() as connection:
+            relation = relation_of(self._what, connection, self.id_field)
+        columns = list(relation.columns.values())
+        reader = RowsByKey(relation, columns, self._max_line_bytes)
+        for line, key, row in self._keyed(reader, 0, self._keys):
+            values = {} if row is None or row.values is None else _values(columns, row.values)
+            yield Record(line, values or ({} if key is None else {self.id_field: key}))
+
     # -- whole passes ------------------------------------------------------------------------------
 
     def _surveyed_rows(self, skip: int) -> Iterator[Document | BadRow]:
@@ -179,16 +220,23 @@ class TableSource:
 
     def _accepted_rows(self, line: int, stored: StoredKeys) -> Iterator[Document | BadRow]:
         reader = self._looked_up()
+        for number, key, row in self._keyed(reader, line, stored):
+            yield (
+                self._read(reader, key, row, number)
+                if key is not None
+                else self._without_key(None, None, number)
+            )
+
+    def _keyed(
+        self, reader: RowsByKey, line: int, stored: StoredKeys
+    ) -> Iterator[tuple[int, Key, Row | None]]:
+        """Yield each row behind ``line`` by its key: None where it is gone."""
         for before, keys in stored.pages(line):
             for start in range(0, len(keys), reading.ROWS):
-                line, some = before + start, keys[start : start + reading.ROWS]
-                for key, row in zip(some, reader.some(self._asked, some), strict=True):
-                    line += 1
-                    yield (
-                        self._read(reader, key, row, line)
-                        if key is not None
-                        else self._without_key(None, None, line)
-                    )
+                some = keys[start : start + reading.ROWS]
+                rows = zip(some, reader.some(self._asked, some), strict=True)
+                for number, (key, row) in enumerate(rows, before + start + 1):
+                    yield number, key, row
 
     # -- rows --------------------------------------------------------------------------------------
 
@@ -320,6 +368,32 @@ class TableSource:
                 f"{self.uri} was not read and checked in the time that this submit may take; split "
                 "it by a query",
             )
+
+
+_KINDS: Mapping[str, Kind] = {
+    "bool": "boolean",
+    "int2": "integer",
+    "int4": "integer",
+    "int8": "integer",
+    "float4": "number",
+    "float8": "number",
+    "numeric": "decimal",
+    "date": "date",
+    "timestamp": "timestamp",
+    "timestamptz": "instant",
+}
+"""Of PostgreSQL's types. SQLite's columns have none: their values say it."""
+
+
+def _values(columns: Sequence[Column], values: Sequence[Any]) -> dict[str, Any]:
+    """Return a row as JSON has it; what JSON cannot hold is null there."""
+    found: dict[str, Any] = {}
+    for column, value in zip(columns, values, strict=True):
+        try:
+            found[column.name] = plain(value, column)
+        except RowFault:
+            found[column.name] = None
+    return found
 
 
 def _key_at(position: str) -> Key:

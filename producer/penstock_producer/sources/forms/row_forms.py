@@ -1,9 +1,8 @@
 """The two forms of an input row, each turned into (doc_id, request body, endpoint).
 
 OpenAI Batch lines `{"custom_id", "method", "url", "body"}` keep their body: the spec's model and
-params only fill in what it lacks. (A line for OpenAI's chat in a job for Anthropic's Messages or
-for Gemini is translated; any other line may name a path of its own, where all lanes of the job
-answer it.) Plain records become
+params only fill in what it lacks. (A line may name a path of its own, where all lanes of the job
+answer it; a line for another API than the job's is translated.) Plain records become
 a body through the spec's prompt, or with the messages in one of their columns. The spec decides
 which form it is: with one of both, plain records; without, batch lines."""
 
@@ -15,16 +14,16 @@ from typing import Any, Final, Protocol
 import orjson
 
 from penstock_ledger.texts import SetOption, SetParam, Text
+from penstock_producer.dialects.translation import is_translated, request_for
 from penstock_producer.errors import SourceError, seen
-from penstock_producer.job import anthropic_body, gemini_body
-from penstock_producer.job.endpoints import CHAT, generate_path
+from penstock_producer.job.endpoints import generate_path
 from penstock_producer.job.params import as_sent, read_from_column, value_fault
-from penstock_producer.job.request_body import is_anthropic, is_gemini, text_field
+from penstock_producer.job.request_body import is_anthropic, is_gemini, text_field, with_defaults
 from penstock_producer.job.response_format import CONSTRAINTS, FIELD
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.job.targets import at_endpoint, url_refusal
 from penstock_producer.prompts.messages import BadMessages
-from penstock_producer.rows import DEFAULT_MAX_BODY_BYTES, Tally, id_fault
+from penstock_producer.rows import DEFAULT_MAX_BODY_BYTES, ROW_ID, Tally, id_fault
 from penstock_producer.sources.forms.asked import Attachments, asked_of
 from penstock_producer.sources.forms.strict_json import RowFault, bounded, columns_of
 
@@ -151,7 +150,7 @@ class BatchLines:
                 return doc_id, form.request(body), url
             return (
                 doc_id,
-                self.request(self._translated(body) if url != self._endpoint else body),
+                self.request(self._translated(body, url) if url != self._endpoint else body),
                 None,
             )
         except RowFault as fault:
@@ -171,7 +170,7 @@ class BatchLines:
         if self._asks_for_form and FIELD not in given and not CONSTRAINTS.isdisjoint(given):
             del request[FIELD]  # the line says in another field what its answer looks like
         if self._is_gemini:
-            request = gemini_body.with_defaults(given, self._model, self._params)
+            request = with_defaults(given, self._model, self._params)
         self._check_request(request)
         return bounded(orjson.dumps(request), self._max_body_bytes)
 
@@ -186,11 +185,16 @@ class BatchLines:
             ")",
         )
 
-    def _translated(self, body: Any) -> Any:
-        """Translate a line of OpenAI's chat in a job for another API. Raises RowFault."""
-        translated = gemini_body.translated if self._is_gemini else anthropic_body.translated
+    def _is_translated(self, url: Any) -> bool:
+        """Return whether lines for this path become requests to the job's, as none may be its."""
+        if type(url) is not str or not is_translated(url, self._endpoint):
+            return False
+        return url_refusal(url, self._spec) is not None
+
+    def _translated(self, body: Any, url: str) -> Any:
+        """Translate a line for another API than the job's. Raises RowFault."""
         try:
-            return translated(body) if type(body) is dict else body
+            return request_for(self._endpoint, body, url) if type(body) is dict else body
         except BadMessages as error:
             raise RowFault(
                 "untranslatable_request",
@@ -210,7 +214,7 @@ class BatchLines:
                 field="method",
                 value=seen(method),
             )
-        if url == self._endpoint or (url == CHAT and (self._is_anthropic or self._is_gemini)):
+        if url == self._endpoint or self._is_translated(url):
             return self
         return self.at(url)
 
@@ -279,15 +283,17 @@ class PlainRecords:
         self.tally = Tally()
         self._asked = asked_of(spec, max_body_bytes, self.tally, media)
         self._id_field = spec.id_field
+        # none, where rows are numbered
+        self._id_column = () if spec.id_field == ROW_ID else (spec.id_field,)
         self._param_fields = spec.param_fields
         self._endpoint = spec.endpoint
         self._asked_by = SetOption("prompt" if spec.messages_field is None else "messages_field")
         self.columns: tuple[str, ...] | None = tuple(
-            dict.fromkeys((spec.id_field, *self._asked.required))
+            dict.fromkeys((*self._id_column, *self._asked.required))
         )
         self.param_columns: tuple[str, ...] = tuple(spec.param_fields.values())
         self.media_columns: tuple[str, ...] = (*spec.image_fields, *spec.audio_fields)
-        names = dict.fromkeys((spec.id_field, *self._asked.fields, *spec.param_fields.values()))
+        names = dict.fromkeys((*self._id_column, *self._asked.fields, *spec.param_fields.values()))
         self.read_columns: tuple[str, ...] | None = None if self._asked.whole_row else tuple(names)
         self.control_keys: tuple[bytes, ...] = tuple(orjson.dumps(name) for name in names)
 
@@ -339,7 +345,9 @@ class PlainRecords:
                 fix=Text(
                     "name the id column (",
                     SetOption("id_field"),
-                    f"); columns here: {columns_of(record)}",
+                    "), or ",
+                    *_NUMBERED,
+                    f"; columns here: {columns_of(record)}",
                 ),
                 field=self._id_field,
             )
@@ -380,13 +388,17 @@ def _invalid_request(name: str, value: Any, fix: str) -> RowFault:
 
 
 _SHOWN = 20
+_NUMBERED = ("have the rows numbered where none has ids (", SetOption("id_field", ROW_ID), ")")
 
 
-def check_columns(uri: str, form: RowForm, names: Sequence[str], *, nested: bool) -> None:
+def check_columns(
+    uri: str, form: RowForm, names: Sequence[str], *, nested: bool, id_field: str = ""
+) -> None:
     """Raise SourceError for a column that the job needs and no row can have.
 
     It is raised, too, where rows can be no batch lines. ``nested``: columns may hold objects, so
-    that `{user.name}` may be `name` of the column `user`.
+    that `{user.name}` may be `name` of the column `user`. ``id_field`` is given where rows may be
+    numbered in its place.
     """
     if form.columns is None:
         raise SourceError(
@@ -402,12 +414,14 @@ def check_columns(uri: str, form: RowForm, names: Sequence[str], *, nested: bool
     shown = ", ".join(map(seen, names[:_SHOWN])) + (", …" if len(names) > _SHOWN else "")
     for name in form.columns:
         if name not in names and not (nested and name.partition(".")[0] in names):
+            otherwise = ("; or ", *_NUMBERED) if name == id_field else ()
             raise SourceError(
                 "missing_column",
                 Text(
                     f"{uri} has no column {seen(name)}; name the id column (",
                     SetOption("id_field"),
                     f") and the prompt's {{columns}} as they are: {shown}",
+                    *otherwise,
                 ),
             )
     for name in form.param_columns:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import fnmatch
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from penstock_producer.errors import BadReference, SourceError, SourceUnavailable, seen
+from penstock_producer.pins import SKIPPED
 from penstock_producer.source_formats import FORMATS
 from penstock_producer.sources.blobs.detect import document_by_name, rows_by_name
 from penstock_producer.sources.blobs.local import LocalFile
@@ -29,6 +31,7 @@ from penstock_producer.sources.listings.listing import (
     Listing,
     is_data,
     order,
+    quoted,
 )
 
 MAX_ENTRIES: Final = 2_000_000  # that one listing looks at
@@ -175,27 +178,62 @@ def _irregular(words: str) -> Fault:
 
 ROWS: Final = "rows"
 _PATTERN: Final = frozenset("*?[")
+_SKIPPED_SHOWN: Final = 5
 _FIRST_FILES: Final = 10  # whose names, or first bytes, say what a folder holds
+
+
+@dataclass(slots=True)
+class Skipped:
+    """Files of a folder that are not read, since their names say that they hold something else."""
+
+    count: int = 0
+    names: list[str] = field(default_factory=list)  # the first of them
+
+    def note(self, name: str) -> None:
+        self.count += 1
+        if len(self.names) < _SKIPPED_SHOWN:
+            self.names.append(quoted(name))
+
+    def pin(self) -> dict[str, Any]:
+        """Return what a job keeps of them: nothing, where there are none."""
+        return {SKIPPED: {"count": self.count, "names": self.names}} if self.count else {}
 
 
 class Chosen:
     """Files below one place. ``pattern`` is empty for all of them."""
 
-    def __init__(self, listing: Listing, pattern: str) -> None:
+    def __init__(
+        self, listing: Listing, pattern: str, takes: Callable[[str], bool] | None = None
+    ) -> None:
+        """Take in what to list; ``takes`` says whether a file of this name is read."""
         self.uri = f"{listing.uri}{pattern}"
         self.listing = listing
         self.pattern = pattern
+        self.skipped = Skipped()
+        self._takes = takes
+
+    def only(self, takes: Callable[[str], bool]) -> Chosen:
+        """Return those of the files that are read; the others are counted when they are listed."""
+        return Chosen(self.listing, self.pattern, takes)
 
     def entries(self, after: str = "") -> Iterator[Entry]:
         """Yield the files later than ``after``, in the order of their names.
 
         Raises SourceError, SourceUnavailable.
         """
-        return (entry for entry in self.listing.entries(after) if self.holds(entry.name))
+        if not after:
+            self.skipped = Skipped()
+        for entry in self.listing.entries(after):
+            if not matches(self.pattern, entry.name):
+                continue
+            if self._takes is None or self._takes(entry.name):
+                yield entry
+            else:
+                self.skipped.note(entry.name)
 
     def holds(self, name: str) -> bool:
         """Return whether a name below the place is one of these."""
-        return matches(self.pattern, name)
+        return matches(self.pattern, name) and (self._takes is None or self._takes(name))
 
     def form(self, given: str | None) -> str:
         """Return what its files are: the name of a format where each is a document, else ROWS.
@@ -211,7 +249,9 @@ class Chosen:
             )
         if given is not None:
             return ROWS if given not in FORMATS or FORMATS[given].of_rows else given
-        return next(filter(None, map(self._told_by, first)), ROWS)
+        told = list(filter(None, map(self._told_by, first)))
+        # where both are there, that of which there is more: a README lies beside rows, too
+        return max(dict.fromkeys(told), key=told.count, default=ROWS)
 
     def _told_by(self, entry: Entry) -> str | None:
         document = document_by_name(entry.name)

@@ -14,9 +14,6 @@ import orjson
 from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import SourceError, seen
 from penstock_producer.sources.blobs.blob import Blob
-from penstock_producer.sources.blobs.detect import (
-    rows_by_name,
-)
 from penstock_producer.sources.listings.chosen import Chosen
 from penstock_producer.sources.listings.listing import Entry, Listing, shown
 
@@ -105,6 +102,17 @@ def row_files(chosen: Chosen) -> list[Blob]:
                 f"{chosen.uri} stands for more than {MAX_FILES} files of rows, the most that a job "
                 "has; join some of them",
             )
+    if not entries:
+        names = ", ".join(chosen.skipped.names)
+        raise SourceError(
+            "unsupported_format",
+            Text(
+                f"{chosen.uri} holds no file whose name says that it has rows ({names}); name the "
+                f"files to read by a pattern such as {chosen.uri}*.jsonl, or make each file one "
+                "document with ",
+                SetOption("format", "text"),
+            ),
+        )
     if not chosen.pattern:
         entries = _shards(chosen.listing, entries) or entries
     for entry in entries:
@@ -118,14 +126,4 @@ def check(chosen: Chosen, entry: Entry) -> None:
     if entry.fault is not None:
         raise SourceError(
             entry.fault.code, Text(f"{uri}: {entry.fault.message} Fix: ", entry.fault.fix)
-        )
-    if not chosen.pattern and rows_by_name(entry.name) is None:
-        raise SourceError(
-            "unsupported_format",
-            Text(
-                f"{chosen.uri} holds {uri}, whose name does not say that it has rows; name the "
-                f"files to read by a pattern such as {chosen.uri}*.jsonl, or make each file one "
-                "document with ",
-                SetOption("format", "text"),
-            ),
         )

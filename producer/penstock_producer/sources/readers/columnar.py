@@ -13,14 +13,15 @@ from typing import Any, Final
 from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import BadReference, SourceError, seen
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.rows import ROW, BadRow, Cursor, Document
+from penstock_producer.rows import ROW, BadRow, Column, Cursor, Document, Kind, Kinds, Record
 from penstock_producer.sources.blobs.blob import Blob
 from penstock_producer.sources.forms.row_forms import check_columns
 from penstock_producer.sources.forms.strict_json import MAX_DEPTH, RowFault, check_text
 from penstock_producer.sources.readers.groups import Groups, damaged, open_groups
 from penstock_producer.sources.readers.rows import PinnedRows, RowOptions
 
-_POSITION = re.compile(r"(\d{1,9}):(\d{1,12})", re.ASCII)  # "group:row"
+# "group:row", and the number of the row where that is its id
+_POSITION = re.compile(r"(\d{1,9}):(\d{1,12})(?::(\d{1,12}))?", re.ASCII)
 # of a batch that become Python objects at a time: rows may hold images
 PIECE_BYTES: Final = 32 * 1024 * 1024
 _BYTES_FIX: Final = Text(
@@ -39,6 +40,7 @@ class ColumnarSource(PinnedRows):
     A position is "group:row", a cursor the next one's group, row and number in the file."""
 
     unit = ROW
+    kinds: Kinds = "known"
 
     def __init__(self, blob: Blob, spec: JobSpec, options: RowOptions) -> None:
         super().__init__(blob, spec, options)
@@ -60,7 +62,7 @@ class ColumnarSource(PinnedRows):
                     number += 1
                     yield self._read(
                         record,
-                        f"{group}:{row}",
+                        self._at(group, row, number),
                         number,
                         {"group": group, "row": row + 1, "rows": number},
                     )
@@ -85,10 +87,23 @@ class ColumnarSource(PinnedRows):
             found = self._window.row(row)
         if found is None:
             raise BadReference(f"{self.uri} has no row {row} in its group {group}")
-        document = self._read(next(_records(found)), position, 0, {})
+        document = self._read(next(_records(found)), position, int(span[3] or 0), {})
         if isinstance(document, BadRow):
             raise self._no_document(position, document.code, document.message)
-        return document
+        return document._replace(line=0)
+
+    def columns(self) -> Sequence[Column]:
+        groups = self._groups()
+        return [Column(name, kind_of(type_), type_) for name, type_ in groups.types.items()]
+
+    def records(self) -> Iterator[Record]:
+        groups = self._groups()
+        number = 0
+        for group in range(groups.count()):
+            for batch in self._batches(group, groups.names):
+                for record in _in_pieces(_readable(batch)):
+                    number += 1
+                    yield Record(number, {} if isinstance(record, RowFault) else record)
 
     def _read(
         self, record: dict[str, Any] | RowFault, position: str, number: int, cursor: Cursor
@@ -97,21 +112,20 @@ class ColumnarSource(PinnedRows):
             if isinstance(record, RowFault):
                 raise record
             media = self._form.media_columns
-            doc_id, body, endpoint = self._form.read(
-                {
-                    name: _plain(value, name, takes_bytes=name in media)
-                    for name, value in record.items()
-                }
-            )
+            row = {
+                name: plain(value, name, takes_bytes=name in media)
+                for name, value in record.items()
+            }
+            doc_id, body, endpoint = self._form.read(self._with_number(row, number))
         except RowFault as fault:
             return self._bad(number, fault, cursor)
         return Document(doc_id, body, position, number, cursor, endpoint)
 
-    def _batches(self, group: int) -> Iterator[Any]:
+    def _batches(self, group: int, columns: Sequence[str] | None = None) -> Iterator[Any]:
         import pyarrow
 
         try:
-            yield from self._groups().batches(group, self._columns)
+            yield from self._groups().batches(group, self._columns if columns is None else columns)
         except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
             raise damaged(self.uri, self._written_as, error) from error
 
@@ -125,7 +139,7 @@ class ColumnarSource(PinnedRows):
                     "duplicate_column",
                     f"{self.uri} has two columns {seen(min(twice))}; rename one of them",
                 )
-            check_columns(self.uri, self._form, groups.names, nested=True)
+            check_columns(self.uri, self._form, groups.names, nested=True, id_field=self.id_field)
             self._columns = _needed(groups.names, self._form.read_columns)
             for name in self._columns:
                 if groups.depth(name) > MAX_DEPTH:
@@ -144,6 +158,38 @@ def _needed(names: Sequence[str], used: tuple[str, ...] | None) -> list[str]:
         return list(names)
     parts = {part for name in used for part in (name, name.partition(".")[0])}
     return [name for name in names if name in parts]
+
+
+def kind_of(type_: Any) -> Kind:
+    """Return what a column of this type is in a table of another form: text, where it has lists."""
+    from pyarrow import types
+
+    kinds: tuple[tuple[Kind, Any], ...] = (
+        ("boolean", types.is_boolean),
+        ("integer", types.is_integer),
+        ("number", types.is_floating),
+        ("decimal", types.is_decimal),
+        ("date", types.is_date),
+    )
+    if types.is_dictionary(type_):
+        return kind_of(type_.value_type)
+    if types.is_uint64(type_):  # which may hold more than a signed integer
+        return "decimal"
+    if types.is_timestamp(type_):
+        return "timestamp" if type_.tz is None else "instant"
+    return next((kind for kind, is_it in kinds if is_it(type_)), "text")
+
+
+def _readable(batch: Any) -> Any:
+    """Return a batch whose times Python can hold, which has no nanoseconds: these are numbers."""
+    from pyarrow import types
+
+    for at, field in enumerate(batch.schema):
+        if getattr(field.type, "unit", "") == "ns" and (
+            types.is_temporal(field.type) or types.is_duration(field.type)
+        ):
+            batch = batch.set_column(at, field.name, batch.column(at).view("int64"))
+    return batch
 
 
 def _in_pieces(batch: Any) -> Iterator[dict[str, Any] | RowFault]:
@@ -176,7 +222,7 @@ def _records(batch: Any) -> Iterator[dict[str, Any] | RowFault]:
             )
 
 
-def _plain(value: Any, column: str, *, takes_bytes: bool = False) -> Any:
+def plain(value: Any, column: str, *, takes_bytes: bool = False) -> Any:
     """Return a value of a column as JSON has it, or with the bytes of images and sounds.
 
     Raises RowFault.
@@ -201,10 +247,10 @@ def _plain(value: Any, column: str, *, takes_bytes: bool = False) -> Any:
             )
         case dict():
             return {
-                name: _plain(part, column, takes_bytes=takes_bytes) for name, part in value.items()
+                name: plain(part, column, takes_bytes=takes_bytes) for name, part in value.items()
             }
         case list() | tuple():
-            return [_plain(part, column, takes_bytes=takes_bytes) for part in value]
+            return [plain(part, column, takes_bytes=takes_bytes) for part in value]
         case datetime.date() | datetime.time():  # a datetime is a date
             return value.isoformat()
         case decimal.Decimal():

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from shlex import quote
 from typing import Any, Final, NamedTuple
 
+from penstock_ledger import storable
 from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import BadReference, SourceError, seen
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.rows import BadRow, Cursor, Document
+from penstock_producer.rows import BadRow, Column, Document, Kinds
+from penstock_producer.rows import Record as SourceRecord
 from penstock_producer.source_formats import FORMATS, TSV, UTF_8
 from penstock_producer.sources.blobs.blob import BOM, Blob, Line, split_lines
 from penstock_producer.sources.blobs.detect import LOOKED_AT, refuse_magic
 from penstock_producer.sources.forms.row_forms import check_columns
 from penstock_producer.sources.forms.strict_json import RowFault, check_text
-from penstock_producer.sources.readers.rows import PinnedRows, RowOptions
+from penstock_producer.sources.readers.rows import ROWS, PinnedRows, RowOptions
 
 _RECORDS: Final = 20
 _LOOKED_FOR: Final = (",", "\t", ";", "|")
@@ -216,6 +218,8 @@ class CsvSource(PinnedRows):
 
     A position is "offset:length" of a record in bytes, a cursor the next one's offset and line."""
 
+    kinds: Kinds = "by_text"
+
     def __init__(self, blob: Blob, spec: JobSpec, options: RowOptions) -> None:
         super().__init__(blob, spec, options)
         self._tabs = options.form == TSV
@@ -223,11 +227,29 @@ class CsvSource(PinnedRows):
         self._known: tuple[list[str], Dialect] | None = None
 
     def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]:
-        offset, number = int(cursor.get("offset", 0)), int(cursor.get("line", 1))
+        before = int(cursor.get(ROWS, 0))
         header = self._header()
         if header is None:
             return
-        names, dialect = header
+        begin = int(cursor.get("offset", 0)), int(cursor.get("line", 1))
+        for row, record in enumerate(self._records(*begin, header[1]), before + 1):
+            yield self._read(record, header[0], row)
+
+    def columns(self) -> Sequence[Column]:
+        header = self._header()
+        return () if header is None else [Column(name, "text") for name in header[0]]
+
+    def records(self) -> Iterator[SourceRecord]:
+        header = self._header()
+        if header is None:
+            return
+        for record in self._records(0, 1, header[1]):
+            values = [] if record.fault else record.values
+            texts = [storable(value) for value in values] if record.doubtful else values
+            yield SourceRecord(record.line, dict(zip(header[0], texts, strict=False)))
+
+    def _records(self, offset: int, number: int, dialect: Dialect) -> Iterator[Record]:
+        """Yield the records from a place on, without the header."""
         chunks = self._blob.chunks(offset)
         lines = split_lines(
             chunks, offset=offset, number=number, max_line_bytes=self._max_line_bytes
@@ -235,8 +257,7 @@ class CsvSource(PinnedRows):
         records = read_records(lines, dialect, self.uri, self._max_line_bytes)
         if offset == 0:
             next(records, None)  # the header
-        for record in records:
-            yield self._read(record, names)
+        yield from records
 
     def fetch(self, position: str) -> Document:
         """Read one document.
@@ -244,14 +265,15 @@ class CsvSource(PinnedRows):
         Raises BadReference for a position that the survey cannot have given: the pinned bytes have
         not changed.
         """
-        offset, length = self._span(position)
+        offset, length, row = self._span(position)
         header = self._header()
         data = self._blob.read(offset, length)
         try:
             if header is None:
                 raise RowFault("empty_source", "There is no header.", fix="restore it")
             values = parse_record(data, header[1])
-            doc_id, body, endpoint = self._form.read(self._named(values, header[0]))
+            named = self._with_number(self._named(values, header[0]), row)
+            doc_id, body, endpoint = self._form.read(named)
         except RowFault as fault:
             raise self._no_document(position, fault.code, fault.message) from None
         except (csv.Error, UnicodeDecodeError, StopIteration) as fault:
@@ -260,20 +282,19 @@ class CsvSource(PinnedRows):
             ) from None
         return Document(doc_id, body, position, 0, {}, endpoint)
 
-    def _read(self, record: Record, names: list[str]) -> Document | BadRow:
-        cursor: Cursor = {"offset": record.end, "line": record.next_line}
+    def _read(self, record: Record, names: list[str], number: int) -> Document | BadRow:
+        cursor = self._behind(record.end, record.next_line, number)
         try:
             if record.fault:
                 raise _malformed(record.fault)
             row = self._named(record.values, names)
             if record.doubtful:
                 self._check_texts(row)
-            doc_id, body, endpoint = self._form.read(row)
+            doc_id, body, endpoint = self._form.read(self._with_number(row, number))
         except RowFault as fault:
             return self._bad(record.line, fault, cursor)
-        return Document(
-            doc_id, body, f"{record.offset}:{record.length}", record.line, cursor, endpoint
-        )
+        position = self._at(record.offset, record.length, number)
+        return Document(doc_id, body, position, record.line, cursor, endpoint)
 
     def _named(self, values: list[str], names: list[str]) -> dict[str, Any]:
         if len(values) != len(names):
@@ -366,7 +387,7 @@ class CsvSource(PinnedRows):
                 f"{self.uri}: the header names the column {seen(twice[0])} twice; rename one of "
                 "them",
             )
-        check_columns(self.uri, self._form, names, nested=False)
+        check_columns(self.uri, self._form, names, nested=False, id_field=self.id_field)
 
 
 def _malformed(words: str) -> RowFault:

@@ -9,7 +9,7 @@ header to header, without reading what lies between. Only the columns that are a
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from penstock_producer.errors import SourceError
@@ -32,6 +32,7 @@ class Groups(Protocol):
     """An opened file of groups of rows."""
 
     names: Sequence[str]  # of the columns
+    types: Mapping[str, Any]  # of Arrow, by the name of the column
 
     def count(self) -> int: ...
 
@@ -72,6 +73,7 @@ class _ArrowFile:
         self._file = ipc.open_file(BlobFile(blob, size))
         self._schema = self._file.schema
         self.names: Sequence[str] = self._schema.names
+        self.types: Mapping[str, Any] = {one.name: one.type for one in self._schema}
 
     def count(self) -> int:
         return int(self._file.num_record_batches)
@@ -103,6 +105,7 @@ class _ArrowStream:
         self._size = size
         self._schema = ipc.open_stream(BlobFile(blob, size, most=_MAX_HEADER_BYTES)).schema
         self.names: Sequence[str] = self._schema.names
+        self.types: Mapping[str, Any] = {one.name: one.type for one in self._schema}
         self._offsets: list[int] = []
         self._has_dictionaries = False
         for kind, offset, length in _headers(blob, size):
@@ -270,6 +273,7 @@ class _ParquetGroups:
         )
         self._schema = self._file.schema_arrow
         self.names: Sequence[str] = self._schema.names
+        self.types: Mapping[str, Any] = {one.name: one.type for one in self._schema}
 
     def count(self) -> int:
         return int(self._file.num_row_groups)

@@ -29,9 +29,12 @@ FILE: Final = "file"  # the column of the content
 
 
 class MediaFiles(WholeFiles):
-    """Each file is the image or the sound of one document."""
+    """Each file is the image or the sound of one document.
 
-    columns = (FILE, "id", "name", "bytes", "media_type")
+    What is neither is a bad row by its name: cameras and people leave other files beside them.
+    """
+
+    has = (FILE, "id", "name", "bytes", "media_type")
 
     def __init__(self, chosen: Chosen, spec: JobSpec, options: FileOptions) -> None:
         max_body_bytes = options.max_body_bytes
@@ -49,12 +52,6 @@ class MediaFiles(WholeFiles):
         if options.pin is None:  # the limit of rows is for texts
             options = replace(options, max_file_bytes=MAX_BYTES)
         super().__init__(chosen, asked, form_of(asked, max_body_bytes, media), options)
-
-    def _expect(self, entry: Entry) -> None:
-        """Accept any file: what is no image and no sound is a bad row by its name.
-
-        Cameras and people leave other files beside them.
-        """
 
     def _row(self, entry: Entry, data: bytes) -> dict[str, Any]:
         check_name(entry.name)

@@ -8,16 +8,16 @@ from __future__ import annotations
 from typing import Any, Final
 
 from penstock_ledger.texts import SetOption, Text
-from penstock_producer.errors import SourceError, seen
+from penstock_producer.errors import seen
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.source_formats import TEXT, UTF_8
 from penstock_producer.sources.blobs.blob import BOM
-from penstock_producer.sources.blobs.detect import document_by_name
+from penstock_producer.sources.blobs.detect import is_text
 from penstock_producer.sources.forms.media import media_of
 from penstock_producer.sources.forms.row_forms import form_of
 from penstock_producer.sources.forms.strict_json import RowFault, check_text
 from penstock_producer.sources.listings.chosen import Chosen
-from penstock_producer.sources.listings.listing import Entry, shown
+from penstock_producer.sources.listings.listing import Entry
 from penstock_producer.sources.readers.whole_files import FileOptions, WholeFiles, check_name
 
 _WIDE: Final = (b"\xff\xfe", b"\xfe\xff")
@@ -58,27 +58,15 @@ def _no_text(why: str, data: bytes, at: int, fix: str) -> RowFault:
 class TextFiles(WholeFiles):
     """Each file is the text of one document."""
 
-    columns = ("text", "id", "name", "size")
+    has = ("text", "id", "name", "size")
 
     def __init__(self, chosen: Chosen, spec: JobSpec, options: FileOptions) -> None:
         most = options.max_body_bytes
         form = form_of(spec, most, media_of(spec, None, most))
+        if spec.format != TEXT and not chosen.pattern:
+            chosen = chosen.only(is_text)
         super().__init__(chosen, spec, form, options)
         self._encoding = spec.encoding or UTF_8
-        # names need not say that they are texts
-        self._mixed = spec.format == TEXT or bool(chosen.pattern)
-
-    def _expect(self, entry: Entry) -> None:
-        if not self._mixed and document_by_name(entry.name) is None:
-            raise SourceError(
-                "unsupported_format",
-                Text(
-                    f"{self.uri} holds texts, and {shown(self.uri, entry.name)}, whose name does "
-                    "not say that it is one; name the files to read by a pattern such as "
-                    f"{self.uri}*.txt, or read all as texts with ",
-                    SetOption("format", "text"),
-                ),
-            )
 
     def _row(self, entry: Entry, data: bytes) -> dict[str, Any]:
         return {"text": text_of(entry.name, data, self._encoding), "size": entry.size}

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, NamedTuple
 from urllib.parse import quote, unquote
 
+from penstock_ledger import storable
 from penstock_producer.errors import (
     BadReference,
     SourceChanged,
@@ -33,7 +34,19 @@ from penstock_producer.errors import (
 )
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.pins import FILES, NEWEST, SEGMENTS
-from penstock_producer.rows import FILE, BadRow, Cursor, Document, Place, Tally, id_fault
+from penstock_producer.rows import (
+    FILE,
+    ROW_ID,
+    BadRow,
+    Column,
+    Cursor,
+    Document,
+    Kinds,
+    Place,
+    Record,
+    Tally,
+    id_fault,
+)
 from penstock_producer.source_formats import FORMATS
 from penstock_producer.sources.blobs.blob import Deadline
 from penstock_producer.sources.forms.row_forms import RowForm, check_columns
@@ -256,8 +269,9 @@ class FileOptions:
 class WholeFiles(ABC):
     """Files of a folder, of which each is one document."""
 
-    columns: ClassVar[tuple[str, ...]]
+    has: ClassVar[tuple[str, ...]]  # columns that a prompt may use
     unit = FILE
+    kinds: Kinds = "known"
 
     def __init__(self, chosen: Chosen, spec: JobSpec, form: RowForm, options: FileOptions) -> None:
         self.uri = chosen.uri
@@ -265,7 +279,12 @@ class WholeFiles(ABC):
         self._chosen = chosen
         self._listing = chosen.listing
         self._form = form
-        check_columns(chosen.uri, form, self.columns, nested=False)
+        if spec.id_field == ROW_ID:
+            raise SourceError(
+                "unsupported_source",
+                f"each file of {chosen.uri} is named by its place in it; leave the id field out",
+            )
+        check_columns(chosen.uri, form, self.has, nested=False)
         self._kind = FORMATS[options.form].each_file
         self._max_file_bytes = options.max_file_bytes
         self._max_body_bytes = options.max_body_bytes
@@ -308,6 +327,18 @@ class WholeFiles(ABC):
     def place(self, line: int) -> Place:
         return Place(self.uri, line, FILE)
 
+    def columns(self) -> Sequence[Column]:
+        """Return the columns that a table keeps: what a file holds stays in the file."""
+        return [Column("id", "text"), Column("name", "text")]
+
+    def records(self) -> Iterator[Record]:
+        assert self._pin is not None, "a job that was accepted has its pin"
+        pinned = PinnedSegments(self.uri, self._pin)
+        for group in pinned.groups(0, self._chosen.entries(pinned.start(0)[1])):
+            for number, entry in enumerate(group.entries, group.before + 1):
+                name = storable(entry.name)
+                yield Record(number, {"id": name, "name": name.rpartition("/")[2]})
+
     @property
     def tally(self) -> Tally:
         return self._form.tally
@@ -322,7 +353,6 @@ class WholeFiles(ABC):
         notes, content = SegmentNotes(), hashlib.sha256()
         for group in notes.groups(self.uri, self._chosen.entries()):
             for number, entry, data in self._contents(group.before, group.entries):
-                self._expect(entry)
                 inner = None if data is None else hashlib.sha256(data).hexdigest()
                 content.update(repr((quoted(entry.name), inner or entry.size)).encode())
                 if number > done:
@@ -334,6 +364,7 @@ class WholeFiles(ABC):
             "uri": self.uri,
             "sha256": content.hexdigest(),
             **notes.pin(),
+            **self._chosen.skipped.pin(),
             "max_line_bytes": self._max_file_bytes,
             "max_body_bytes": self._max_body_bytes,
         }
@@ -356,10 +387,6 @@ class WholeFiles(ABC):
             if self._deadline is not None:
                 self._deadline.check()
             yield number, entry, data
-
-    @abstractmethod
-    def _expect(self, entry: Entry) -> None:
-        """Raise SourceError where a file shows that the folder is not what it was taken for."""
 
     @abstractmethod
     def _row(self, entry: Entry, data: bytes) -> dict[str, Any]:

@@ -196,9 +196,23 @@ def test_message_batches_expire(doors: BatchDoor) -> None:
         )
         assert len(kinds) == 400
         assert min(counts.succeeded, counts.expired) > 0
+
+
+def test_a_provider_of_openais_kind_answers_message_batches(doors: BatchDoor) -> None:
+    """Without one of Anthropic's: requests and answers are translated, and a request that has no
+    equal there is that request's result."""
     with (
-        batch_door(doors.fleet) as none,
-        anthropic.Anthropic(base_url=none.url, api_key="none", max_retries=0) as client,
-        pytest.raises(anthropic.BadRequestError, match="provider of kind anthropic"),
+        batch_door(doors.fleet) as plain,
+        anthropic.Anthropic(base_url=plain.url, api_key="none", max_retries=0) as client,
     ):
-        client.messages.batches.create(requests=[asked("none", 0)])
+        document = [{"role": "user", "content": [{"type": "document", "source": {}}]}]
+        requests = [asked("doc", n) for n in range(20)] + [asked("odd", 0, messages=document)]
+        over = ended(client, client.messages.batches.create(requests=requests).id)
+        assert (over.request_counts.succeeded, over.request_counts.errored) == (20, 1)
+        found = results(client, over.id)
+        odd = found.pop("odd-0")
+        assert "content[0].type" in odd.error.error.message
+        assert odd.error.error.type == "invalid_request_error"
+        assert {one.message.stop_reason for one in found.values()} <= {"end_turn", "max_tokens"}
+        assert all(one.message.content[0].text for one in found.values())
+        assert all(one.message.usage.output_tokens for one in found.values())

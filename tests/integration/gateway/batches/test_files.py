@@ -88,6 +88,15 @@ def test_a_file_is_uploaded_read_and_deleted(
         assert refused.value.body["message"] == (f"No such File object: {made.id!r}")  # type: ignore[index]  # a dict
 
 
+def test_an_empty_file_is_refused(client: openai.OpenAI, settings: GatewaySettings) -> None:
+    """With the field's name, and nothing of it stays."""
+    before = left(settings)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.files.create(file=("empty.jsonl", b""), purpose="batch")
+    assert (caught.value.code, caught.value.param) == ("empty_file", "file")
+    assert left(settings) == before
+
+
 def test_a_large_file_comes_whole(client: openai.OpenAI) -> None:
     """64 MiB arrive as they were sent, by their hash."""
     data = bytes(range(256)) * 4096 * 64

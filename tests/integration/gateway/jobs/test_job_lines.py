@@ -363,7 +363,7 @@ def test_what_a_table_has_not_is_refused(
         refused = api.get(path, form="csv", **query)
         assert (refused.status, refused.json["param"]) == (400, "form")
     assert api.get(path, form="parquet", escape_formulas="true").json["param"] == "escape_formulas"
-    assert api.get(path, form="xlsx").status == 400
+    assert api.get(path, form="xls").status == 400
     assert api.get("/v1/jobs/job_none/results", form="csv").status == 404
     monkeypatch.setattr("penstock_producer.tables.arrow.util.find_spec", lambda name: None)
     missing = api.get(path, form="parquet")
@@ -480,3 +480,28 @@ def test_a_preview_shows_requests_and_what_is_wrong(
         api.post("/v1/jobs/preview", {**SPEC, "open": True}).json["errors"][0]["pointer"]
         == "/source"
     )
+
+
+def test_a_table_over_http_has_the_columns_of_its_source(api: Client, db: Database) -> None:
+    """Of an uploaded file, in its order; a column that it does not have is refused by name."""
+    rows = b'{"ticket": 7, "text": "late", "note": "x"}\n{"ticket": 3, "text": "lost"}\n'
+    file = uploaded(api, rows)
+    made = api.post("/v1/jobs", {**SPEC, "source": file, "id_field": "ticket"}).json
+    outcomes = OutcomeStore(db)
+    for doc in ("3", "7"):
+        body = b'{"choices": [{"message": {"content": "an answer"}}]}'
+        key = ItemKey(made["id"], 1, doc)
+        outcomes.settle([Result(key, 200, body, None, "m", "stop", 1, 1, 0, 1, 1, 1)], [])
+    path = f"/v1/jobs/{made['id']}/results"
+    lines = api.get(path, form="csv").raw.decode().splitlines()
+    assert lines[0].startswith("ticket,text,note,status,finish_reason,answer,")
+    assert [line[:26] for line in lines[1:]] == [
+        "7,late,x,succeeded,stop,an",
+        "3,lost,,succeeded,stop,an ",
+    ]
+    some = api.get(path, form="csv", keep_columns="note").raw.decode()
+    assert some.startswith("ticket,note,status,")
+    refused = api.get(path, form="csv", keep_columns="nope")
+    assert (refused.status, "nope" in refused.raw.decode()) == (400, True)
+    done = api.get(path, form="csv", order="done").raw.decode().splitlines()
+    assert [line.split(",")[0] for line in done] == ["id", "3", "7"]

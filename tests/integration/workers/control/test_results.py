@@ -121,11 +121,12 @@ def test_a_table_fills_while_its_job_runs(house: House) -> None:
             and rows(target, "SELECT count(*) FROM sqlite_master WHERE name = 'labels'") == [(1,)]
         )
     )
-    house.until(lambda: rows(target, "SELECT id, text FROM labels") == [("d0", "short")])
+    house.until(lambda: rows(target, "SELECT id, answer FROM labels") == [("d0", "short")])
     assert house.found(job).state is JobState.RUNNING
     house.finish(job, "d1", "d2")
     house.until(house.is_in(job, JobState.COMPLETED))
-    assert rows(target, "SELECT id FROM labels ORDER BY id") == [("d0",), ("d1",), ("d2",)]
+    found = rows(target, "SELECT id, text IS NULL, answer IS NULL FROM labels ORDER BY id")
+    assert found == [("d0", 0, 0), ("d1", 0, 0), ("d2", 0, 0)]
 
 
 def test_a_table_that_cannot_be_written_pauses_its_job(house: House) -> None:

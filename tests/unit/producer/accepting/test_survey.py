@@ -78,11 +78,14 @@ def test_duplicates_count_as_bad_rows(tmp_path: Path) -> None:
 
 
 def test_a_share_is_of_all_rows(tmp_path: Path) -> None:
-    """A percentage is taken of the whole source, wherever the bad rows lie."""
+    """A percentage is taken of the whole source, wherever the bad rows lie, and rounds up."""
     bad_first = [b"oops"] + [record(f"d{number}") for number in range(99)]
     assert len(surveyed(tmp_path, bad_first, max_bad_rows="1%").refused) == 1
+    assert len(surveyed(tmp_path, bad_first[:40], max_bad_rows="1%").refused) == 1
     with pytest.raises(TooManyBadRows):
-        surveyed(tmp_path, bad_first[:-1], max_bad_rows="1%")
+        surveyed(tmp_path, [b"oops", *bad_first[:-1]], max_bad_rows="1%")
+    with pytest.raises(TooManyBadRows):
+        surveyed(tmp_path, [b"oops"], max_bad_rows="1%")
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n\t\r\n", b"\xef\xbb\xbf"])

@@ -42,7 +42,7 @@ def test_a_line_has_those_of_the_jobs_parameters_that_its_endpoint_knows() -> No
     [
         ({}, "/v1/files", "not one that lines of this job may name"),
         ({}, "/v1/rerank", "not one that lines of this job may name"),
-        ({}, "/v1/messages", "not one that lines of this job may name"),
+        ({"endpoint": EMBEDDINGS}, "/v1/messages", "not one that lines of this job may name"),
         (
             {"endpoint": "/v1/messages", "params": {"max_tokens": 5}},
             EMBEDDINGS,
@@ -70,6 +70,17 @@ def test_what_no_line_may_name_is_refused_by_its_name(
         True,
         True,
     )
+
+
+def test_a_line_for_another_api_is_translated() -> None:
+    """A message in a job for chats, and a response in one for messages; a response in a job for
+    chats is one, as a provider of OpenAI's kind answers both."""
+    line = {"max_tokens": 3, "messages": [{"role": "user", "content": "Hi"}]}
+    body, endpoint = read({"model": "m"}, "/v1/messages", {**line, "stop_sequences": ["E"]})
+    assert (body, endpoint) == ({"model": "m", **line, "stop": ["E"]}, None)
+    made: dict[str, Any] = {"endpoint": "/v1/messages", "model": "m", "params": {"max_tokens": 3}}
+    assert read(made, "/v1/responses", {"input": "Hi"}) == ({"model": "m", **line}, None)
+    assert read({"model": "m"}, "/v1/responses", {"input": "Hi"})[1] == "/v1/responses"
 
 
 def test_a_schema_and_texts_go_together() -> None:

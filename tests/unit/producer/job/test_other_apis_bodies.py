@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from penstock_producer import SpecError
-from penstock_producer.job import gemini_body
-from penstock_producer.job.anthropic_body import translated
+from penstock_producer.dialects import to_gemini
+from penstock_producer.dialects.to_anthropic import translated
 from penstock_producer.job.endpoints import GENERATE, MESSAGES
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.prompts.messages import BadMessages
@@ -264,12 +264,11 @@ def test_parameters_are_translated(given: dict[str, Any], becomes: dict[str, Any
         ({"seed": 1}, "seed"),
         ({"logprobs": True}, "logprobs"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"reasoning_effort": "some"}, "reasoning_effort"),
         ({"temperature": 1.5}, "temperature"),
         ({"service_tier": "flex"}, "service_tier"),
         ({"service_tier": []}, "service_tier"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools[0]"),
         ({"tools": 3}, "tools"),
         ({"tool_choice": "some"}, "tool_choice"),
         ({"tool_choice": 7}, "tool_choice"),
@@ -506,7 +505,7 @@ def test_parameters_are_translated_for_gemini(
 ) -> None:
     """By their meaning; what says only what Gemini does anyway is left out."""
     contents = [{"role": "user", "parts": [{"text": USER["content"]}]}]
-    assert gemini_body.translated({"messages": [USER], **given}) == {
+    assert to_gemini.translated({"messages": [USER], **given}) == {
         "contents": contents,
         **becomes,
     }
@@ -516,8 +515,9 @@ def test_parameters_are_translated_for_gemini(
     ("given", "place"),
     [
         ({"logprobs": True}, "logprobs"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools[0]"),
         ({"user": "u"}, "user"),
-        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"reasoning_effort": "some"}, "reasoning_effort"),
         ({"parallel_tool_calls": False}, "parallel_tool_calls"),
         ({"service_tier": "flex"}, "service_tier"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
@@ -577,7 +577,7 @@ def test_what_has_no_equal_at_gemini_is_refused_by_its_place(
 ) -> None:
     """Nothing of a request is dropped in silence."""
     with pytest.raises(BadMessages) as caught:
-        gemini_body.translated({"messages": [USER], **given})
+        to_gemini.translated({"messages": [USER], **given})
     assert caught.value.place == place
     assert caught.value.fix
 

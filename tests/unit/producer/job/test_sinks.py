@@ -64,7 +64,7 @@ def test_what_may_hold_a_secret_is_refused_unseen(into: str, told: str) -> None:
         ({"into_id": "doc"}, "/into_id: there is no table"),
         ({"escape_formulas": True}, "/escape_formulas: formulas are escaped in CSV alone"),
         ({"escape_formulas": True, "output_format": "parquet"}, "/escape_formulas"),
-        ({"output_format": "xlsx"}, "/output_format: 'xlsx' is refused"),
+        ({"output_format": "xls"}, "/output_format: 'xls' is refused"),
     ],
 )
 def test_fields_that_do_not_belong_together_are_named(fields: dict[str, object], told: str) -> None:

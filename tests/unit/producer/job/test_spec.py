@@ -129,11 +129,23 @@ def test_bad_row_limits_are_a_count_or_a_share(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "allowed"), [("1%", 2), ("0.5%", 1), (7, 7), ("0%", 0), ("100%", 250)]
+    ("limit", "total", "allowed"),
+    [
+        ("1%", 250, 3),
+        ("0.5%", 250, 2),
+        (7, 250, 7),
+        ("0%", 250, 0),
+        ("100%", 250, 250),
+        ("1%", 40, 1),
+        ("1%", 300, 3),
+        ("99%", 2, 1),
+        ("1%", 1, 0),
+        ("100%", 1, 1),
+    ],
 )
-def test_shares_round_down(limit: int | str, allowed: int) -> None:
-    """The share of rows that may be bad rounds down."""
-    assert JobSpec(max_bad_rows=limit).bad_rows_allowed(250) == allowed
+def test_shares_round_up(limit: int | str, total: int, allowed: int) -> None:
+    """One bad row of forty is within a per cent; a source of bad rows alone never is."""
+    assert JobSpec(max_bad_rows=limit).bad_rows_allowed(total) == allowed
 
 
 def test_every_problem_is_named_at_once() -> None:

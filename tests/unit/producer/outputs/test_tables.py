@@ -22,10 +22,11 @@ from penstock_ledger.vectors import Vectors, pack
 from penstock_producer.errors import SinkError
 from penstock_producer.prices.token_prices import usd_of_outcome
 from penstock_producer.reporting.prices import money_of
+from penstock_producer.result_formats import TableFormat, form_named
 from penstock_producer.storage import open_sink
 from penstock_producer.tables import arrow
 from penstock_producer.tables.columns import Column, Table
-from penstock_producer.tables.write import TableFormat, check_format, write_rows
+from penstock_producer.tables.write import write_rows
 
 CHAT = "/v1/chat/completions"
 EMBED = "/v1/embeddings"
@@ -365,13 +366,13 @@ def test_without_pyarrow_it_is_said_what_to_install(
     monkeypatch.setattr("penstock_producer.tables.arrow.util.find_spec", lambda name: None)
     table = Table({"endpoint": CHAT})
     for ask in (
-        lambda: check_format("parquet"),
+        lambda: form_named("parquet"),
         lambda: written(tmp_path, "parquet", iter([]), table),
         lambda: arrow.reader_of([], table.columns),
     ):
         with pytest.raises(SinkError, match=r"pip install 'penstock\[parquet\]'"):
             ask()
-    assert check_format("csv") == "csv"
+    assert form_named("csv").name == "csv"
 
 
 def test_what_no_price_is_known_of_has_no_cost() -> None:

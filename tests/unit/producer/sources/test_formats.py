@@ -17,7 +17,7 @@ from penstock_producer.accepting.borders import DoorSettings
 from penstock_producer.accepting.survey import survey
 from penstock_producer.errors import SourceUnavailable
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.rows import BadRow, Document
+from penstock_producer.rows import BadRow, Document, Record
 from penstock_producer.source_formats import FORMATS, SAFE_FORMATS, SourceFormat
 from penstock_producer.sources import open_source
 from penstock_producer.sources.forms.strict_json import RowFault
@@ -46,8 +46,16 @@ class ToyRows(PinnedRows):
                 yield Document(doc_id, body, position, number, after, endpoint)
 
     def fetch(self, position: str) -> Document:
-        doc_id, body, endpoint = self._form.read(_fields(self._blob.read(*self._span(position))))
+        offset, length, _ = self._span(position)
+        doc_id, body, endpoint = self._form.read(_fields(self._blob.read(offset, length)))
         return Document(doc_id, body, position, 0, {}, endpoint)
+
+    def columns(self) -> None:
+        """Return None: only the rows say it."""
+
+    def records(self) -> Iterator[Record]:
+        for number, record in enumerate(self._blob.read(4, 1000).split(b";")[:-1], 1):
+            yield Record(number, _fields(record))
 
 
 def _fields(record: bytes) -> dict[str, Any]:

@@ -154,7 +154,7 @@ def test_files_of_another_format_are_named(tmp_path: Path, magic: bytes, fix: st
 
 
 @pytest.mark.parametrize(
-    "name", ["data.xlsx", "data.jsonl.xz", "ftp://host/key", "https://host/x.jsonl"]
+    "name", ["data.xls", "data.jsonl.xz", "ftp://host/key", "https://host/x.jsonl"]
 )
 def test_other_formats_and_schemes_are_named(name: str) -> None:
     """What is not read is refused by name instead of by a million bad rows."""
@@ -236,7 +236,7 @@ def test_the_line_limit_travels_in_the_pin(tmp_path: Path) -> None:
         ("a b.jsonl.xz", "xz -dc < 'a b.jsonl.xz' > 'a b.jsonl'"),
         ("a.jsonl.bz2", "bzip2 -dc < a.jsonl.bz2 > a.jsonl"),
         ("a.zip", "unzip -p a.zip > a.jsonl"),
-        ("s3://bucket/deep/a.xlsx", "a.xlsx a.jsonl"),
+        ("s3://bucket/deep/a.xls", "a.xls a.jsonl"),
     ],
 )
 def test_other_formats_come_with_a_command_that_converts_them(name: str, command: str) -> None:

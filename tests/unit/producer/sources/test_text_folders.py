@@ -76,14 +76,16 @@ def test_each_file_is_a_document(folder: Path) -> None:
 
 
 def test_a_pattern_and_a_word_choose_the_files(folder: Path) -> None:
-    """A pattern names some of them; `--format text` takes every file for a text, and a folder of
-    mixed names is refused."""
+    """A pattern names some of them; `--format text` takes every file for a text, and of a folder of
+    mixed names the texts are read, the others counted and named."""
     (folder / "b" / "notes.cfg").write_text("setting")
     assert [row.doc_id for row in open_source(f"{folder}/b/*.txt", SPEC).documents({})] == ["1.txt"]
-    with pytest.raises(
-        SourceError, match=r"notes\.cfg, whose name does not say that it is one.*format=text"
-    ):
-        survey(open_source(f"{folder}/", SPEC), SPEC)
+    found = survey(open_source(f"{folder}/", SPEC), SPEC)
+    assert found.total == 7
+    assert found.pin["skipped"] == {"count": 1, "names": ["b/notes.cfg"]}
+    again = open_source(found.pin, SPEC)
+    assert len(list(again.documents({}))) == 7
+    assert unchanged(found.pin, f"{folder}/")
     every = SPEC.model_copy(update={"format": "text"})
     assert survey(open_source(f"{folder}/", every), every).total == 8
     with pytest.raises(SourceError, match="is one file"):

@@ -9,8 +9,8 @@ from penstock_ledger.model import Job
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.outputs import ERRORS_NAME, write_errors, write_outputs
 from penstock_producer.storage import bucket_at
-from penstock_producer.tables.reading import Reading
-from penstock_producer.tables.write import check_format, write_table
+from penstock_producer.tables.with_source import reading_of
+from penstock_producer.tables.write import write_table
 from penstock_workers.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -46,28 +46,38 @@ class OutputFiles:
         destination = f"{self._settings.results_url.rstrip('/')}/{job.job_id}"
         endpoint = self._settings.s3_endpoint_url
         self._end_uploads(destination, form)
-        if form is not None:
-            write_table(
-                Reading(self._database, job, whole=whole),
-                destination,
-                f"output.{form}",
-                check_format(form),
-                escape_formulas=bool(spec.escape_formulas),
-                s3_endpoint_url=endpoint,
-            )
         if self._settings.writes_parts:  # bucket_parts.py makes the other one
             letters = write_errors(
                 self._outcomes, job.job_id, destination, s3_endpoint_url=endpoint
             )
             log.info("job %s: %d dead letters written", job.job_id, letters)
-            return
-        written = write_outputs(self._outcomes, job.job_id, destination, s3_endpoint_url=endpoint)
-        log.info(
-            "job %s: %d results, %d dead letters written",
-            job.job_id,
-            written.results,
-            written.dead_letters,
-        )
+        else:
+            written = write_outputs(
+                self._outcomes, job.job_id, destination, s3_endpoint_url=endpoint
+            )
+            log.info(
+                "job %s: %d results, %d dead letters written",
+                job.job_id,
+                written.results,
+                written.dead_letters,
+            )
+        if form is not None:
+            write_table(
+                reading_of(
+                    self._database,
+                    job,
+                    self._settings,
+                    keep=spec.keep_columns,
+                    order=spec.order,
+                    form=form,
+                    whole=whole,
+                ),
+                destination,
+                f"output.{form}",
+                form,
+                escape_formulas=bool(spec.escape_formulas),
+                s3_endpoint_url=endpoint,
+            )
 
     def forget(self, job_id: str) -> None:
         """Do nothing, since nothing is kept of a job."""

@@ -12,8 +12,11 @@ from penstock_ledger.model import Job
 from penstock_producer.errors import SinkTaken, SinkUnfit
 from penstock_producer.job.sinks import into_url
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.tables.columns import Table
 from penstock_producer.tables.database import TableSink
-from penstock_producer.tables.reading import Reading
+from penstock_producer.tables.reading import Reading, end_of
+from penstock_producer.tables.with_source import WithSource, source_beside
+from penstock_workers.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +29,11 @@ class TableRows:
     grows = True
     name = "into"
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, settings: WorkerSettings, database: Database) -> None:
+        self._settings = settings
         self._database = database
+        # of jobs that are led here: their columns are looked for once
+        self._sources: dict[str, WithSource | None] = {}
         # of jobs that are led here: up to where the table has them
         self._places: dict[str, str | None] = {}
 
@@ -44,13 +50,15 @@ class TableRows:
         sink = TableSink(
             into_url(spec.into, os.environ),
             spec.into_table or "",
-            Reading(self._database, job).table,
+            Table(job.spec),
             id_column=spec.into_id,
+            source=self._source(job, spec),
         )
         try:
             sink.prepare()
             reading = Reading(self._database, job, sink.place(job.job_id), whole=whole)
-            filled = sink.write(job.job_id, reading)
+            end = end_of(self._database, job) if whole else None
+            filled = sink.fill(job.job_id, reading, end)
             self._places[job.job_id] = reading.cursor
         except SinkTaken:
             self._places.pop(job.job_id, None)  # the other process has moved it
@@ -74,6 +82,14 @@ class TableRows:
 
     def forget(self, job_id: str) -> None:
         self._places.pop(job_id, None)
+        self._sources.pop(job_id, None)
+
+    def _source(self, job: Job, spec: JobSpec) -> WithSource | None:
+        if job.job_id not in self._sources:
+            self._sources[job.job_id] = source_beside(
+                self._database, job, self._settings, keep=spec.keep_columns, order=spec.order
+            )
+        return self._sources[job.job_id]
 
     def _has_nothing_new(self, job: Job) -> bool:
         return next(iter(Reading(self._database, job, self._places[job.job_id])), None) is None

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from penstock_producer.feed.queues import LISTED
 from penstock_producer.job.endpoints import GENERATE, generate_path
 from penstock_workers.http import (
     AnswerTooLarge,
@@ -30,6 +31,7 @@ from penstock_workers.http import (
 )
 from penstock_workers.item.answer import Answer, AnswerMemory, NoAnswer, Room, Tried, kept
 from penstock_workers.item.lane import Prepared, Request
+from penstock_workers.lanes.api.model_list import ModelList
 from penstock_workers.provider_calls import address, headers_of
 from penstock_workers.settings import ANSWER_MEMORY_BYTES, MAX_ANSWER_BYTES, ProviderSettings
 
@@ -78,6 +80,7 @@ class ApiLane:
         self._max_answer_bytes = max_answer_bytes
         self._memory = AnswerMemory(answer_memory_bytes)
         self._http_client: ClientName = http_client
+        self.models = ModelList(providers, http_client)  # started where heartbeats are sent
         self._client: HttpClient | None = None
         self._headers: dict[str, dict[str, str]] = {}
         self._targets: dict[tuple[str, str], Target] = {}  # by provider and endpoint
@@ -96,7 +99,8 @@ class ApiLane:
         return Prepared(request)
 
     def gauges(self) -> Mapping[str, float | str]:
-        return {}
+        listed = self.models.to_text()
+        return {} if listed is None else {LISTED: listed}
 
     async def infer(self, prepared: Prepared) -> Tried:
         request, started = prepared.request, time.monotonic()
@@ -128,6 +132,7 @@ class ApiLane:
         """Do nothing: there is nothing to begin that takes long."""
 
     async def close(self) -> None:
+        await self.models.close()
         if self._client is not None:
             await self._client.close()
 

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from penstock_ledger.redaction import one_line
 from penstock_workers.errors import MissingApiKey, PlainHttp
 from penstock_workers.lanes.row import LaneFinding, LaneRow
-from penstock_workers.provider_calls import address, headers_of
+from penstock_workers.provider_calls import headers_of, list_address
 from penstock_workers.settings import ProviderSettings, WorkerSettings, proxy_variables
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 SUBJECT = "provider"
 TIMEOUT_S = 10.0
 SHOWN_CHARS = 100  # of a refusal
-# by kind; else behind base_url as it is written
-_LISTED = {"anthropic": "/v1/models", "gemini": "/v1beta/models"}
 NO_LIST = (404, 405, 501)  # a server that speaks chat and has no list of models
 
 
@@ -118,22 +116,17 @@ def _warning(seen: str, fix: str) -> LaneFinding:
 
 
 def _models(settings: ProviderSettings, key: str | None) -> tuple[int, str]:
-    parts, listed = urlsplit(settings.base_url), _LISTED.get(settings.kind)
+    listed = list_address(settings.kind, settings.base_url)
+    parts = urlsplit(settings.base_url)
     via = urlsplit(settings.proxy) if settings.proxy else parts
     secure = parts.scheme == "https"
     kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
     connection = kind(via.hostname or "", via.port, timeout=TIMEOUT_S)
-    target = (
-        f"{parts.path.rstrip('/')}/models"
-        if listed is None
-        else urlsplit(address(settings.base_url, listed)).path
-    )
+    target = urlsplit(listed).path
     if settings.proxy and secure:
         connection.set_tunnel(parts.hostname or "", parts.port or 443)
     elif settings.proxy:
-        target = (
-            f"{settings.base_url}/models" if listed is None else address(settings.base_url, listed)
-        )
+        target = listed
     try:
         connection.request("GET", target, headers=dict(headers_of(settings.kind, key)))
         answer = connection.getresponse()
@@ -167,9 +160,10 @@ def _make(settings: WorkerSettings) -> ApiLane:
     )
 
 
-def _admission(settings: WorkerSettings, _lane: ApiLane) -> Admission:
+def _admission(settings: WorkerSettings, lane: ApiLane) -> Admission:
     from penstock_workers.lanes.api.admission import QuotaAdmission
 
+    lane.models.start()
     return QuotaAdmission.open(settings)
 
 

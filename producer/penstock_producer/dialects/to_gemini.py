@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-import orjson
-
-from penstock_producer.job.spec import JobSpec
+from penstock_producer.dialects.answers import signature_of
 from penstock_producer.prompts.messages import (
     BadMessages,
     checked_messages,
@@ -21,7 +19,7 @@ from penstock_producer.prompts.messages import (
     url_of_image,
 )
 
-__all__ = ["NO_EQUAL", "Contents", "GeminiBodies", "contents_of", "translated", "with_defaults"]
+__all__ = ["NO_EQUAL", "Contents", "contents_of", "translated"]
 
 NO_EQUAL: Final = "Gemini's generateContent has no equal for this."
 _SOUNDS: Final = {"wav": "audio/wav", "mp3": "audio/mp3"}
@@ -126,7 +124,9 @@ def _sound(sound: Any, place: str) -> dict[str, str]:
 def _call(call: Any, place: str, called: dict[str, str]) -> dict[str, Any]:
     asked = function_call(call, place, NO_EQUAL)
     called[asked.id] = asked.name
-    return {"functionCall": {"name": asked.name, "args": asked.arguments}}
+    part = {"functionCall": {"name": asked.name, "args": asked.arguments}}
+    signature = signature_of(call)
+    return part if signature is None else part | {"thoughtSignature": signature}
 
 
 def _result(message: Mapping[str, Any], place: str, called: Mapping[str, str]) -> dict[str, Any]:
@@ -165,43 +165,9 @@ _MEANINGLESS: Final[Mapping[str, tuple[object, ...]]] = {
     "parallel_tool_calls": (True,),
     "service_tier": ("auto", "default"),
 }
+# of thought, as Google's own translation of OpenAI's words has them
+_THOUGHTS: Final = {"none": 0, "minimal": 1_024, "low": 1_024, "medium": 8_192, "high": 24_576}
 _MODES: Final = {"auto": "AUTO", "none": "NONE", "required": "ANY"}
-
-
-class GeminiBodies:
-    """Builds the body for one rendered text."""
-
-    def __init__(self, spec: JobSpec) -> None:
-        system = (
-            {} if spec.system is None else {"systemInstruction": {"parts": [{"text": spec.system}]}}
-        )
-        head = orjson.dumps({"model": spec.model} | system)
-        self._head = head[:-1] + b',"contents":[{"role":"user","parts":[{"text":'
-        self._params = spec.sent_params()
-        self._end = _end(self._params)
-
-    def __call__(
-        self, content: str | list[dict[str, Any]], params: Mapping[str, Any] | None = None
-    ) -> bytes:
-        """Return the body of one prompt.
-
-        ``content`` is a text. ``params`` are the document's own, as they are sent.
-        """
-        end = _end({**self._params, **params}) if params else self._end
-        return b"".join((self._head, orjson.dumps(content), b"}]}]", end))
-
-
-def with_defaults(
-    given: dict[str, Any], model: str | None, params: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return a body with what the job says where the body does not."""
-    filled = {**({} if model is None else {"model": model}), **given}
-    own = given.get("generationConfig", {})
-    return (
-        filled | {"generationConfig": {**params, **own}}
-        if params and isinstance(own, dict)
-        else filled
-    )
 
 
 def translated(chat: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,6 +227,12 @@ def _form(value: Any) -> dict[str, Any]:
     return {"responseMimeType": "application/json", "responseJsonSchema": schema}
 
 
+def _thinking(value: Any) -> dict[str, Any]:
+    if not isinstance(value, str) or value not in _THOUGHTS:
+        raise BadMessages("reasoning_effort", NO_EQUAL, f"write {', '.join(_THOUGHTS)}", value)
+    return {"thinkingConfig": {"thinkingBudget": _THOUGHTS[value]}}
+
+
 def _tools(value: Any) -> dict[str, Any]:
     if not isinstance(value, list):
         raise BadMessages("tools", "Tools are a list.", "write a list", value)
@@ -310,13 +282,10 @@ def _choice(value: Any) -> dict[str, Any]:
 _IN_CONFIG: Final[Mapping[str, Callable[[Any], dict[str, Any]]]] = {
     "stop": _stop,
     "response_format": _form,
+    "reasoning_effort": _thinking,
 }
 _WRITERS: Final[Mapping[str, Callable[[Any], dict[str, Any]]]] = {
     "messages": _messages,
     "tools": _tools,
     "tool_choice": _choice,
 }
-
-
-def _end(params: Mapping[str, Any]) -> bytes:
-    return b',"generationConfig":' + orjson.dumps(dict(params)) + b"}" if params else b"}"

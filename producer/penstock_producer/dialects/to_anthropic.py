@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from penstock_producer.dialects.from_anthropic import EFFORTS
 from penstock_producer.prompts.messages import (
     BadMessages,
     checked_messages,
@@ -136,6 +137,8 @@ def _image(image: Any, place: str) -> dict[str, str]:
 
 # Names that are the same in both, or belong to Anthropic alone.
 _SAME: Final = frozenset({"model", "top_p", "top_k", "thinking", "max_tokens", "stop_sequences"})
+# OpenAI's words of effort that Anthropic has others for
+_EFFORTS: Final = {"minimal": "low", **{word: word for word in EFFORTS}}
 # Values that say what Anthropic's Messages do anyway.
 _MEANINGLESS: Final[Mapping[str, tuple[object, ...]]] = {
     "n": (1,),
@@ -143,7 +146,6 @@ _MEANINGLESS: Final[Mapping[str, tuple[object, ...]]] = {
     "logprobs": (False,),
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
-    "response_format": ({"type": "text"},),
     "store": (False,),
     "modalities": (["text"],),
     "logit_bias": ({},),
@@ -205,6 +207,26 @@ def _tier(value: Any, _given: Mapping[str, Any]) -> dict[str, Any]:
     return {"service_tier": _TIERS[value]}
 
 
+def _form(_value: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Translate `response_format` and `reasoning_effort`, which are one field there."""
+    form, effort = given.get("response_format", {"type": "text"}), given.get("reasoning_effort")
+    config: dict[str, Any] = {}
+    told = form.get("json_schema") if isinstance(form, Mapping) else None
+    schema = told.get("schema") if isinstance(told, Mapping) else None
+    if isinstance(schema, Mapping) and form.get("type") == "json_schema":
+        config["format"] = {"type": "json_schema", "schema": schema}
+    elif form != {"type": "text"}:
+        fix = "give text, or json_schema with its schema"
+        raise BadMessages("response_format", NO_EQUAL, fix, form)
+    if effort == "none":
+        return ({"output_config": config} if config else {}) | {"thinking": {"type": "disabled"}}
+    if effort is not None and (not isinstance(effort, str) or effort not in _EFFORTS):
+        fix = f"write none, {', '.join(_EFFORTS)}"
+        raise BadMessages("reasoning_effort", NO_EQUAL, fix, effort)
+    config |= {"effort": _EFFORTS[effort]} if effort is not None else {}
+    return {"output_config": config} if config else {}
+
+
 def _tools(value: Any, _given: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(value, list):
         raise BadMessages("tools", "Tools are a list.", "write a list", value)
@@ -217,13 +239,9 @@ def _tool(tool: Any, place: str) -> dict[str, Any]:
         if isinstance(tool, Mapping) and tool.get("type") == "function"
         else None
     )
-    if (
-        not isinstance(function, Mapping)
-        or not isinstance(function.get("name"), str)
-        or function.get("strict")
-    ):
-        raise BadMessages(place, NO_EQUAL, "give functions that are not strict", tool)
-    about = {"description": function["description"]} if function.get("description") else {}
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise BadMessages(place, NO_EQUAL, "give functions, each with a name", tool)
+    about = {name: function[name] for name in ("description", "strict") if function.get(name)}
     return {
         "name": function["name"],
         **about,
@@ -258,6 +276,8 @@ _WRITERS: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], dict[str, Any]]]
     "user": _user,
     "safety_identifier": _user,
     "service_tier": _tier,
+    "response_format": _form,
+    "reasoning_effort": _form,
     "tools": _tools,
     "tool_choice": _choice,
     "parallel_tool_calls": _choice,

@@ -1,0 +1,113 @@
+"""Which models the providers list: heartbeats say it, so that `GET /v1/models` can.
+
+Asking costs nothing at any provider. One that has no list, or does not answer, has none here, and
+its models may be asked for all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from penstock_producer.feed.queues import TEXT_BYTES
+from penstock_workers.errors import WorkerError
+from penstock_workers.http import (
+    ClientName,
+    HttpClient,
+    HttpError,
+    Limits,
+    Target,
+    UnusableRequest,
+    make_client,
+)
+from penstock_workers.provider_calls import headers_of, list_address
+from penstock_workers.settings import ProviderSettings
+
+__all__ = ["ModelList"]
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 3_600.0  # providers add a model in weeks
+AWAY_S = 60.0  # after a round without an answer from one of them
+TIMEOUT_S = 10.0
+MAX_BYTES = 4 * 1024 * 1024  # a list of thousands of models has 1 MiB
+NAME_CHARS = 512  # as long as a job's model may be
+
+
+class ModelList:
+    """One task that asks each provider in turn. Owned by the worker's loop."""
+
+    def __init__(
+        self, providers: Mapping[str, ProviderSettings], http_client: ClientName = "lean"
+    ) -> None:
+        # one that is all defaults was not configured
+        self._providers = {
+            name: one for name, one in providers.items() if one != ProviderSettings()
+        }
+        self._http_client: ClientName = http_client
+        self._names: dict[str, list[str]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        if self._providers:
+            self._task = asyncio.create_task(self._follow(), name="models of providers")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def to_text(self) -> str | None:
+        """Return the names by provider for the heartbeat, as many as fit; None where none is known.
+
+        It is JSON.
+        """
+        said = {name: names for name, names in self._names.items() if names}
+        while len(text := orjson.dumps(said)) > TEXT_BYTES:
+            longest = max(said, key=lambda name: len(said[name]))
+            said[longest] = said[longest][: len(said[longest]) // 2]
+        return text.decode() if said else None
+
+    async def _follow(self) -> None:
+        while True:
+            client = make_client(self._http_client, Limits(max_body_bytes=MAX_BYTES))
+            try:
+                found = [
+                    await self._ask(client, name, one) for name, one in self._providers.items()
+                ]
+            finally:
+                await client.close()
+            await asyncio.sleep(EVERY_S if all(found) else AWAY_S)
+
+    async def _ask(self, client: HttpClient, name: str, provider: ProviderSettings) -> bool:
+        """Ask one provider; return whether it has answered."""
+        try:
+            headers = headers_of(provider.kind, provider.api_key(name))
+            address = list_address(provider.kind, provider.base_url)
+            target = Target.of(address, headers, proxy=provider.proxy)
+            answer = await client.get(target, timeout_s=TIMEOUT_S)
+        except (HttpError, UnusableRequest, WorkerError) as error:
+            log.debug("provider %s does not list its models: %s", name, error)
+            return False
+        if answer.status == 200:
+            self._names[name] = names_in(answer.body)
+        return answer.status < 500
+
+
+def names_in(body: bytes) -> list[str]:
+    """Return the names in a list of models, of OpenAI's form or of Gemini's."""
+    try:
+        found: Any = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return []
+    rows = found.get("data", found.get("models")) if isinstance(found, dict) else None
+    names = list[str]()
+    for row in rows if isinstance(rows, list) else ():
+        name = row.get("id", row.get("name")) if isinstance(row, dict) else None
+        if isinstance(name, str) and 0 < len(name) <= NAME_CHARS and name.isprintable():
+            names.append(name.removeprefix("models/"))
+    return names
