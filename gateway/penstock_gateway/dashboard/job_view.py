@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from penstock_gateway.dashboard.desk import JobSeenNow
 from penstock_gateway.dashboard.jobs_view import ago
@@ -18,6 +18,7 @@ from penstock_gateway.pages.chart import Chart, Part, parts, rate_chart
 from penstock_ledger import Job
 from penstock_ledger.reasons import examples_of, explain
 from penstock_producer.job.lanes import has_own_model, packs
+from penstock_producer.job.options import OPTIONS
 from penstock_producer.reporting.advice import on_page
 from penstock_producer.reporting.engines import engines_line, engines_of
 from penstock_producer.reporting.fixes import FIXES
@@ -47,7 +48,7 @@ from penstock_producer.reporting.words import (
     twice_line,
 )
 
-__all__ = ["JobView", "Note", "Reason", "Tier", "Tile", "job_view"]
+__all__ = ["JobView", "Note", "Reason", "Tier", "Tile", "job_view", "options_told"]
 
 REASON_CHARS: Final = 800
 REASONS_SHOWN: Final = 30
@@ -470,12 +471,18 @@ def _effort(seen: JobSeenNow) -> list[str]:
 
 
 def _options(seen: JobSeenNow) -> list[tuple[str, str]]:
-    """Return what the job was submitted with, without what has no value."""
-    spec = seen.job.spec
-    rows = [("source", shown_source(seen.job) or str(seen.job.source.get("kind") or ""))]
-    rows += [(name, _option(value)) for name, value in spec.items() if _is_told(name, value)]
+    """Return what the job was submitted with."""
+    source = shown_source(seen.job) or str(seen.job.source.get("kind") or "")
+    first = [("source", one_line(source, OPTION_CHARS))] if source else []
+    return [*first, *options_told(seen.job.spec)]
+
+
+def options_told(spec: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the options of a job that are not as usual, each with its value in words."""
     return [
-        (name.replace("_", " "), one_line(value, OPTION_CHARS)) for name, value in rows if value
+        (name.replace("_", " "), one_line(_option(value), OPTION_CHARS))
+        for name, value in spec.items()
+        if _is_told(name, value)
     ]
 
 
@@ -491,4 +498,6 @@ def _option(value: object) -> str:
 
 
 def _is_told(name: str, value: object) -> bool:
+    if name in OPTIONS and value == OPTIONS[name].default:
+        return False
     return value not in (None, "", False, [], {}) and name not in _HIDDEN_OPTIONS

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from penstock_gateway.dashboard.forms import check_form, read_form
+from penstock_gateway.dashboard.job_view import options_told
 from penstock_gateway.dashboard.viewer import Viewer, page, viewer_with
 from penstock_gateway.jobs.schedules import (
     FIRINGS_SHOWN,
@@ -86,7 +87,6 @@ async def schedule(request: Request, viewer: Reader, schedule_id: str) -> Respon
         return found, store.firings(found.schedule_id, FIRINGS_SHOWN)
 
     found, firings = await viewer.backend.run(read)
-    options = {name: value for name, value in found.spec.items() if value not in (None, "", False)}
     return page(
         "schedule.html.jinja",
         viewer,
@@ -95,10 +95,7 @@ async def schedule(request: Request, viewer: Reader, schedule_id: str) -> Respon
         missed=str(found.catch_up),
         overlap=found.overlap,
         firings=list(map(_firing, firings)),
-        options=[
-            (name.replace("_", " "), one_line(str(value), TEXT_CHARS))
-            for name, value in options.items()
-        ],
+        options=options_told(found.spec),
         done=_DONE.get(request.query_params.get("done", ""), ""),
     )
 

@@ -440,6 +440,8 @@ def test_schedules_are_paused_and_resumed(house: House, browser: Browser) -> Non
         assert store.get(name).paused
         page.get_by_role("link", name="nightly").click()
         assert "None of its times has come yet" in read(page)
+        assert "Summarise: {text}" in read(page)
+        assert "max attempts" not in read(page), "an option that is as usual"
         page.get_by_role("button", name="Resume nightly").click()
         assert "goes on with its next time" in read(page)
         assert not store.get(name).paused
