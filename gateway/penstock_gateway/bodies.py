@@ -130,10 +130,11 @@ def _check_containers(value: Any) -> None:
 
 
 FILES: Final = "/v1/files"
+PAGE_FILES: Final = "/ui/new/file"  # the same, from the form of a page
 MESSAGE_BATCHES: Final = "/v1/messages/batches"
 PROMPTS: Final = "/v1/batch/sync"
 # Paths whose routes read the body themselves, piece by piece.
-STREAMED: Final = (FILES, MESSAGE_BATCHES)
+STREAMED: Final = (FILES, PAGE_FILES, MESSAGE_BATCHES)
 # Paths whose bodies are not JSON only: forms of the dashboard, rows of a job, files.
 OTHER_TYPES: Final = (FILES, "/v1/jobs", "/v1/notifications", "/ui", "/login", "/logout")
 # what a multipart form has beside its file; a route with a limit of its own says it better
@@ -234,7 +235,7 @@ class Bodies:
 
     def _most(self, path: str) -> int:
         door = self._door
-        if _is_below(path, (FILES,)):
+        if _is_below(path, (FILES, PAGE_FILES)):
             return door.max_upload_bytes + FORM_BYTES
         if _is_below(path, (MESSAGE_BATCHES,)):
             return door.batches.messages_max_bytes + FORM_BYTES

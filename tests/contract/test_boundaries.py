@@ -117,6 +117,7 @@ INTERNAL_SURFACE = {
         "schedules.marks",
         "schedules.timetable",
         "settings",
+        "source_formats",
         "source_names",
         "sources",
         "sources.blobs.s3",

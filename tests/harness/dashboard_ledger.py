@@ -22,6 +22,8 @@ from penstock_ledger import (
     CauseBook,
     Database,
     DeadLetter,
+    DoorBatchState,
+    DoorBatchStore,
     ItemKey,
     Job,
     JobState,
@@ -29,6 +31,7 @@ from penstock_ledger import (
     LaneMoves,
     MadeWith,
     Meta,
+    NewDoorBatch,
     NewJob,
     OutcomeStore,
     Provenance,
@@ -65,6 +68,10 @@ class Seeded(NamedTuple):
     paused: str
     hostile: str
     other_tenant: str
+    left: str  # its control process has gone, and no worker serves its lane
+    calls: str  # of one hour
+    refused: str  # a batch
+    nightly: str  # a schedule
 
 
 def seed(
@@ -141,9 +148,49 @@ def seed(
         )
         _answer(database, run, rng, 20 - number % 3, dead=number % 3, seconds=40)
         _ended(database, run.job_id, JobState.FAILED if number == 5 else JobState.COMPLETED, 41)
+    left = _job(database, "reviews-of-autumn", total=500, age_s=7_200, lane="embed", tenant="acme")
+    _answer(database, left, rng, 120, dead=0, seconds=300)
+    feed = JobStore(database).lease_feed(left.job_id, 1, "control@desk", 30)
+    assert feed is not None
+    JobStore(database).release_feed(feed, "control@desk")
+    calls = _job(
+        database, "direct/-/chat.completions/openai/api/2026-11-27T09", total=None, age_s=600
+    )
+    _answer(database, calls, rng, 41, dead=0, seconds=500)
     if client is not None:
         _fleet(database, client, running)
-    return Seeded(running.job_id, done, paused.job_id, hostile.job_id, other.job_id)
+    producer = Producer(ProducerSettings(database_url="sqlite://"), database=database)
+    nightly = producer.schedules.add(
+        "nightly", "0 2 * * *", str(folder / "mails.jsonl"), {**SPEC, "tenant": "acme"}
+    )
+    return Seeded(
+        running.job_id,
+        done,
+        paused.job_id,
+        hostile.job_id,
+        other.job_id,
+        left.job_id,
+        calls.job_id,
+        _refused_batch(database),
+        nightly.schedule_id,
+    )
+
+
+def _refused_batch(database: Database) -> str:
+    store = DoorBatchStore(database)
+    new = NewDoorBatch(
+        "batch_1f0c2a9be7d14c33", "openai", "acme", "/v1/chat/completions", "file-1", 86_400.0
+    )
+    store.add(new)
+    leased = store.lease(new.batch_id, "door", 30)
+    assert leased is not None
+    said = "Invalid value for 'model': the batch has requests of <b>two</b> models"
+    errors = [
+        {"code": "mismatched_model", "line": line, "message": said, "param": "model"}
+        for line in (7, 9)
+    ]
+    store.move(leased, DoorBatchState.FAILED, errors=errors)
+    return new.batch_id
 
 
 def _from_file(database: Database, folder: Path) -> str:
@@ -165,12 +212,18 @@ def _from_file(database: Database, folder: Path) -> str:
     return job.job_id
 
 
-def _job(database: Database, key: str, *, total: int, age_s: float, **spec: Any) -> Job:
+def _job(database: Database, key: str, *, total: int | None, age_s: float, **spec: Any) -> Job:
     jobs = JobStore(database)
     lane = spec.pop("lane", "api")
     whole = SPEC | {"lane": lane} | spec
     new = NewJob(
-        f"job{len(jobs.list(limit=1000)):04d}x", key, whole, SOURCE, "0" * 64, total, lane="api"
+        f"job{len(jobs.list(limit=1000)):04d}x",
+        key,
+        whole,
+        SOURCE,
+        "0" * 64,
+        total,
+        lane="api" if lane == "auto" else lane,
     )
     job, _ = jobs.create(new)
     change = text("UPDATE jobs SET created_at = :at WHERE job_id = :job")

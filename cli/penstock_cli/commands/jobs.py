@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from penstock_cli.connect import Books
     from penstock_cli.show.figures import JobFigures
+    from penstock_ledger import WorkerSeen
     from penstock_ledger.model import Counts, Job
 
 WATCH_EVERY_S = 1.0
@@ -65,16 +67,23 @@ def _print_status(console: Console, job: Job, figures: JobFigures, ledger: Books
     from penstock_producer.reporting.engines import engines_line
     from penstock_producer.reporting.origin import feeders_line, from_job_line, started_by_line
     from penstock_producer.reporting.pauses import pause_lines
-    from penstock_producer.reporting.text import one_line, safe
+    from penstock_producer.reporting.reasons import INTERRUPTED, interrupted_line
+    from penstock_producer.reporting.text import argument, one_line, safe
 
     reason = f" ({one_line(job.reason, REASON_CHARS)})" if job.reason else ""
+    is_left = bool(_interrupted(ledger, [job]))
     console.print(
         Text(
-            f"{safe(job.job_key)}  {job.state}{reason}  generation {job.generation}  id "
-            f"{job.job_id}"
+            f"{safe(job.job_key)}  {INTERRUPTED if is_left else job.state}{reason}  generation "
+            f"{job.generation}  id {job.job_id}"
         ),
         soft_wrap=True,
     )
+    if is_left:
+        said = interrupted_line(job, one_machine=ledger.database.is_sqlite)
+        console.print(Text(said), soft_wrap=True)
+        results = f"penstock results {argument(job.job_key)}{ledger.option()}"
+        console.print(Text(f"its results so far:  {results}"), soft_wrap=True)
     feeders = feeders_line(
         job, ledger.jobs.shards(job.job_id), one_machine=ledger.database.is_sqlite
     )
@@ -92,6 +101,16 @@ def _print_status(console: Console, job: Job, figures: JobFigures, ledger: Books
     if job.state.final and figures.dead:
         for sentence in _what_died(job, ledger):
             console.print(Text(sentence), soft_wrap=True)
+
+
+def _interrupted(ledger: Books, jobs: Sequence[Job]) -> set[str]:
+    from penstock_producer.reporting.reasons import interrupted
+
+    def workers() -> Sequence[WorkerSeen] | None:
+        redis = ledger.redis_if_running()
+        return None if redis is None else redis.workers()
+
+    return interrupted(ledger.database, jobs, workers)
 
 
 def _what_died(job: Job, ledger: Books) -> list[str]:
@@ -161,6 +180,7 @@ def list_jobs(
     with books(state) as ledger:
         found = ledger.jobs.list(limit=limit)
         rows = [(job, ledger.outcomes.counts(job.job_id)) for job in found]
+        left = set[str]() if as_json else _interrupted(ledger, found)
     if as_json:
         for job, counts in rows:
             typer.echo(
@@ -182,21 +202,24 @@ def list_jobs(
         console.print("no jobs yet")
         return
     header, *lines = aligned(
-        ["id", "job", "state", "finished", "of", "dead", "submitted"], [_row(*row) for row in rows]
+        ["id", "job", "state", "finished", "of", "dead", "submitted"],
+        [_row(job, counts, left) for job, counts in rows],
     )
     console.print(Text(header), style="dim", soft_wrap=True)
     for line in lines:
         console.print(Text(line), soft_wrap=True)
 
 
-def _row(job: Job, counts: Counts) -> list[str]:
+def _row(job: Job, counts: Counts, left: Set[str]) -> list[str]:
+    from penstock_producer.reporting.reasons import INTERRUPTED
     from penstock_producer.reporting.text import count, one_line, percent
 
     finished = counts.succeeded + counts.dead
+    state = INTERRUPTED if job.job_id in left else str(job.state)
     return [
         job.job_id,
         one_line(job.job_key, MAX_KEY_CHARS),
-        f"{job.state}: {one_line(job.reason, 40)}" if job.reason else str(job.state),
+        f"{state}: {one_line(job.reason, 40)}" if job.reason else state,
         percent(finished, job.total) if job.total is not None else count(finished),
         count(job.total) if job.total is not None else "open",
         count(counts.dead),

@@ -48,6 +48,7 @@ SHOWN: Final = (Refused, SpecError, JobRefused, JobNotReplayable, NothingToRepla
 Writer = Annotated[Viewer, Depends(viewer_with("write"))]
 
 DONE: Final[Mapping[str, str]] = {
+    "submit": "The job is submitted.",
     "pause": "The job is paused: what is in flight finishes, and nothing more starts.",
     "resume": "The job goes on.",
     "cancel": "The job is being cancelled: what has not begun becomes dead letters.",

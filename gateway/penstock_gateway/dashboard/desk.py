@@ -22,6 +22,7 @@ from penstock_ledger import (
     BatchFigures,
     Cause,
     Depth,
+    DoorBatchStore,
     Feed,
     Job,
     JobPages,
@@ -45,7 +46,7 @@ from penstock_producer.reporting.account import Report, gathered
 from penstock_producer.reporting.advice import as_flag
 from penstock_producer.reporting.batches import batch_troubles, batches_line
 from penstock_producer.reporting.course import Course
-from penstock_producer.reporting.reasons import Wait, standing_of, waits
+from penstock_producer.reporting.reasons import Wait, interrupted, standing_of, waits
 
 __all__ = ["Desk", "JobSeenNow", "in_state_of"]
 
@@ -88,6 +89,7 @@ class JobSeenNow:
     per_second: float | None  # documents lately; None: not known yet
     tokens_per_second: float | None
     redis_is_away: bool
+    is_interrupted: bool  # no process leads it or works for it, though it runs by its state
     one_machine: bool
     in_state: str  # behind commands: see ``Desk.in_state``
 
@@ -98,6 +100,7 @@ class Desk:
         self.jobs = JobStore(backend.database)
         self.outcomes = OutcomeStore(backend.database)
         self.pages = JobPages(backend.database)
+        self.batches = DoorBatchStore(backend.database)
         self.spending = SpendingStore(backend.database)
         self.courses = Courses(self.outcomes)
         self.speeds = Speeds()
@@ -170,8 +173,15 @@ class Desk:
             per_second=None if speed is None else speed[0],
             tokens_per_second=None if speed is None else speed[1],
             redis_is_away=found is None,
+            is_interrupted=bool(self.interrupted([job])),
             one_machine=self.database.is_sqlite,
             in_state=self.in_state,
+        )
+
+    def interrupted(self, jobs: Sequence[Job]) -> set[str]:
+        """Return which of these jobs are interrupted."""
+        return interrupted(
+            self.database, jobs, lambda: self.asked(lambda ledger, _: ledger.workers())
         )
 
     def fleet(self) -> tuple[list[WorkerSeen], dict[str, Depth], bool]:

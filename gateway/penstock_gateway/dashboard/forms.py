@@ -12,7 +12,7 @@ from starlette.requests import Request
 from penstock_gateway.dashboard.viewer import Viewer
 from penstock_gateway.refused import Refused
 
-__all__ = ["check_form", "check_origin", "read_form"]
+__all__ = ["TOKEN", "check_form", "check_origin", "check_token", "read_form"]
 
 FIELDS_MAX: Final = 40
 TOKEN: Final = "token"  # noqa: S105 — the name of a field
@@ -48,7 +48,12 @@ def check_form(request: Request, viewer: Viewer, form: Mapping[str, str]) -> Non
     Another site may send one, too.
     """
     check_origin(request, viewer.backend.settings.gateway.hosts)
-    given = form.get(TOKEN, "").encode("utf-8", "surrogatepass")
+    check_token(viewer, form.get(TOKEN, ""))
+
+
+def check_token(viewer: Viewer, token: str) -> None:
+    """Raise Refused for a form that a page of another session has."""
+    given = token.encode("utf-8", "surrogatepass")
     if viewer.new_visit or not hmac.compare_digest(given, viewer.token.encode()):
         raise Refused(
             403,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from penstock_gateway.dashboard.desk import JobSeenNow
 from penstock_gateway.dashboard.jobs_view import ago
@@ -18,18 +18,21 @@ from penstock_gateway.pages.chart import Chart, Part, parts, rate_chart
 from penstock_ledger import Job
 from penstock_ledger.reasons import examples_of, explain
 from penstock_producer.job.lanes import has_own_model, packs
+from penstock_producer.job.options import OPTIONS
 from penstock_producer.reporting.advice import on_page
 from penstock_producer.reporting.engines import engines_line, engines_of
 from penstock_producer.reporting.fixes import FIXES
 from penstock_producer.reporting.origin import feeders_line, from_job_line, started_by_line
 from penstock_producer.reporting.pauses import advice_for, pause_steps
 from penstock_producer.reporting.reasons import (
+    INTERRUPTED,
     Wait,
     cause_line,
     held_budget,
     held_by_calls,
     held_by_tenant,
     in_hooks,
+    interrupted_line,
     latest_cause,
     retried_line,
 )
@@ -45,7 +48,7 @@ from penstock_producer.reporting.words import (
     twice_line,
 )
 
-__all__ = ["JobView", "Note", "Reason", "Tier", "Tile", "job_view"]
+__all__ = ["JobView", "Note", "Reason", "Tier", "Tile", "job_view", "options_told"]
 
 REASON_CHARS: Final = 800
 REASONS_SHOWN: Final = 30
@@ -119,6 +122,7 @@ class JobView:
     tiers: Sequence[Tier]
     reasons: Sequence[Reason]
     dead: int
+    has_outcomes: bool
     chart: Chart | None
     counting: bool
     latencies: Sequence[tuple[str, str]]
@@ -135,7 +139,7 @@ def job_view(seen: JobSeenNow, now: float | None = None) -> JobView:
     return JobView(
         job_id=job.job_id,
         key=one_line(job.job_key, REASON_CHARS),
-        state=str(job.state),
+        state=INTERRUPTED if seen.is_interrupted else str(job.state),
         ended=job.state.final,
         pausable=job.state == "running",
         resumable=job.state == "paused",
@@ -156,6 +160,7 @@ def job_view(seen: JobSeenNow, now: float | None = None) -> JobView:
         tiers=_tiers(seen),
         reasons=_reasons(seen),
         dead=report.dead,
+        has_outcomes=report.finished > 0,
         chart=None if seen.course is None else rate_chart(seen.course.stretches),
         counting=seen.course is None and report.finished > 0,
         latencies=_latencies(seen),
@@ -217,7 +222,7 @@ def _notes(seen: JobSeenNow, now: float) -> Iterator[Note]:
             "warn",
             "The job is being cancelled: what has not begun becomes dead letters `cancelled`.",
         )
-    if seen.redis_is_away and not job.state.final:
+    if seen.redis_is_away and not job.state.final and not seen.is_interrupted:
         yield Note(
             "warn",
             "Redis does not answer: queues, workers and quotas are not shown.",
@@ -225,7 +230,10 @@ def _notes(seen: JobSeenNow, now: float) -> Iterator[Note]:
         )
     for sentence in seen.batch_troubles:
         yield Note("warn", f"{sentence[:1].upper()}{sentence[1:]}.")
-    if job.state == "running":
+    if seen.is_interrupted:
+        said = interrupted_line(job, one_machine=seen.one_machine)
+        yield Note("warn", f"{said[:1].upper()}{said[1:]}.")
+    if job.state == "running" and not (seen.is_interrupted and seen.one_machine):
         yield from _slow(seen, now, key)
 
 
@@ -463,12 +471,18 @@ def _effort(seen: JobSeenNow) -> list[str]:
 
 
 def _options(seen: JobSeenNow) -> list[tuple[str, str]]:
-    """Return what the job was submitted with, without what has no value."""
-    spec = seen.job.spec
-    rows = [("source", shown_source(seen.job) or str(seen.job.source.get("kind") or ""))]
-    rows += [(name, _option(value)) for name, value in spec.items() if _is_told(name, value)]
+    """Return what the job was submitted with."""
+    source = shown_source(seen.job) or str(seen.job.source.get("kind") or "")
+    first = [("source", one_line(source, OPTION_CHARS))] if source else []
+    return [*first, *options_told(seen.job.spec)]
+
+
+def options_told(spec: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the options of a job that are not as usual, each with its value in words."""
     return [
-        (name.replace("_", " "), one_line(value, OPTION_CHARS)) for name, value in rows if value
+        (name.replace("_", " "), one_line(_option(value), OPTION_CHARS))
+        for name, value in spec.items()
+        if _is_told(name, value)
     ]
 
 
@@ -484,4 +498,6 @@ def _option(value: object) -> str:
 
 
 def _is_told(name: str, value: object) -> bool:
+    if name in OPTIONS and value == OPTIONS[name].default:
+        return False
     return value not in (None, "", False, [], {}) and name not in _HIDDEN_OPTIONS

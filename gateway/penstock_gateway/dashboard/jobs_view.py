@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence, Set
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from penstock_gateway.for_tenants import told_of
 from penstock_gateway.pages.chart import Part, parts
-from penstock_ledger import Counts, Job, JobPage, JobPlace, JobState
-from penstock_producer.reporting.prices import money_of
+from penstock_ledger import Counts, DoorBatch, Job, JobPage, JobPlace, JobState
+from penstock_producer.reporting.prices import money_of, together
+from penstock_producer.reporting.reasons import INTERRUPTED
 from penstock_producer.reporting.text import count, duration, one_line, percent
 
-__all__ = ["JobRow", "Tab", "ago", "job_rows", "page_links", "place_in", "place_text", "tabs"]
+__all__ = [
+    "Calls",
+    "JobRow",
+    "RefusedBatch",
+    "Tab",
+    "ago",
+    "calls_row",
+    "job_rows",
+    "page_links",
+    "place_in",
+    "place_text",
+    "refused_batches",
+    "tabs",
+]
 
 KEY_CHARS = 200
 REASON_CHARS = 320  # what to do about a pause stands at the end of its reason
@@ -46,12 +60,74 @@ class Tab(NamedTuple):
     current: bool
 
 
-def job_rows(jobs: Sequence[tuple[Job, Counts]], now: float | None = None) -> list[JobRow]:
+class Calls(NamedTuple):
+    """The jobs that hold calls that wait for their answers, as one row."""
+
+    state: str
+    jobs: str
+    finished: str
+    dead: str
+    cost: str
+    submitted: str
+
+
+class RefusedBatch(NamedTuple):
+    """A batch that never became a job."""
+
+    batch_id: str
+    tenant: str
+    why: str
+    created: str
+
+
+def calls_row(jobs: Sequence[tuple[Job, Counts]], now: float) -> Calls | None:
+    """Return one row for these jobs, newest first; None without any."""
+    if not jobs:
+        return None
+    counts = [figures for _, figures in jobs]
+    states = [job.state for job, _ in jobs]
+    unended = next((state for state in states if not state.final), None)
+    number = "1 job" if len(jobs) == 1 else f"{count(len(jobs))} jobs"
+    return Calls(
+        str(unended or states[0]),
+        f"{number}, one for each kind of call and hour",
+        count(sum(one.succeeded + one.dead for one in counts)),
+        count(sum(one.dead for one in counts)),
+        together(map(money_of, counts)).words,
+        ago(jobs[0][0].created_at, now),
+    )
+
+
+def refused_batches(batches: Sequence[DoorBatch], now: float) -> list[RefusedBatch]:
+    return [
+        RefusedBatch(
+            batch.batch_id,
+            one_line(batch.tenant or ""),
+            one_line(_why_refused(batch.errors or []), REASON_CHARS),
+            ago(batch.created_at, now),
+        )
+        for batch in batches
+    ]
+
+
+def _why_refused(errors: Sequence[Mapping[str, Any]]) -> str:
+    if not errors:
+        return "no reason was recorded"
+    first, others = errors[0], len(errors) - 1
+    line = f"line {first['line']}: " if first.get("line") is not None else ""
+    more = f" (and {count(others)} more)" if others else ""
+    return f"{line}{first.get('message') or first.get('code')}{more}"
+
+
+def job_rows(
+    jobs: Sequence[tuple[Job, Counts]], now: float | None = None, left: Set[str] = frozenset()
+) -> list[JobRow]:
+    """Return a row for each job; those of ``left`` are interrupted."""
     at = time.time() if now is None else now
-    return [_row(job, counts, at) for job, counts in jobs]
+    return [_row(job, counts, at, is_left=job.job_id in left) for job, counts in jobs]
 
 
-def _row(job: Job, figures: Counts, now: float) -> JobRow:
+def _row(job: Job, figures: Counts, now: float, *, is_left: bool) -> JobRow:
     finished = figures.succeeded + figures.dead
     whole = job.total if job.total is not None else finished
     again = figures.succeeded_after_retry
@@ -62,7 +138,7 @@ def _row(job: Job, figures: Counts, now: float) -> JobRow:
     return JobRow(
         job_id=job.job_id,
         key=one_line(job.job_key, KEY_CHARS),
-        state=str(job.state),
+        state=INTERRUPTED if is_left else str(job.state),
         reason=one_line(told_of(job, job.reason), REASON_CHARS),
         tenant=one_line(str(job.spec.get("tenant") or "")),
         model=one_line(str(job.spec.get("model") or "")),

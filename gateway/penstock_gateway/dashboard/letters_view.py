@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock_gateway.dashboard.foreign import MOST_CHARS, json_text, prompt_of, shown
-from penstock_gateway.dashboard.viewer import Viewer, head_of, page
+from penstock_gateway.dashboard.viewer import JobHead, Viewer, head_of, page
 from penstock_gateway.for_tenants import told_of
 from penstock_gateway.pages.chart import Part, parts
 from penstock_gateway.refused import Refused, not_found
@@ -70,17 +70,18 @@ async def letter_page(
 
     Raises Refused for no such letter."""
 
-    def read() -> tuple[DeadLetter, int]:
-        return letter_of(viewer, job, doc_id), viewer.desk.outcomes.counts(job.job_id).dead
+    def read() -> tuple[DeadLetter, JobHead]:
+        dead = viewer.desk.outcomes.counts(job.job_id).dead
+        return letter_of(viewer, job, doc_id), head_of(viewer.desk, job, dead)
 
-    letter, dead = await viewer.backend.run(read)
+    letter, head = await viewer.backend.run(read)
     values = _values(job, letter) | ({} if typed is None else {"body": typed})
     return page(
         "letter.html.jinja",
         viewer,
         request,
         status=200 if refused is None else refused.status,
-        job=head_of(job, dead),
+        job=head,
         fault="" if refused is None else refused.message,
         **values,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from itertools import islice
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 from urllib.parse import quote
 
 from fastapi import Depends
@@ -12,15 +12,26 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from penstock_gateway.batches.finish import batch_note
-from penstock_gateway.dashboard import actions, sign_in
+from penstock_gateway.callers.caller import whose
+from penstock_gateway.dashboard import actions, new_job, schedules, sign_in
 from penstock_gateway.dashboard.answers import answered, sample
 from penstock_gateway.dashboard.job_view import job_view
-from penstock_gateway.dashboard.jobs_view import job_rows, page_links, place_in, tabs
+from penstock_gateway.dashboard.jobs_view import (
+    calls_row,
+    job_rows,
+    page_links,
+    place_in,
+    refused_batches,
+    tabs,
+)
 from penstock_gateway.dashboard.letters_view import GROUPED_MAX, groups, letter_page, letter_rows
 from penstock_gateway.dashboard.quotas_view import quota_rows
 from penstock_gateway.dashboard.spending_view import PERIODS, price_rows, spend_rows, total_of
 from penstock_gateway.dashboard.viewer import Viewer, head_of, job_of, page, viewer_with
 from penstock_gateway.dashboard.workers_view import lane_views
+from penstock_gateway.direct.open_jobs import KEY_PREFIX as CALLS
+from penstock_gateway.jobs.names import shown_key
+from penstock_gateway.jobs.results import results
 from penstock_gateway.pages import render
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
@@ -34,8 +45,11 @@ __all__ = ["router"]
 router = Router(include_in_schema=False)
 router.include_router(render.router)
 router.include_router(sign_in.router)
+router.include_router(new_job.router)
+router.include_router(schedules.router)
 
 JOBS_SHOWN: Final = 50
+BATCHES_SHOWN: Final = 20  # that were refused, the latest
 LETTERS_SHOWN: Final = 50
 REASONS_SHOWN: Final = 12
 PRICED_JOBS: Final = 20  # the latest, whose prices are shown
@@ -62,21 +76,37 @@ async def jobs(request: Request, viewer: Reader) -> Response:
     search = given.get("q", "").strip()[:SEARCH_CHARS]
 
     def read() -> dict[str, Any]:
-        desk = viewer.desk
+        desk, now = viewer.desk, time.time()
+        before, after = place_in(given.get("before", "")), place_in(given.get("after", ""))
+        of_viewer: dict[str, Any] = {
+            "tenants": viewer.tenants,
+            "states": [JobState(state)] if state else None,
+            "limit": JOBS_SHOWN,
+        }
+        # what is searched for is found in its own row
         found = desk.pages.page(
-            tenants=viewer.tenants,
-            states=[JobState(state)] if state else None,
+            **of_viewer,
             search=search,
-            before=place_in(given.get("before", "")),
-            after=place_in(given.get("after", "")),
-            limit=JOBS_SHOWN,
+            without="" if search else CALLS,
+            before=before,
+            after=after,
+        )
+        is_first = not (search or before or after)
+        calls = desk.pages.page(**of_viewer, beginning=CALLS).jobs if is_first else []
+        refused = (
+            desk.batches.refused(whose(viewer.caller), BATCHES_SHOWN)
+            if is_first and state in ("", JobState.FAILED)
+            else []
         )
         newer, older = page_links(found, state, search)
         return {
-            "rows": job_rows(found.jobs),
+            "rows": job_rows(found.jobs, now, desk.interrupted([job for job, _ in found.jobs])),
+            "calls": calls_row(calls, now),
+            "calls_named": CALLS,
+            "refused": refused_batches(refused, now),
             "newer": newer,
             "older": older,
-            "tabs": tabs(desk.pages.states(viewer.tenants), state, search),
+            "tabs": tabs(desk.pages.states(viewer.tenants, without=CALLS), state, search),
         }
 
     again = request.url.include_query_params(part="1")
@@ -121,7 +151,7 @@ async def letters(request: Request, viewer: Reader, job_id: str) -> Response:
         first = letter_lines(desk.database, found.job_id, reason=reason, limit=GROUPED_MAX)
         lines = shown[:LETTERS_SHOWN]
         return {
-            "job": head_of(found, counts.dead),
+            "job": head_of(desk, found, counts.dead),
             "total": counts.dead,
             "reasons": sorted(
                 counts.dead_by_reason.items(), key=lambda entry: (-entry[1], entry[0])
@@ -162,7 +192,7 @@ async def answers(request: Request, viewer: Reader, job_id: str, doc: str = "") 
 
     def read() -> dict[str, Any]:
         desk = viewer.desk
-        head = head_of(found, desk.outcomes.counts(found.job_id).dead)
+        head = head_of(desk, found, desk.outcomes.counts(found.job_id).dead)
         if doc:
             outcome = desk.outcomes.get(found.job_id, doc)
             return {
@@ -183,6 +213,25 @@ async def answers(request: Request, viewer: Reader, job_id: str, doc: str = "") 
         doc=doc,
         command=command,
     )
+
+
+@router.get("/ui/jobs/{job_id}/results")
+async def download(
+    request: Request,
+    viewer: Reader,
+    job_id: str,
+    form: Literal["jsonl", "csv", "parquet"] = "jsonl",
+) -> Response:
+    """Return all results as a file, as `GET /v1/jobs/JOB/results` streams them."""
+    found = await job_of(viewer, job_id)
+    # a spreadsheet is what opens a CSV that a browser has loaded
+    answer = await results(
+        request, found.job_id, viewer.caller, form=form, escape_formulas=form == "csv"
+    )
+    name = quote(f"{shown_key(found) or found.job_id}.{form}", safe="")
+    answer.headers["content-disposition"] = f"attachment; filename*=UTF-8''{name}"
+    answer.headers.update({"cache-control": "no-store", "x-content-type-options": "nosniff"})
+    return answer
 
 
 @router.get("/ui/workers")

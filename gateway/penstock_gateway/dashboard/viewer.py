@@ -26,6 +26,7 @@ from penstock_gateway.dashboard.jobs_view import ago
 from penstock_gateway.pages.render import HEADERS, rendered
 from penstock_gateway.refused import Refused, not_found
 from penstock_ledger import Job, JobNotFound
+from penstock_producer.reporting.reasons import INTERRUPTED
 from penstock_producer.reporting.text import one_line
 
 __all__ = [
@@ -43,11 +44,12 @@ __all__ = [
 
 _NAV: Final = (
     ("jobs", "Jobs"),
+    ("schedules", "Schedules"),
     ("workers", "Workers"),
     ("quotas", "Quotas"),
     ("spending", "Spending"),
 )
-_TENANTS_NAV: Final = (("jobs", "Jobs"), ("spending", "Spending"))
+_TENANTS_NAV: Final = (("jobs", "Jobs"), ("schedules", "Schedules"), ("spending", "Spending"))
 
 ID_CHARS = 512
 
@@ -104,12 +106,13 @@ async def job_of(viewer: Viewer, name: str) -> Job:
     return job
 
 
-def head_of(job: Job, dead: int) -> JobHead:
+def head_of(desk: Desk, job: Job, dead: int) -> JobHead:
+    """Return what stands above the pages of a job. Blocks."""
     submitted = f"submitted {ago(job.created_at, time.time())}"
     return JobHead(
         job.job_id,
         one_line(job.job_key, 600),
-        str(job.state),
+        INTERRUPTED if desk.interrupted([job]) else str(job.state),
         [f"id {job.job_id}", submitted],
         dead,
     )

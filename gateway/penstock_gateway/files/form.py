@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import ClassVar, Final
 
 from penstock_gateway.files.multipart import FormPart
 from penstock_gateway.refused import Refused
@@ -32,12 +33,14 @@ FILE: Final = "file"
 PURPOSE: Final = "purpose"
 ANCHOR: Final = "expires_after[anchor]"
 SECONDS: Final = "expires_after[seconds]"
-_FIELDS: Final = (PURPOSE, ANCHOR, SECONDS)
 
 
 @dataclass(slots=True)
 class UploadForm:
     """The fields so far. ``filename`` is None until the file's part has begun."""
+
+    fields: ClassVar[Mapping[str, int]] = dict.fromkeys((PURPOSE, ANCHOR, SECONDS), VALUE_MAX)
+    """Those beside the file, and how many bytes each may have."""
 
     filename: str | None = None
     values: dict[str, bytearray] = field(default_factory=dict)
@@ -60,8 +63,8 @@ class UploadForm:
                 )
             self.filename = shown_name(part.filename)
             return True
-        if part.name not in _FIELDS:
-            known = ", ".join((FILE, *_FIELDS))
+        if part.name not in self.fields:
+            known = ", ".join((FILE, *self.fields))
             raise Refused(
                 400,
                 f"Unknown parameter: {part.name[:80]!r}; an upload has {known}",
@@ -79,15 +82,15 @@ class UploadForm:
         """Add bytes to a field."""
         value = self.values[name]
         value += data
-        if len(value) > VALUE_MAX:
+        if len(value) > (most := self.fields[name]):
             raise Refused(
-                400, f"{name!r} has more than {VALUE_MAX} bytes", code="invalid_value", param=name
+                400, f"{name!r} has more than {most} bytes", code="invalid_value", param=name
             )
 
     @property
     def purpose(self) -> str:
         """Raises Refused."""
-        purpose = self._text(PURPOSE)
+        purpose = self.text(PURPOSE)
         if purpose is None:
             raise Refused(
                 400,
@@ -108,9 +111,9 @@ class UploadForm:
     @property
     def lives_s(self) -> float | None:
         """How long the file is kept; None: until it is deleted. Raises Refused."""
-        anchor, seconds = self._text(ANCHOR), self._text(SECONDS)
+        anchor, seconds = self.text(ANCHOR), self.text(SECONDS)
         if anchor is None and seconds is None:
-            return BATCH_LIVES_S if self._text(PURPOSE) == BATCH else None
+            return BATCH_LIVES_S if self.text(PURPOSE) == BATCH else None
         if anchor != "created_at":
             raise Refused(400, f"{ANCHOR} must be 'created_at'", code="invalid_value", param=ANCHOR)
         least, most = LIVES_S
@@ -138,7 +141,8 @@ class UploadForm:
             )
         _ = self.purpose, self.lives_s
 
-    def _text(self, name: str) -> str | None:
+    def text(self, name: str) -> str | None:
+        """Return a field as it was typed; None where the form has none."""
         value = self.values.get(name)
         return None if value is None else value.decode("utf-8", "replace").strip()
 

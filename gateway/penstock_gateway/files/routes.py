@@ -13,6 +13,7 @@ from starlette.responses import Response, StreamingResponse
 
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller, caller_with, whose
+from penstock_gateway.files.form import UploadForm
 from penstock_gateway.files.store import FileReader, FileStore
 from penstock_gateway.files.uploads import uploaded
 from penstock_gateway.refused import Refused, not_found
@@ -100,10 +101,7 @@ async def create_file(request: Request, caller: Writes) -> dict[str, Any]:
 
     `expires_after[anchor]` and `expires_after[seconds]` say when it should go by itself."""
     backend = backend_of(request)
-    file = await uploaded(request, backend, _store(backend), caller.tenant)
-    backend.metrics.uploads.inc()
-    backend.metrics.uploaded.inc(file.bytes)
-    return shown(file)
+    return shown(await uploaded(request, backend, _store(backend), caller.tenant, UploadForm()))
 
 
 @router.get("/v1/files", operation_id="list_files")

@@ -39,9 +39,9 @@ UPLOAD_MAX_S: Final = 6 * 3600
 
 
 async def uploaded(
-    request: Request, backend: Backend, store: FileStore, tenant: str | None
+    request: Request, backend: Backend, store: FileStore, tenant: str | None, form: UploadForm
 ) -> DoorFile:
-    """Return the file that the request brings.
+    """Return the file that the request brings; ``form`` gets what stands beside it.
 
     Raises Refused, and leaves nothing of a file that did not come whole."""
     most = backend.settings.gateway.max_upload_bytes
@@ -51,7 +51,11 @@ async def uploaded(
     await backend.run(store.check_room, stated)
     with backend.part(Shares).upload(tenant, await backend.run(store.room_of, tenant)) as incoming:
         incoming.grow_to(stated - FORM_BYTES_MAX)
-        return await _taken_in(request, parser, _Upload(backend, store, tenant, most, incoming))
+        upload = _Upload(backend, store, tenant, most, incoming, form)
+        file = await _taken_in(request, parser, upload)
+    backend.metrics.uploads.inc()
+    backend.metrics.uploaded.inc(file.bytes)
+    return file
 
 
 async def _taken_in(request: Request, parser: MultipartParser, upload: _Upload) -> DoorFile:
@@ -82,11 +86,17 @@ class _Upload:
     """The file that is being written, the fields beside it, and where the next bytes belong."""
 
     def __init__(
-        self, backend: Backend, store: FileStore, tenant: str | None, most: int, incoming: Incoming
+        self,
+        backend: Backend,
+        store: FileStore,
+        tenant: str | None,
+        most: int,
+        incoming: Incoming,
+        form: UploadForm,
     ) -> None:
         self._incoming = incoming
         self._backend, self._store, self._tenant, self._most = backend, store, tenant, most
-        self._form = UploadForm()
+        self._form = form
         self._field = ""
         self._held = bytearray()
         self._size = 0

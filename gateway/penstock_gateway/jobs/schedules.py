@@ -38,6 +38,8 @@ from penstock_producer import OutcomesOf, SpecError
 from penstock_producer.errors import Problem, seen
 from penstock_producer.job.spec import JobSpec
 
+__all__ = ["FIRINGS_SHOWN", "find_schedule", "router", "schedules_of", "shown_name"]
+
 router = Router()
 
 NAME_MAX: Final = 300  # characters: a name has 64, and a tenant may stand before it
@@ -89,7 +91,7 @@ async def list_schedules(request: Request, caller: Reader) -> ScheduleList:
     backend = backend_of(request)
 
     def look() -> ScheduleList:
-        found = ScheduleStore(backend.database).list(lambda one: caller.may_see(_tenant(one)))
+        found = schedules_of(backend, caller)
         return ScheduleList(data=[ScheduleShown(**_fields(one)) for one in found])
 
     return await backend.run(look)
@@ -99,7 +101,7 @@ async def list_schedules(request: Request, caller: Reader) -> ScheduleList:
 async def show_schedule(request: Request, schedule: str, caller: Reader) -> ScheduleDetails:
     """Show one schedule, by its name or id: its options, and what came of its latest times."""
     backend = backend_of(request)
-    return await backend.run(lambda: _detailed(backend, _find(backend, caller, schedule)))
+    return await backend.run(lambda: _detailed(backend, find_schedule(backend, caller, schedule)))
 
 
 @router.post("/v1/schedules/{schedule}/pause", operation_id="pause_schedule")
@@ -124,9 +126,9 @@ async def remove_schedule(request: Request, schedule: str, caller: Writer) -> Re
     backend = backend_of(request)
 
     def remove() -> Removed:
-        found = _find(backend, caller, schedule)
+        found = find_schedule(backend, caller, schedule)
         backend.producer.schedules.remove(found.name)
-        return Removed(id=found.schedule_id, name=_shown_name(found))
+        return Removed(id=found.schedule_id, name=shown_name(found))
 
     return await backend.run(remove)
 
@@ -184,9 +186,9 @@ def _changed(
     backend: Backend, caller: Caller, named: str, change: Callable[[str], bool]
 ) -> ScheduleDetails:
     """Return the schedule as it is after ``change``, which takes its name."""
-    found = _find(backend, caller, named)
+    found = find_schedule(backend, caller, named)
     change(found.name)
-    return _detailed(backend, _find(backend, caller, found.schedule_id))
+    return _detailed(backend, find_schedule(backend, caller, found.schedule_id))
 
 
 def _outcomes_of(backend: Backend, caller: Caller, given: NewSchedule) -> OutcomesOf | None:
@@ -218,7 +220,7 @@ def _outcomes_of(backend: Backend, caller: Caller, given: NewSchedule) -> Outcom
         return None
     if given.from_job is not None:
         return OutcomesOf(find_job(backend, caller, given.from_job).job_id, None, given.where)
-    behind = _find(backend, caller, str(given.from_schedule))
+    behind = find_schedule(backend, caller, str(given.from_schedule))
     # It is read by its name at each time: one of the command line may be removed, and its name
     # given to another tenant's.
     if caller.tenant is not None and not behind.name.startswith(stored_key(caller.tenant, "")):
@@ -257,7 +259,12 @@ def _chars(options: Mapping[str, Any]) -> int:
     return len(json.dumps(options, ensure_ascii=False))
 
 
-def _find(backend: Backend, caller: Caller, name: str) -> Schedule:
+def schedules_of(backend: Backend, caller: Caller) -> list[Schedule]:
+    """Return the schedules that this caller sees, by name. Blocks."""
+    return ScheduleStore(backend.database).list(lambda one: caller.may_see(_tenant(one)))
+
+
+def find_schedule(backend: Backend, caller: Caller, name: str) -> Schedule:
     """Return a schedule by its id, its name, or the name with its tenant before it.
 
     Raises ScheduleNotFound, alike for those of another tenant.
@@ -277,7 +284,7 @@ def _find(backend: Backend, caller: Caller, name: str) -> Schedule:
 
 
 def _noticed(backend: Backend, caller: Caller, name: str, body: bytes) -> dict[str, int]:
-    found = _find(backend, caller, name)
+    found = find_schedule(backend, caller, name)
     return {
         str(outcome): number
         for outcome, number in backend.producer.schedules.notify(found.name, body).items()
@@ -289,14 +296,14 @@ def _tenant(schedule: Schedule) -> str | None:
     return None if tenant is None else str(tenant)
 
 
-def _shown_name(one: Schedule) -> str:
+def shown_name(one: Schedule) -> str:
     return one.name.removeprefix(stored_key(_tenant(one), ""))
 
 
 def _fields(one: Schedule) -> dict[str, Any]:
     return {
         "id": one.schedule_id,
-        "name": _shown_name(one),
+        "name": shown_name(one),
         "cron": one.cron,
         "timezone": one.timezone,
         "catch_up": str(one.catch_up),

@@ -215,6 +215,20 @@ class DoorBatchStore:
             batches.reverse()
         return BatchPage(batches, len(rows) > asked.limit)
 
+    def refused(self, whose: Whose, limit: int) -> list[DoorBatch]:
+        """Return those that failed before they had a job, the newest first."""
+        query = (
+            select(door_batches)
+            .where(
+                door_batches.c.state == str(DoorBatchState.FAILED),
+                door_batches.c.job_id.is_(None),
+                whose.holds(door_batches.c.tenant),
+            )
+            .order_by(door_batches.c.created_at.desc(), door_batches.c.batch_id.desc())
+            .limit(limit)
+        )
+        return [_batch_of(row) for row in self._db.read(lambda one: one.execute(query).all())]
+
     def cancel(self, batch_id: str) -> DoorBatch | None:
         """Ask for it; the batch as it is then.
 

@@ -70,6 +70,8 @@ class JobPages:
         tenants: Collection[str | None] | None = None,
         states: Collection[JobState] | None = None,
         search: str = "",
+        beginning: str = "",
+        without: str = "",
         before: JobPlace | None = None,
         after: JobPlace | None = None,
         limit: int = 50,
@@ -79,9 +81,15 @@ class JobPages:
         With neither they are the newest.
 
         ``tenants`` None means all; in it None stands for jobs without a tenant. ``search`` is found
-        anywhere in key or id, in capitals or not.
+        anywhere in key or id, in capitals or not. Keys begin with ``beginning``, and none with
+        ``without``.
         """
-        chosen = [*_of_tenants(tenants), *_in_states(states), *_found_by(search)]
+        chosen = [
+            *_of_tenants(tenants),
+            *_in_states(states),
+            *_found_by(search),
+            *_named(beginning, without),
+        ]
         most = max(1, min(limit, JOBS_MAX))
         newer_first = after is None
         query = (
@@ -110,10 +118,14 @@ class JobPages:
 
         return self._db.read(read)
 
-    def states(self, tenants: Collection[str | None] | None = None) -> dict[JobState, int]:
+    def states(
+        self, tenants: Collection[str | None] | None = None, *, without: str = ""
+    ) -> dict[JobState, int]:
         """Return how many jobs are in each state; those that none is in are left out."""
         query = (
-            select(jobs.c.state, func.count()).where(*_of_tenants(tenants)).group_by(jobs.c.state)
+            select(jobs.c.state, func.count())
+            .where(*_of_tenants(tenants), *_named("", without))
+            .group_by(jobs.c.state)
         )
         rows = self._db.read(lambda connection: connection.execute(query).all())
         return {JobState(state): int(number) for state, number in rows}
@@ -138,6 +150,13 @@ def _of_tenants(tenants: Collection[str | None] | None) -> Iterable[ColumnElemen
 def _in_states(states: Collection[JobState] | None) -> Iterable[ColumnElement[bool]]:
     if states is not None:
         yield jobs.c.state.in_([str(state) for state in states])
+
+
+def _named(beginning: str, without: str) -> Iterable[ColumnElement[bool]]:
+    if beginning:
+        yield jobs.c.job_key.startswith(beginning, autoescape=True)
+    if without:
+        yield ~jobs.c.job_key.startswith(without, autoescape=True)
 
 
 def _found_by(search: str) -> Iterable[ColumnElement[bool]]:

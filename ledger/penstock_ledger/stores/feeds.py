@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import orjson
-from sqlalchemy import Connection, Row, Table, bindparam, exists, insert, select, update
+from sqlalchemy import Connection, Row, Table, bindparam, exists, func, insert, select, update
 
 from penstock_ledger.errors import FeedLost
 from penstock_ledger.model import SHARDS, Feed, FeedKind, JobState, Shard
@@ -178,6 +178,21 @@ class FeedStore:
             return bool(connection.execute(select(led), {"job": job_id}).scalar_one())
 
         return self._db.read(read)
+
+    def left(self, job_ids: Sequence[str]) -> set[str]:
+        """Return those jobs that a control process has led, and that none leads now."""
+
+        def read(connection: Connection) -> set[str]:
+            latest = func.max(func.coalesce(feeds.c.lease_until, 0.0))
+            query = (
+                select(feeds.c.job_id)
+                .where(feeds.c.job_id.in_(job_ids))
+                .group_by(feeds.c.job_id)
+                .having(func.max(feeds.c.fence) > 0, latest <= self._db.now(connection))
+            )
+            return set(connection.execute(query).scalars())
+
+        return self._db.read(read) if job_ids else set()
 
     def lease_feed(self, job_id: str, generation: int, owner: str, ttl_s: float) -> Feed | None:
         """Do ``lease_feeds`` with one feed.

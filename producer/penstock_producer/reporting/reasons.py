@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -34,6 +34,7 @@ from penstock_producer.reporting.text import count, duration, one_line
 __all__ = [
     "CAUSE_FRESH_S",
     "FIRST",
+    "INTERRUPTED",
     "SENTENCES",
     "UNLED_AFTER_S",
     "Standing",
@@ -43,6 +44,8 @@ __all__ = [
     "held_by_calls",
     "held_by_tenant",
     "in_hooks",
+    "interrupted",
+    "interrupted_line",
     "latest_cause",
     "no_worker",
     "retried_by_reason",
@@ -337,6 +340,43 @@ def standing_of(
         hot.parked_unknown(),
         LaneMoves(database).of(job.job_id) if job.moves else (),
         _seen_first(hot, job),
+    )
+
+
+INTERRUPTED: Final = "interrupted"
+"""The name, on screens, of a job that runs by its state alone."""
+
+
+def interrupted(
+    database: Database, jobs: Sequence[Job], workers: Callable[[], Sequence[WorkerSeen] | None]
+) -> set[str]:
+    """Return which jobs began and were left: no control process leads them, no worker lives.
+
+    A job that was never led waits to begin. ``workers`` is asked only where
+    it decides; it gives None where Redis does not answer. On one machine Redis ends with the
+    processes, while that of a fleet may be away alone.
+    """
+    from penstock_ledger import JobStore
+
+    running = [job for job in jobs if job.state == "running"]
+    left = JobStore(database).left([job.job_id for job in running])
+    seen = workers() if left else ()
+    if seen is None:
+        seen = ()
+        left = left if database.is_sqlite else set()
+    return {job.job_id for job in running if job.job_id in left and not _living(seen, job.lane)}
+
+
+def interrupted_line(job: Job, *, one_machine: bool) -> str:
+    """Return what it means for a job that it is interrupted, and how it goes on."""
+    if one_machine:
+        return (
+            "interrupted: no process works on this job now, and what has ended is kept; the "
+            "command that began it, given again, goes on where it stopped"
+        )
+    return (
+        "interrupted: no control process leads this job and no worker of lane "
+        f"{one_line(job.lane)} lives; once both do, it goes on where it stopped"
     )
 
 

@@ -14,7 +14,7 @@ from servers import RedisServer
 from typer.testing import CliRunner
 
 from penstock_cli.main import command_line
-from penstock_ledger import Cause, CauseBook, JobStore, NewJob, open_database
+from penstock_ledger import Cause, CauseBook, JobStore, NewJob, RedisLedger, open_database
 from penstock_ledger.model import JobState
 from penstock_ledger.reasons import by_hand
 from penstock_ratelimit import PerSecond, Quota
@@ -68,6 +68,24 @@ def desk(
     made = Desk(redis_server, tmp_path)
     yield made
     made.close()
+
+
+def test_a_job_that_everyone_has_left_is_called_interrupted(desk: Desk) -> None:
+    """One that waits to begin runs; once its leader has gone and no worker lives it is
+    interrupted, and `status` says how it goes on and where its results are."""
+    assert "reviews running" in desk.type("status", "reviews")
+    feed = desk.jobs.lease_feed("job_1", 1, "control@desk", 30)
+    assert feed is not None
+    assert "reviews running" in desk.type("status", "reviews"), "it is led"
+    desk.jobs.release_feed(feed, "control@desk")
+    said = desk.type("status", "reviews")
+    assert "reviews interrupted" in said
+    assert "the command that began it, given again, goes on where it stopped" in said
+    assert "its results so far: penstock results reviews" in said
+    assert "reviews interrupted" in desk.type("jobs")
+    assert '"state":"running"' in desk.type("jobs", "--json")
+    RedisLedger(desk.redis, "epoch").heartbeat("api@desk", {"lane": "api"})
+    assert "reviews running" in desk.type("jobs"), "a worker lives"
 
 
 def test_status_says_that_nobody_works_and_why_calls_failed(desk: Desk) -> None:

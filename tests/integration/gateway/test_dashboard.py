@@ -6,12 +6,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from dashboard_ledger import Seeded, chromium, seed
-from doors import asked, door, door_settings, new_key
+from dashboard_ledger import HOSTILE, Seeded, chromium, seed
+from doors import Answer, asked, door, door_settings, new_key
 from playwright.sync_api import Browser, BrowserContext, Page
 from servers import RedisServer
 
@@ -22,6 +22,7 @@ from penstock_ledger import (
     JobState,
     JobStore,
     OutcomeStore,
+    ScheduleStore,
     open_database,
 )
 from penstock_ledger.reasons import by_hand
@@ -79,6 +80,10 @@ def places(ids: Seeded) -> list[str]:
         f"/ui/jobs/{ids.hostile}/letter?doc=doc-letter",
         f"/ui/jobs/{ids.done}/answers",
         f"/ui/jobs/{ids.running}/limit",
+        f"/ui/jobs/{ids.left}",
+        "/ui/new",
+        "/ui/schedules",
+        f"/ui/schedules/{ids.nightly}",
         "/ui/workers",
         "/ui/quotas",
         "/ui/spending?period=all",
@@ -101,6 +106,32 @@ def test_every_page_can_be_used_by_everyone(house: House, context: BrowserContex
         page.emulate_media(color_scheme="dark")
         dark = page.evaluate("axe.run({runOnly: ['color-contrast'], resultTypes: ['violations']})")
         assert not dark["violations"], f"{place} in dark: {dark['violations']}"
+
+
+def test_the_preview_of_a_job_can_be_used_by_everyone(
+    house: House, context: BrowserContext, told: list[str]
+) -> None:
+    """The page that no address opens breaks no rule of WCAG that axe knows, and fits a phone, with
+    a hostile row on it."""
+    page = context.new_page()
+    page.goto(f"{house.url}/ui/new")
+    page.get_by_label("Prompt").fill("Summarise: {text}")
+    page.get_by_label("Model").fill("gpt-5-mini")
+    rows = [{"id": "<b>1</b>", "text": HOSTILE.replace("\x00", "") * 9}, {"id": "2"}]
+    rows += [{"id": str(number), "text": "late"} for number in range(3, 300)]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    page.get_by_label("File").set_input_files(
+        {"name": "<i>x.jsonl", "mimeType": "text/plain", "buffer": text.encode()}
+    )
+    page.get_by_role("button", name="Upload and preview").click()
+    assert "cannot be used, and would be dead letters" in read(page)
+    assert "<i>x.jsonl" in read(page)
+    assert page.locator("main script, main img, main i").count() == 0
+    found = Axe().run(page, options={"resultTypes": ["violations"]})
+    assert not found.violations_count, found.generate_report()
+    page.set_viewport_size({"width": PHONE, "height": 700})
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE
+    assert not told, "the browser had to refuse something"
 
 
 def test_every_page_fits_a_phone(house: House, browser: Browser) -> None:
@@ -305,6 +336,156 @@ def test_forms_of_other_sites_are_refused(house: House, context: BrowserContext)
     assert all(one.get("httpOnly") and one.get("sameSite") == "Strict" for one in context.cookies())
 
 
+def test_what_no_list_of_jobs_would_say_stands_in_it(house: House, context: BrowserContext) -> None:
+    """Calls that wait are one row, batches without a job come with their reason, and a job that
+    everyone has left is called interrupted, with how it goes on."""
+    page = context.new_page()
+    page.goto(f"{house.url}/ui/jobs")
+    rows = page.get_by_role("row")
+    calls = rows.filter(has_text="Calls that wait for their answers").inner_text()
+    assert ("1 job," in calls, "41 answered" in calls, "running" in calls) == (True,) * 3
+    assert page.get_by_role("link", name="direct/").count() == 0
+    refused = rows.filter(has_text=house.ids.refused).inner_text()
+    assert "line 7: Invalid value for 'model': the batch has requests of <b>two</b> mod" in refused
+    assert "(and 1 more)" in refused
+    assert "interrupted" in rows.filter(has_text="reviews-of-autumn").inner_text()
+    page.get_by_role("link", name="Calls that wait").click()
+    page.get_by_role("link", name="direct/").click()
+    page.wait_for_url(f"**/ui/jobs/{house.ids.calls}")
+    page.goto(f"{house.url}/ui/jobs/{house.ids.left}")
+    said = read(page)
+    assert "Interrupted: no process works on this job now, and what has ended is kept" in said
+    assert "the command that began it, given again, goes on where it stopped" in said
+    page.goto(f"{house.url}/ui/jobs?state=paused")
+    assert house.ids.refused not in read(page)
+
+
+def test_results_are_downloaded_from_the_page(house: House, context: BrowserContext) -> None:
+    """A job's page and its answers give all outcomes as a table or as lines, named after the
+    job."""
+    page = context.new_page()
+    for place in ("", "/answers"):
+        page.goto(f"{house.url}/ui/jobs/{house.ids.done}{place}")
+        with page.expect_download() as begun:
+            page.get_by_role("link", name="CSV").click()
+        assert begun.value.suggested_filename == "mails-of-monday.csv"
+        text = begun.value.path().read_text()
+        assert len(text.splitlines()) == 31, "a head and 30 documents"
+    answers = {
+        form: asked(f"{house.url}/ui/jobs/{house.ids.done}/results?form={form}")
+        for form in ("jsonl", "parquet", "xlsx")
+    }
+    assert len(answers["jsonl"].body.splitlines()) == 30
+    assert answers["parquet"].body[:4] == b"PAR1"
+    assert "mails-of-monday.parquet" in answers["parquet"].headers["content-disposition"]
+    assert answers["xlsx"].status == 400
+    assert asked(f"{house.url}/ui/jobs/nothing/results").status == 404
+
+
+def test_a_job_begins_with_a_file_without_scripts(
+    house: House, browser: Browser, tmp_path: Path
+) -> None:
+    """A CSV is uploaded, its first requests and its cost are shown, and the job is there once,
+    also where it is submitted twice; what cannot be sent comes back with the reason."""
+    table = tmp_path / "Mails of March.csv"
+    table.write_text("nr,text\n" + "".join(f"m{n},order {n} is <b>late</b>\n" for n in range(40)))
+    with browser.new_context(java_script_enabled=False) as context:
+        page = context.new_page()
+        page.goto(f"{house.url}/ui/jobs")
+        page.get_by_role("link", name="New job").click()
+        page.get_by_label("Prompt").fill("Summarise: {txt}")
+        page.get_by_label("Model").fill("gpt-5-mini")
+        page.get_by_label("Column of ids").fill("nr")
+        page.get_by_label("File").set_input_files(table)
+        page.get_by_role("button", name="Upload and preview").click()
+        assert "txt" in read(page), "it says which column there is not"
+        assert page.get_by_role("button", name="Submit the job").count() == 0
+        page.get_by_label("Prompt").fill("Summarise: {text}")
+        page.get_by_role("button", name="Preview again").click()
+        said = read(page)
+        assert "order 0 is <b>late</b>" in said
+        assert "m2" in said
+        assert "m3" not in said, "the first three"
+        assert page.get_by_role("definition").first.inner_text().startswith("40")
+        names = ("token", "file", "prompt", "model", "id_field", "name")
+        form: dict[str, Any] = {one: page.input_value(f"main [name={one}]") for one in names}
+        page.get_by_role("button", name="Submit the job").click()
+        page.wait_for_url("**/ui/jobs/job_*")
+        assert "The job is submitted" in read(page)
+        job_id = page.url.rpartition("/")[2].partition("?")[0]
+        submit, own = f"{house.url}/ui/new/submit", {"origin": house.url}
+        again = page.request.post(submit, form=form, headers=own)
+        assert again.url.endswith(f"/ui/jobs/{job_id}?done=submit")
+        other = page.request.post(submit, form=form | {"prompt": "Say {text}"}, headers=own)
+        assert other.status == 409, "another job under its name"
+        gone = page.request.post(submit, form=form | {"file": "file-1"}, headers=own)
+        assert gone.status == 404
+    job = JobStore(house.database).get(job_id)
+    assert job.total == 40
+    assert job.job_key.startswith("Mails-of-March-")
+    spec = (job.spec["prompt"], job.spec["model"], job.spec["id_field"])
+    assert spec == ("Summarise: {text}", "gpt-5-mini", "nr")
+
+
+def test_schedules_are_paused_and_resumed(house: House, browser: Browser) -> None:
+    """The list says when the next job starts; a schedule is paused and resumed there and on its own
+    page, without scripts, and by no form of another site."""
+    store, name = ScheduleStore(house.database), "nightly"
+    with browser.new_context(java_script_enabled=False) as context:
+        page = context.new_page()
+        page.goto(f"{house.url}/ui/schedules")
+        assert "0 2 * * * (UTC)" in read(page)
+        page.get_by_role("button", name="Pause nightly").click()
+        assert "not while it is paused" in read(page)
+        assert store.get(name).paused
+        page.get_by_role("link", name="nightly").click()
+        assert "None of its times has come yet" in read(page)
+        assert "Summarise: {text}" in read(page)
+        assert "max attempts" not in read(page), "an option that is as usual"
+        page.get_by_role("button", name="Resume nightly").click()
+        assert "goes on with its next time" in read(page)
+        assert not store.get(name).paused
+    url = f"{house.url}/ui/schedules/{house.ids.nightly}/pause"
+    form = "application/x-www-form-urlencoded"
+    evil = asked(url, b"token=", origin="https://evil.example", content_type=form)
+    assert evil.status == 403
+    assert asked(url, b"token=", origin=house.url, content_type=form).status == 403
+    assert not store.get(name).paused
+    assert asked(f"{house.url}/ui/schedules/sched_{'0' * 20}").status == 404
+
+
+def test_no_stranger_uploads_from_a_page(house: House, context: BrowserContext) -> None:
+    """A form of another site, or without this session's token, leaves no file; nor does one
+    without a file, which comes back with what was typed."""
+    page = context.new_page()
+    page.goto(f"{house.url}/ui/new")
+    token = page.input_value("main input[name=token]")
+    cookie = "; ".join(f"{one.get('name')}={one.get('value')}" for one in context.cookies())
+
+    def sent(given: str, filename: str = "a.jsonl", **headers: str) -> Answer:
+        parts = {"token": given, "prompt": "Say {x}", "model": "gpt-5-mini"}
+        body = "".join(
+            f'--B\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
+            for name, value in parts.items()
+        )
+        body += f'--B\r\ncontent-disposition: form-data; name="file"; filename="{filename}"\r\n'
+        body += '\r\n{"id": "a", "x": 1}\r\n--B--\r\n'
+        kind = "multipart/form-data; boundary=B"
+        url = f"{house.url}/ui/new/file"
+        return asked(url, body.encode(), cookie=cookie, content_type=kind, **headers)
+
+    before = asked(f"{house.url}/v1/files").content["data"]
+    assert sent(token, origin="https://evil.example").status == 403
+    assert sent(token).status == 403, "without an origin"
+    assert sent("", origin=house.url).status == 403
+    nothing = sent(token, "", origin=house.url)
+    assert nothing.status == 400
+    assert "Choose a file first" in nothing.body.decode()
+    assert "Say {x}" in nothing.body.decode()
+    assert asked(f"{house.url}/v1/files").content["data"] == before
+    assert sent(token, origin=house.url).status == 200
+
+
 def test_limits_of_a_job_are_changed(house: House, context: BrowserContext) -> None:
     """A budget and a deadline are set by a form; what is no sum comes back with the reason."""
     page = context.new_page()
@@ -379,6 +560,8 @@ def test_each_tenant_sees_its_own(tmp_path: Path, browser: Browser) -> None:
         page.goto(f"{url}/ui/jobs")
         assert "tickets-2026-11" in read(page)
         assert "contracts-nightly" not in read(page)
+        assert "Calls that wait" not in read(page), "they are of another tenant"
+        assert ids.refused in read(page)
         unknown = page.goto(f"{url}/ui/jobs/job9999x")
         assert unknown is not None
         words = read(page).replace("job9999x", "ID").rpartition("·")[0]
@@ -388,7 +571,7 @@ def test_each_tenant_sees_its_own(tmp_path: Path, browser: Browser) -> None:
             unknown.status,
             words,
         )
-        for place in ("/ui/workers", "/ui/quotas"):
+        for place in ("/ui/workers", "/ui/quotas", f"/ui/jobs/{ids.paused}/results"):
             answer = page.goto(url + place)
             assert answer is not None
             assert answer.status == 404, place
