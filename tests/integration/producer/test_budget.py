@@ -21,7 +21,7 @@ from penstock_workers.item.run.reading import read_job
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 SPEC = {"prompt": "{text}", "model": "m", "budget_usd": 2}
-NAMED = r"providers\.default\.usd_per_mtok_in and usd_per_mtok_out"
+NAMED = r"providers\.default\.usd_per_mtok_in and .*usd_per_mtok_out"
 PRICED = {"default": ProviderFacts(usd_per_mtok_in=0.15)}
 
 

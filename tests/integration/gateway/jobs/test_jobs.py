@@ -19,6 +19,7 @@ from door_objects import batch
 from doors import door, door_settings, new_key
 from fleet import Fleet
 from jobs_api import ROWS, SPEC, Client, place, settings_with_roots, settle, submitted, uploaded
+from msgspec import structs
 from servers import RedisServer
 from sqlalchemy import update
 
@@ -257,7 +258,8 @@ def test_an_estimate_accepts_nothing(api: Client, settings: GatewaySettings) -> 
     before = len(api.get("/v1/jobs", limit=200).json["data"])
     told = api.post("/v1/jobs/estimate", {**SPEC, "source": place(settings)}).json
     assert (told["documents"], told["tokens_out"], told["tokens_out_capped"]) == (6, 96, True)
-    odd = api.post("/v1/jobs/estimate", {**SPEC, "source": place(settings, "in/odd.jsonl")})
+    strict = {**SPEC, "source": place(settings, "in/odd.jsonl"), "max_bad_rows": 0}
+    odd = api.post("/v1/jobs/estimate", strict)
     assert (odd.status, odd.json["code"]) == (400, "too_many_bad_rows")
     told = api.post(
         "/v1/jobs/estimate", {**SPEC, "source": place(settings, "in/odd.jsonl"), "max_bad_rows": 1}
@@ -420,7 +422,10 @@ def test_an_answer_of_the_doors_names_fields(api: Client) -> None:
     assert refused.json["detail"].startswith("too_many_bad_rows")
     preview = api.post("/v1/jobs/preview", wrong).json
     (row,) = preview["problems"]
-    assert row["fix"] == "name the id column (id_field); columns here: 'name', 'text'"
+    assert row["fix"] == (
+        "name the id column (id_field), or have the rows numbered where none has ids "
+        "(id_field=@row); columns here: 'name', 'text'"
+    )
     unnamed = {name: value for name, value in wrong.items() if name != "model"}
     refused = api.post("/v1/jobs", unnamed)
     assert (refused.status, refused.json["errors"][0]["fix"]) == (400, "name one (model)")
@@ -432,7 +437,7 @@ def test_where_an_uploaded_file_lies_is_told_to_no_one(
     """Job, report, dead letters of bad rows, refusals and pages have the id of the file, and no
     folder of the server."""
     file_id = uploaded(api, ROWS + b"not json\n")
-    refused = api.post("/v1/jobs", {**SPEC, "source": file_id})
+    refused = api.post("/v1/jobs", {**SPEC, "source": file_id, "max_bad_rows": 0})
     assert (refused.status, refused.json["code"]) == (400, "too_many_bad_rows")
     assert "--" not in refused.json["detail"]
     job_id = api.post("/v1/jobs", {**SPEC, "source": file_id, "max_bad_rows": 1}).json["id"]
@@ -464,6 +469,7 @@ def test_a_cost_that_no_one_knows_is_null(
     assert api.get(f"/v1/jobs/{job_id}").json["usage"]["cost_usd"] == 0  # nothing was asked yet
     body = b'{"choices": [{"message": {"content": "ok"}}]}'
     free = Result(ItemKey(job_id, 1, "d0"), 200, body, None, "gpt-x", "stop", 5, 2, 0, 10, 1, 1)
+    free = structs.replace(free, unpriced=1)
     made = MadeWith(1, "api", "default", "1.0.0", "", model="gpt-x")
     Provenance(db).note([(job_id, made)])
     OutcomeStore(db).settle([free], [])
