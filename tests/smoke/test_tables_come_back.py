@@ -6,6 +6,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pandas as pd
@@ -56,9 +57,9 @@ def test_pandas_gets_its_frame_back_with_answers(machine: Machine, provider: Sim
     assert status == 3, told + machine.logs()
     assert "1 of them unusable and dead letters already (missing_field 1)" in told
     before = pd.read_csv(machine.folder / "tickets.csv")
-    after = pd.read_csv(machine.folder / "out" / "output.csv")
+    after: Any = pd.read_csv(machine.folder / "out" / "output.csv")
     pd.testing.assert_frame_equal(after[list(before.columns)], before)
-    merged = before.merge(after[["ticket", "answer", "answer_status"]], on="ticket")
+    merged: Any = before.merge(after[["ticket", "answer", "answer_status"]], on="ticket")
     assert merged["answer"].notna().sum() == 39
     assert after["answer_status"][5] == "failed"
     status, told = machine.penstock(
@@ -94,6 +95,7 @@ def test_polars_and_duckdb_join_parquet(machine: Machine, provider: Simulator) -
     joined = duckdb.sql(
         f"SELECT count(*), count(b.answer) FROM '{source}' a JOIN '{out}' b USING (ticket, day)"
     )
+    assert joined is not None
     assert joined.fetchall() == [(40, 40)]
 
 
@@ -105,7 +107,7 @@ def test_excel_and_a_database_come_back(machine: Machine, provider: Simulator) -
     into = ("--into", f"sqlite:///{machine.folder}/mine.db", "--into-table", "answers")
     status, told = run(machine, provider, "tickets.xlsx", *more, *into)
     assert status == 0, told + machine.logs()
-    after = pd.read_excel(machine.folder / "out" / "output.xlsx")
+    after: Any = pd.read_excel(machine.folder / "out" / "output.xlsx")
     pd.testing.assert_frame_equal(after[list(before.columns)], before, check_dtype=False)
     with sqlite3.connect(machine.folder / "mine.db") as mine:
         table = pd.read_sql("SELECT * FROM answers", mine)
@@ -125,7 +127,7 @@ def test_rows_without_ids_need_one_word(machine: Machine, provider: Simulator) -
     paid = provider.stats()["requests"]
     assert run(machine, provider, "tickets.csv", *more)[0] == 0
     assert provider.stats()["requests"] == paid
-    after = pd.read_csv(machine.folder / "out" / "output.csv")
+    after: Any = pd.read_csv(machine.folder / "out" / "output.csv")
     assert list(after["row"]) == list(range(1, 41))
 
 
@@ -160,5 +162,5 @@ def test_a_folder_of_texts_may_have_a_picture_in_it(machine: Machine, provider: 
     assert status == 0, told
     assert "2 files are not read" in told
     assert "LICENCE, logo.png" in told
-    after = pd.read_csv(machine.folder / "out" / "output.csv")
+    after: Any = pd.read_csv(machine.folder / "out" / "output.csv")
     assert list(after["id"]) == ["a.txt", "b.txt", "c.txt"]

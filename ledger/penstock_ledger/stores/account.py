@@ -161,7 +161,7 @@ def mend_retries(connection: Connection, job_id: str) -> None:
         connection,
         {
             ItemKey(job_id, generation, doc_id): Paid(*(int(figure or 0) for figure in paid))
-            for generation, doc_id, *paid in connection.execute(told)
+            for generation, doc_id, *paid in map(tuple, connection.execute(told))
         },
     )
 

@@ -98,7 +98,7 @@ class CommitOrder:
             .order_by(self._number.desc())
             .limit(1)
         )
-        row = self._db.read(lambda connection: connection.execute(query).first())
+        row: Any = self._db.read(lambda connection: connection.execute(query).first())
         return None if row is None else _place(row)
 
     def read(

@@ -43,6 +43,8 @@ _POSITION = re.compile(r"(\d{1,9})(?:\+(\d{1,12}))?/(.+)", re.ASCII | re.DOTALL)
 class SeveralFiles:
     """What a folder, a prefix or a pattern stands for, as one source."""
 
+    kinds: Kinds
+
     def __init__(
         self, uri: str, files: Sequence[RowSource], skipped: Mapping[str, Any] | None = None
     ) -> None:
@@ -52,8 +54,8 @@ class SeveralFiles:
         self._files = files
         self._before = [0]  # lines before each file, as far as it is known
         self.id_field = files[0].id_field
-        kinds = {file.kinds for file in files}
-        self.kinds: Kinds = kinds.pop() if len(kinds) == 1 else "by_value"
+        kinds: set[Kinds] = {file.kinds for file in files}
+        self.kinds = kinds.pop() if len(kinds) == 1 else "by_value"
         self._numbers_rows = self.id_field == ROW_ID
 
     def pin(self) -> dict[str, Any]:

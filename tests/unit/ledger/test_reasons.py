@@ -233,6 +233,7 @@ def test_a_persons_words_are_a_note(code: str) -> None:
     note = f"{code}: paused by Ana while we ask the provider"
     read = read_reason(stored_reason(by_hand(note)), note)
     assert read == by_hand(note)
+    assert read is not None
     assert explain(read) == note
 
 

@@ -177,7 +177,10 @@ def kind_of(type_: Any) -> Kind:
         return "decimal"
     if types.is_timestamp(type_):
         return "timestamp" if type_.tz is None else "instant"
-    return next((kind for kind, is_it in kinds if is_it(type_)), "text")
+    for kind, is_it in kinds:
+        if is_it(type_):
+            return kind
+    return "text"
 
 
 def _readable(batch: Any) -> Any:

@@ -139,7 +139,8 @@ def test_readers_of_csv_find_the_types_that_they_find_in_the_source(
 ) -> None:
     """pandas, polars and DuckDB read the same frame, and join it to their own by the id."""
     out = house.table(house.done(tickets, id_field="ticket"), "csv")
-    pandas, got = pd.read_csv(tickets), pd.read_csv(out)
+    pandas: Any = pd.read_csv(tickets)
+    got: Any = pd.read_csv(out)
     pd.testing.assert_frame_equal(got[list(pandas.columns)], pandas)
     assert len(pandas.merge(got[["ticket", "answer"]], on="ticket")) == 4
     polars, table = pl.read_csv(tickets), pl.read_csv(out)
@@ -147,6 +148,7 @@ def test_readers_of_csv_find_the_types_that_they_find_in_the_source(
     joined = duckdb.sql(
         f"SELECT a.* FROM '{tickets}' a JOIN '{out}' b USING (ticket) WHERE b.status = 'succeeded'"
     )
+    assert joined is not None
     assert len(joined.fetchall()) == 3
 
 
@@ -208,6 +210,7 @@ def test_parquet_comes_back_with_the_types_of_arrow(house: House, tmp_path: Path
     joined = pl.read_parquet(source).join(pl.read_parquet(out), on="id")
     assert joined.height == 3
     found = duckdb.sql(f"SELECT a.id, b.answer FROM '{source}' a JOIN '{out}' b USING (id)")
+    assert found is not None
     assert sorted(found.fetchall()) == [(1, None), (2, "about 2"), (3, "about 3")]
 
 
@@ -403,7 +406,7 @@ def test_a_sheet_of_excel_comes_back_as_a_sheet(house: House, tmp_path: Path) ->
             cell.data_type = "s"
     job = house.done(source, id_field="order", sheet="orders")
     out = house.table(job, "xlsx")
-    got = pd.read_excel(out)
+    got: Any = pd.read_excel(out)
     pd.testing.assert_frame_equal(got[list(frame.columns)], pd.read_excel(source, "orders"))
     assert list(got["answer"]) == ["about 11", "about 5", "about 8"]
     assert len(frame.merge(got[["order", "answer"]], on="order")) == 3
@@ -449,7 +452,7 @@ def test_what_a_sheet_cannot_hold_is_cut_or_refused(house: House, tmp_path: Path
     source = tmp_path / "long.jsonl"
     long = "x" * 40_000
     source.write_text(json.dumps({"id": "a", "text": long, "n": 2**60, "odd": "a\u0001b"}) + "\n")
-    got = pd.read_excel(house.table(house.done(source), "xlsx"))
+    got: Any = pd.read_excel(house.table(house.done(source), "xlsx"))
     assert (len(got["text"][0]), got["text"][0][-1]) == (32_767, "…")
     assert got["n"][0] in (2**60, str(2**60))
     assert got["odd"][0] == "a\ufffdb"
