@@ -95,6 +95,7 @@ MAKERS: Mapping[str, Maker] = {
     "/v1/webhooks/": webhook,
     "/v1/keys/": api_key,
     "/v1/schedules/": schedule,
+    "/ui/schedules/": schedule,
     "/v1/notifications/": notified_schedule,
     "/ui/jobs/": job,
 }

@@ -77,7 +77,7 @@ def test_a_report_has_four_forms(house: House) -> None:
     assert (
         "bad\\_request" in run(command_line(), ["report", "night", "--format", "markdown"]).stdout
     )
-    assert "two forms" in str(
+    assert "several forms" in str(
         run(command_line(), ["report", "night", "--json", "--format", "html"]).exception
     )
 
