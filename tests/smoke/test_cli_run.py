@@ -286,8 +286,8 @@ def test_a_spent_budget_pauses_and_a_higher_one_resumes(machine: Machine) -> Non
     ("content", "told_parts"),
     [
         ("", ["empty_source", "reviews.jsonl"]),
-        ('{"id": "a", "text": "x"}\n{"id": "b"\n', ["line 2", "invalid_json"]),
-        ('{"id": "a", "text": "x"}\n{"id": "a", "text": "y"}\n', ["line 2", "duplicate"]),
+        ('{"id": "a", "text": "x"}\n{"id": "b"\n{"id": "c"\n', ["line 2", "invalid_json"]),
+        ('{"id": "a", "text": "x"}\n' * 3, ["line 2", "duplicate"]),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_spent(

@@ -208,13 +208,14 @@ def test_a_start_that_fails_loses_no_name(notified: Notified) -> None:
     """An object without rows fails its time and is named; once it is gone the others are read."""
     notified.watch("webhook")
     notified.minute()
-    for name in ("a.jsonl", "notes.doc"):
-        notified.put(name)
-    notified.schedules.notify("nightly", notified.body("a.jsonl", "notes.doc"))
+    notified.put("a.jsonl")
+    bad = b"not JSON\n" * 3
+    notified.s3.put_object(Bucket=BUCKET, Key=f"{notified.prefix}/bad.jsonl", Body=bad)
+    notified.schedules.notify("nightly", notified.body("a.jsonl", "bad.jsonl"))
     notified.minute()
     assert notified.outcomes()[-1] is FiringOutcome.FAILED
-    assert "notes.doc" in str(notified.firings()[0].reason)
-    notified.delete("notes.doc")
+    assert "bad.jsonl" in str(notified.firings()[0].reason)
+    notified.delete("bad.jsonl")
     notified.minute()
     assert notified.jobs_files() == [["a.jsonl"]]
 

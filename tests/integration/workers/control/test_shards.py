@@ -27,7 +27,8 @@ from penstock_workers.control.loop import Control
 from penstock_workers.settings import WorkerSettings
 
 QUEUE = "penstock.api"
-SPEC = {"prompt": "{text}", "model": "m", "max_bad_rows": 10}
+# no stop-loss: it would have all shards wait for the first hundred documents
+SPEC = {"prompt": "{text}", "model": "m", "max_bad_rows": 10, "stop_at_dead": "off"}
 STEP = 40  # documents that one loop feeds in a round
 
 

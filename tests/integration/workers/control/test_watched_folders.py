@@ -28,6 +28,8 @@ from penstock_workers.control.schedules import of_new_files
 from penstock_workers.control.schedules.schedule_steps import HOLD_S
 from penstock_workers.control.schedules.starts import Started
 
+NO_ROWS = "not JSON\n" * 3
+
 
 class Watched(Night):
     """A night whose schedule watches a folder."""
@@ -37,9 +39,13 @@ class Watched(Night):
         return self.source.parent / "incoming"
 
     def put(self, name: str, text: str = "words", *, seconds_ago: float = 3600) -> None:
+        row = json.dumps({"id": f"{name} {text}", "text": text})
+        self.put_text(name, row + "\n", seconds_ago=seconds_ago)
+
+    def put_text(self, name: str, content: str, *, seconds_ago: float = 3600) -> None:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"id": f"{name} {text}", "text": text}) + "\n")
+        path.write_text(content)
         changed = time.time() - seconds_ago
         os.utime(path, (changed, changed))
 
@@ -199,7 +205,7 @@ def test_each_decided_time_is_counted_once(watched: Watched) -> None:
         watched.now = ONE + nth * DAY + 1
         first.turn()
         other.turn()
-    watched.put("notes.doc")
+    watched.put_text("bad.jsonl", NO_ROWS)
     watched.now = ONE + 2 * DAY + 1
     first.turn()
     assert first.firings == dict.fromkeys(
@@ -322,12 +328,12 @@ def test_a_submit_that_comes_too_late_takes_nothing_twice(
 def test_a_file_that_has_no_rows_fails_its_time_and_takes_nothing(watched: Watched) -> None:
     """The reason names it and the way out; once it is gone the others are read."""
     watched.put("a.jsonl")
-    watched.put("notes.doc")
+    watched.put_text("bad.jsonl", NO_ROWS)
     watched.watch()
     watched.nth_night(0)
     assert watched.outcomes() == [FiringOutcome.FAILED]
-    assert "notes.doc" in str(watched.firings()[0].reason)
-    (watched.folder / "notes.doc").unlink()
+    assert "bad.jsonl" in str(watched.firings()[0].reason)
+    (watched.folder / "bad.jsonl").unlink()
     watched.nth_night(1)
     assert watched.jobs_files() == [["a.jsonl"]]
 
