@@ -1,5 +1,5 @@
-"""Product descriptions from a catalogue: a prompt over the columns of a CSV, answers as Parquet,
-joined back to the products.
+"""Product descriptions from a catalogue: a prompt over the columns of a CSV, and the products
+with their descriptions as Parquet.
 
     python examples/products.py                       # a simulated provider answers: no key
     python examples/products.py --base-url https://api.openai.com/v1 --api-key-env OPENAI_API_KEY
@@ -20,7 +20,6 @@ from pathlib import Path
 
 from botocore.loaders import Loader
 from provider import flags_of, provider_of, run
-from pyarrow import csv as arrow_csv
 from pyarrow import parquet
 
 PROMPT = """\
@@ -73,7 +72,7 @@ def main() -> int:
             "--output-format",
             "parquet",
         )
-    join(catalogue, answers / "output.parquet", asked.out / "shop.parquet")
+    keep(answers / "output.parquet", asked.out / "shop.parquet")
     return 0
 
 
@@ -98,13 +97,11 @@ def products() -> Iterator[tuple[str, str, str, str]]:
             )
 
 
-def join(catalogue: Path, answers: Path, out: Path) -> None:
+def keep(answers: Path, out: Path) -> None:
     """Every product is there once, with its columns and the answer's; a product without an answer
     has `error_code`."""
-    written = parquet.read_table(
-        answers, columns=["id", "status", "title", "description", "shelf", "error_code"]
-    )
-    shop = arrow_csv.read_csv(catalogue).join(written, keys="sku", right_keys="id").sort_by("sku")
+    columns = ["sku", "name", "code", "text", "title", "description", "shelf"]
+    shop = parquet.read_table(answers, columns=[*columns, "status", "error_code"]).sort_by("sku")
     parquet.write_table(shop, out)
     for row in shop.slice(0, 3).to_pylist():
         print(f"{row['sku']}: {row['title']} ({row['shelf']})")

@@ -102,7 +102,7 @@ def show(path: Path) -> None:
     ).most_common():
         print(f"{number:6}  {category}")
     for row in [row for row in rows if row["urgency"] == "high"][:5]:
-        print(f"  high  {row['id']}: {row['summary']}")
+        print(f"  high  {row['ticket_id']}: {row['summary']}")
     print(f"the table: {path}")
 
 

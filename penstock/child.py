@@ -25,12 +25,17 @@ LOG_TAIL_BYTES: Final = 2_000
 _NEEDED: Final = ("celery", "kombu", "rich", "typer")  # of the extra `worker`
 
 
+def _is_there(name: str) -> bool:
+    """Return whether a package can be imported. Modules that are may have no spec, as kombu has."""
+    return name in sys.modules or importlib.util.find_spec(name) is not None
+
+
 class Child:
     """One run. A thread of its own reads what it says; everyone else looks at the fields."""
 
     def __init__(self, request: Mapping[str, Any], log: Path) -> None:
         """Start it. Raises RunFailed where no such process can be started."""
-        missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+        missing = [name for name in _NEEDED if not _is_there(name)]
         if missing or not sys.executable:
             raise RunFailed(
                 f"running a job on this machine needs {', '.join(missing) or 'a Python program'}; "

@@ -61,7 +61,7 @@ def test_rows_become_labelled_tables_in_one_command(machine: Machine) -> None:
     )
     assert [type(one) for one in json.loads(first["tags"])] == [str]
     assert set(json.loads(first["place"])) == {"city", "zip"}
-    assert json.loads(first["text"])["text"] == first["answer_text"]
+    assert json.loads(first["answer"])["text"] == first["answer_text"]
     state = str(machine.folder / "out" / ".penstock")
     assert machine.penstock("results", "reviews", "--state", state, "-o", "labels.csv")[0] == 0
     with (machine.folder / "labels.csv").open(newline="") as file:
@@ -80,7 +80,7 @@ def test_a_provider_without_schemas_is_named_with_the_way_on(machine: Machine) -
         )
         assert status == 1, told + machine.logs()
         assert (
-            "with --response-format json_object or none, and say in the prompt which JSON is wanted"
+            "with response_format=json_object or none, and say in the prompt which JSON is wanted"
             in told
         )
         assert "start another for example with:" in told

@@ -97,11 +97,13 @@ def test_tickets_have_a_category_an_urgency_and_a_summary(
     rows = table(tmp_path / "out/answers/output.csv")
     asked = {row["ticket_id"]: row["text"] for row in table(tmp_path / "out/tickets.csv")}
     assert len(asked) == DOCS
-    assert sorted(row["id"] for row in rows) == sorted(asked)
+    assert sorted(row["ticket_id"] for row in rows) == sorted(asked)
     assert {row["status"] for row in rows} == {"succeeded"}
     assert {row["category"] for row in rows} <= {"bug", "wish", "question", "documentation"}
     assert {row["urgency"] for row in rows} <= {"low", "normal", "high"}
-    assert all(row["summary"].rstrip("…") in " ".join(asked[row["id"]].split()) for row in rows)
+    assert all(
+        row["summary"].rstrip("…") in " ".join(asked[row["ticket_id"]].split()) for row in rows
+    )
     assert "out/answers/output.csv" in shown
 
 

@@ -27,7 +27,7 @@ def test_the_code_of_the_page_runs(tmp_path: Path) -> None:
     page = (ROOT / "docs/notebook.md").read_text()
     blocks = CODE.findall(page)
     assert len(blocks) >= 5
-    columns = re.search(r"to_pandas\(\)  # (ticket, .+)$", page, re.MULTILINE)
+    columns = re.search(r"^# its columns: (ticket, .+)$", page, re.MULTILINE)
     assert columns is not None
     with simulator() as provider:
         script = "\n".join(blocks).replace(THERE, provider.url)

@@ -384,7 +384,8 @@ def _seen_first(hot: RedisLedger, job: Job) -> int | None:
     from penstock_producer.job.spec import OFF
 
     has_bound = job.spec.get("stop_at_dead") != OFF or job.spec.get("stop_at_usd_per_doc")
-    if not has_bound or packs(job.lane) or job.source.get(AWAITED):
+    is_small = job.total is not None and job.total <= FIRST
+    if not has_bound or is_small or packs(job.lane) or job.source.get(AWAITED):
         return None
     lately = hot.lately(job.job_id, job.generation)
     is_fed = lately.ended + hot.outstanding(job.job_id, job.generation) >= (job.total or 0)

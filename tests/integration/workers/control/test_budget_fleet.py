@@ -82,14 +82,12 @@ def test_a_tenants_budget_holds_over_its_jobs_and_a_larger_one_lets_them_go_on(
         found = [fleet.producer.status(job.job_id) for job in jobs[:2]]
         spent = sum(one.counts.cost_microusd for one in found) / 1_000_000
         assert 0.3 - 2 * CALL_USD < spent <= 0.3, [one.job.reason for one in found]
-        told = [
-            re.search(
-                r"penstock (keys create \w+ --tenant shop --budget-usd [\d.]+)$",
-                str(one.job.reason),
-            )
-            for one in found
-        ]
-        assert all(told), [one.job.reason for one in found]
+        shown = [fleet.run("status", one.job.job_key).stdout for one in found]
+        key = re.compile(
+            r"penstock (keys create \w+ --tenant shop --budget-usd [\d.]+)$", re.MULTILINE
+        )
+        told = [key.search(one) for one in shown]
+        assert all(told), shown
         command = told[0]
         assert command is not None
         fleet.penstock(*command[1].split()[:-1], "50")
