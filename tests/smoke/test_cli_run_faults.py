@@ -94,6 +94,7 @@ def test_a_state_folder_that_turns_read_only_loses_nothing(machine: Machine, dis
     assert machine.report()["succeeded"] == 200
 
 
+@pytest.mark.whole  # its processes take minutes to end on a busy machine
 def test_a_disk_that_gives_up_loses_nothing(machine: Machine) -> None:
     """It takes no write more, to files that are open as well: the run ends and says so, and once
     the disk is repaired the same command pays for nothing twice but what was in flight."""

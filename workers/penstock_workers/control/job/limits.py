@@ -91,6 +91,7 @@ class JobLimits:
         if job.generation > self._mended.get(job.job_id, 1):
             self._outcomes.mend_replays(job.job_id)
             self._mended[job.job_id] = job.generation
+            self._accounts.ask_sql(job.job_id)
         if spec.deadline_s is not None and time.time() > job.created_at + spec.deadline_s:
             late = {"deadline_s": spec.deadline_s}
             reason = Reason(Code.DEADLINE_EXCEEDED, By.CONTROL, late)
