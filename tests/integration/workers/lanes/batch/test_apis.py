@@ -217,12 +217,15 @@ async def test_an_upload_that_fails_leaves_nothing(kind: str, tmp_path: Path) ->
 @KINDS
 async def test_spoilt_lines_cost_only_themselves(kind: str, tmp_path: Path) -> None:
     """Lines that are cut are named one by one; those around them are read."""
+    answers: list[Any] = []
+    unreadable: list[Any] = []
     async with simulated(kind, batch_spoilt_share=0.4) as provider:
         for _ in range(5):  # which lines are cut depends on the id of the batch
             one = new_batch(provider, kind, tmp_path)
             seen = await ended(provider, await created(provider, one))
-            answers = await all_answers(provider, seen)
-            if unreadable := [found for found in answers if isinstance(found, UnreadableLine)]:
+            answers = list(await all_answers(provider, seen))
+            unreadable = [found for found in answers if isinstance(found, UnreadableLine)]
+            if unreadable:
                 break
     assert unreadable
     assert set(IDS) - set(by_id(answers)), "a cut line's answer is not guessed"
