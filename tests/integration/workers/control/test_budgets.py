@@ -17,16 +17,20 @@ from penstock_ledger import (
     Begin,
     BeginReply,
     ItemKey,
+    Job,
     JobState,
     MayCost,
     Result,
     SettleBatch,
+    SettledDead,
     SettledDone,
     buckets_for,
     keys,
 )
+from penstock_ledger.model import DeadLetter
 from penstock_ledger.reasons import Code
 from penstock_producer.prices.spent_budget import spent_budget
+from penstock_workers.control import loop
 from penstock_workers.control.job import accounts
 
 
@@ -153,6 +157,35 @@ def test_calls_under_way_stay_reserved_when_redis_was_only_restarted(house: Hous
     house.control.tick()
     house.control.tick()
     assert house.hot.budgets.seen(job.job_id) == Account(700, 0, None)
+
+
+def test_a_replay_counts_what_was_spent_before_redis_was_lost(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that had ended by then is not live when Redis is rebuilt: its counters come back with
+    its replay, so that calls of both generations share one budget."""
+    monkeypatch.setattr(loop, "ASIDE_S", 0.0)
+    job = house.submit(1, "ended", budget_usd=0.01)
+    house.control.tick()
+    _die(house, job, 1)
+    house.control.tick()
+    house.control.tick()
+    assert house.state(job) is JobState.COMPLETED
+    house.redis.flushall()
+    house.control.tick()
+    house.producer.replay(job.job_id)
+    house.control.tick()
+    _die(house, job, 2)
+    assert house.hot.budgets.seen(job.job_id) == Account(16_000, 0, None)
+
+
+def _die(house: House, job: Job, generation: int) -> None:
+    """What a worker does with a document that fails for good, and is paid 8,000 microdollars."""
+    key = ItemKey(job.job_id, generation, "d0")
+    letter = DeadLetter(key, "x", 1, 1, "", 400, b"{}", None, cost_microusd=8_000)
+    house.outcomes.settle([], [letter])
+    dead = SettledDead(key, buckets_for(job), "x", cost_microusd=8_000, has_budget=True)
+    house.hot.settle(SettleBatch(dead=[dead]))
 
 
 def test_only_a_most_that_was_passed_raises_later_estimates(house: House) -> None:

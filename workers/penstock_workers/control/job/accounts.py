@@ -86,12 +86,6 @@ class Accounts:
             return self._book.look(job.job_id, budget, spent=spent, batches=batches)
         return self._tenants.look(job, budget, tenant_usd, spent=spent, batches=batches)
 
-    def ask_sql(self, job_id: str) -> None:
-        """Have the next look read what SQL says is spent.
-
-        A job that is replayed may have lost its account between its generations, unseen."""
-        self._spent_at.pop(job_id, None)
-
     def lift(self, job_id: str, *, some_wait: bool) -> None:
         """Tell workers that the job has no budget, so that they reserve nothing for it.
 

@@ -27,6 +27,7 @@ from penstock_producer.prices.spent_budget import (
 from penstock_workers.control.job.accounts import Accounts
 from penstock_workers.control.job.budget import MICROUSD, affordable, mean_cost
 from penstock_workers.control.job.job_states import JobStates
+from penstock_workers.control.job.recover import stats_from
 
 QUIET_S: Final = 10.0
 """With nothing under way and a document that the rest does not pay for, others in the queue are
@@ -91,7 +92,10 @@ class JobLimits:
         if job.generation > self._mended.get(job.job_id, 1):
             self._outcomes.mend_replays(job.job_id)
             self._mended[job.job_id] = job.generation
-            self._accounts.ask_sql(job.job_id)
+            # it had ended when Redis lost its data, so that nothing of it was rebuilt
+            if not self._hot.stats(job.job_id):
+                known = stats_from(self._outcomes.counts(job.job_id), {})
+                self._hot.reset_stats(job.job_id, known)
         if spec.deadline_s is not None and time.time() > job.created_at + spec.deadline_s:
             late = {"deadline_s": spec.deadline_s}
             reason = Reason(Code.DEADLINE_EXCEEDED, By.CONTROL, late)
