@@ -12,9 +12,9 @@ from penstock_cli.files import STDOUT, write_lines
 from penstock_ledger.lone_surrogates import replace_surrogates
 from penstock_producer.reporting.account import Report, gathered
 from penstock_producer.reporting.advice import on_terminal
-from penstock_producer.reporting.course import course_of
 from penstock_producer.reporting.forms.plain import effort, headline, plain_text
 from penstock_producer.reporting.text import argument, count, safe
+from penstock_producer.reporting.timeline import timeline_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -125,13 +125,13 @@ def _written(ledger: Books, job: Job, report: Report, form: Form, command: str) 
             from penstock_producer.reporting.forms.markdown import markdown
 
             return markdown(
-                report, course_of(ledger.outcomes, job), dlq_command=command, now=time.time()
+                report, timeline_of(ledger.outcomes, job), dlq_command=command, now=time.time()
             )
         case Form.HTML:
             from penstock_producer.reporting.forms.page import page
 
             return page(
-                report, course_of(ledger.outcomes, job), dlq_command=command, now=time.time()
+                report, timeline_of(ledger.outcomes, job), dlq_command=command, now=time.time()
             )
 
 

@@ -25,7 +25,7 @@ from penstock_ledger import (
     open_database,
 )
 from penstock_producer import Producer
-from penstock_producer.accepting.borders import Borders
+from penstock_producer.accepting.remote_limits import RemoteLimits
 from penstock_producer.operations.jobs import JobOperations
 
 __all__ = ["Backend", "backend_of"]
@@ -99,8 +99,8 @@ class Backend:
         self.producer = Producer(settings, database=self.database)
         # For what a caller names: sources inside source_roots only, and no more than `doors.*`
         # allows. The key says whose it is.
-        self.borders = Borders(settings.doors, names_tenants=False)
-        self.remote = Producer(settings, database=self.database, borders=self.borders)
+        self.remote_limits = RemoteLimits(settings.doors, names_tenants=False)
+        self.remote = Producer(settings, database=self.database, remote_limits=self.remote_limits)
         address = RedisAddress.parse(settings.redis_url)
         self.redis: redis.asyncio.Redis = address.connect_async(
             socket_timeout=REDIS_TIMEOUT_S, socket_connect_timeout=REDIS_CONNECT_TIMEOUT_S

@@ -11,7 +11,7 @@ from penstock_ledger.reasons import By, explain
 from penstock_producer.reporting.advice import as_field, over_http
 from penstock_producer.reporting.pauses import advice_for
 
-__all__ = ["pause_shown", "shown_source", "told_letter", "told_of", "without_places"]
+__all__ = ["dead_letter_for", "error_for", "serialize_pause", "shown_source", "without_places"]
 
 
 def shown_source(job: Job) -> str:
@@ -24,7 +24,7 @@ def shown_source(job: Job) -> str:
     return name if is_id("file", name) else uri
 
 
-def told_of(job: Job, text: str | None) -> str:
+def error_for(job: Job, text: str | None) -> str:
     """Return a sentence about a job as its tenant may read it; "" where there is none."""
     return without_places(job, text or "")
 
@@ -37,7 +37,7 @@ def without_places(job: Job, text: str) -> str:
     return text if uri == shown or not uri else text.replace(uri, shown)
 
 
-def pause_shown(job: Job) -> dict[str, Any] | None:
+def serialize_pause(job: Job) -> dict[str, Any] | None:
     """Return why a job is paused, and what to do about it, as its tenant may read it."""
     if job.pause is None:
         return None
@@ -51,7 +51,7 @@ def pause_shown(job: Job) -> dict[str, Any] | None:
     # what a provider or a person has said stays as it is
     ours = job.pause.by not in (By.PROVIDER, By.PERSON, By.STOP_LOSS)
     params = {
-        name: (told_of if ours or name == "fix" else without_places)(job, value)
+        name: (error_for if ours or name == "fix" else without_places)(job, value)
         if isinstance(value, str)
         else value
         for name, value in job.pause.params.items()
@@ -66,6 +66,6 @@ def pause_shown(job: Job) -> dict[str, Any] | None:
     return pause.to_json() | {"message": explain(pause), "advice": advice}
 
 
-def told_letter(job: Job, letter: DeadLetter) -> DeadLetter:
+def dead_letter_for(job: Job, letter: DeadLetter) -> DeadLetter:
     """Return a dead letter whose last error its tenant may read."""
-    return replace(letter, last_error=told_of(job, letter.last_error))
+    return replace(letter, last_error=error_for(job, letter.last_error))

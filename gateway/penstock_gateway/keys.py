@@ -32,7 +32,7 @@ from penstock_ledger import (
 
 __all__ = [
     "KeyList",
-    "KeyShown",
+    "KeyResponse",
     "MadeKey",
     "NewKey",
     "giver_of",
@@ -112,7 +112,7 @@ class NewKey(BaseModel):
     )
 
 
-class KeyShown(BaseModel):
+class KeyResponse(BaseModel):
     """A key, without its secret, which is nowhere kept. Times are Unix seconds."""
 
     model_config = _like(_KEY)
@@ -136,7 +136,7 @@ class KeyShown(BaseModel):
     valid: bool = Field(description="Whether it is neither revoked nor expired.")
 
 
-class MadeKey(KeyShown):
+class MadeKey(KeyResponse):
     """The same with its secret, which only this answer has."""
 
     model_config = _like(_KEY | {"last_used_at": None, "secret": "sk-penstock-…"})
@@ -150,7 +150,7 @@ class KeyList(BaseModel):
     model_config = _like({"object": "list", "data": [_KEY], "next": None})
 
     object: Literal["list"] = "list"
-    data: list[KeyShown]
+    data: list[KeyResponse]
     next: str | None
 
 
@@ -397,11 +397,11 @@ async def list_keys(
 
 
 @router.get("/{key_id}", operation_id="retrieve_key")
-async def retrieve_key(request: Request, key_id: str, caller: Keys) -> KeyShown:
+async def retrieve_key(request: Request, key_id: str, caller: Keys) -> KeyResponse:
     """Show one key: what it may do, and when it was last used."""
     backend = backend_of(request)
 
-    def look() -> KeyShown:
+    def look() -> KeyResponse:
         store = ApiKeyStore(backend.database)
         return _shown(store, caller, [_found(store, caller, key_id)])[0]
 
@@ -409,7 +409,7 @@ async def retrieve_key(request: Request, key_id: str, caller: Keys) -> KeyShown:
 
 
 @router.delete("/{key_id}", operation_id="revoke_key")
-async def revoke_key(request: Request, key_id: str, caller: Keys) -> KeyShown:
+async def revoke_key(request: Request, key_id: str, caller: Keys) -> KeyResponse:
     """End a key. Doors refuse it within two seconds. Safe to repeat.
 
     A key with a scope that the key that asks has not is not revoked by it, nor one without which
@@ -417,7 +417,7 @@ async def revoke_key(request: Request, key_id: str, caller: Keys) -> KeyShown:
     """
     backend = backend_of(request)
 
-    def end() -> KeyShown:
+    def end() -> KeyResponse:
         store = ApiKeyStore(backend.database)
         found = _found(store, caller, key_id)
 
@@ -441,7 +441,7 @@ def _found(store: ApiKeyStore, caller: Caller, key_id: str) -> ApiKey:
     return key
 
 
-def _shown(store: ApiKeyStore, caller: Caller, keys: Sequence[ApiKey]) -> list[KeyShown]:
+def _shown(store: ApiKeyStore, caller: Caller, keys: Sequence[ApiKey]) -> list[KeyResponse]:
     """Return keys as this caller may see them.
 
     It learns whose key made one within its own tenant only."""
@@ -453,5 +453,5 @@ def _shown(store: ApiKeyStore, caller: Caller, keys: Sequence[ApiKey]) -> list[K
         else {maker for maker, of in store.tenants_of(makers).items() if of == whose.tenant}
     )
     return [
-        KeyShown(**key_fields(key, key.made_by if key.made_by in seen else None)) for key in keys
+        KeyResponse(**key_fields(key, key.made_by if key.made_by in seen else None)) for key in keys
     ]

@@ -16,7 +16,7 @@ from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
 from penstock_ledger import COUNTED, Cause, QuotaSeen, quotas_seen
 
-__all__ = ["FailureShown", "QuotaAccount", "QuotaList", "QuotaShown"]
+__all__ = ["FailureResponse", "QuotaAccount", "QuotaList", "QuotaResponse"]
 
 _FAILURE: Final[dict[str, Any]] = {
     "job_id": "job_k3v7q2m4n6p8r2t4w6y2",
@@ -48,7 +48,7 @@ def _like(example: Any) -> ConfigDict:
     return ConfigDict(extra="forbid", json_schema_extra={"examples": [example]})
 
 
-class FailureShown(BaseModel):
+class FailureResponse(BaseModel):
     """Calls of a job that fail alike. Times are Unix seconds."""
 
     model_config = _like(_FAILURE)
@@ -84,10 +84,10 @@ class QuotaAccount(BaseModel):
     hold: str | None = Field(
         description="Why the account is held, until an operator ends the hold."
     )
-    last_failures: list[FailureShown]
+    last_failures: list[FailureResponse]
 
 
-class QuotaShown(BaseModel):
+class QuotaResponse(BaseModel):
     """Whether requests to a provider may start now."""
 
     model_config = _like(_QUOTA)
@@ -106,7 +106,7 @@ class QuotaList(BaseModel):
     model_config = _like({"object": "list", "data": [_QUOTA]})
 
     object: Literal["list"] = "list"
-    data: list[QuotaShown]
+    data: list[QuotaResponse]
 
 
 router = Router(tags=["limits"])
@@ -149,8 +149,8 @@ def _seen(backend: Backend, caller: Caller) -> QuotaList:
     )
 
 
-def _shown(one: QuotaSeen, causes: Sequence[Cause] | None) -> QuotaShown:
-    return QuotaShown(
+def _shown(one: QuotaSeen, causes: Sequence[Cause] | None) -> QuotaResponse:
+    return QuotaResponse(
         id=one.quota_id,
         state=one.state,
         held_s=one.held_s if one.hold else None,
@@ -167,7 +167,7 @@ def _account(one: QuotaSeen, causes: Sequence[Cause]) -> QuotaAccount:
         failures=one.failures,
         hold=one.hold or None,
         last_failures=[
-            FailureShown(**{name: getattr(cause, name) for name in FailureShown.model_fields})
+            FailureResponse(**{name: getattr(cause, name) for name in FailureResponse.model_fields})
             for cause in causes
         ],
     )

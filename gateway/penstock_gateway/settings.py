@@ -13,7 +13,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from penstock_producer.accepting.borders import DoorSettings
+from penstock_producer.accepting.remote_limits import DoorSettings
 from penstock_producer.job.lanes import DEFAULT_LANE, LANES, LaneAsked, has_own_model, packs
 from penstock_producer.settings import DoorFiles, ProducerSettings
 from penstock_producer.storage import check_destination

@@ -153,7 +153,7 @@ async def list_deliveries(
     backend = backend_of(request)
     await _found(backend, caller, webhook_id)
     deliveries = await backend.run(_store(backend).deliveries, webhook_id, limit)
-    return {"object": "list", "data": [shown_delivery(delivery) for delivery in deliveries]}
+    return {"object": "list", "data": [serialize_delivery(delivery) for delivery in deliveries]}
 
 
 @router.post(
@@ -219,7 +219,7 @@ def shown(endpoint: Endpoint) -> dict[str, Any]:
     }
 
 
-def shown_delivery(delivery: Delivery) -> dict[str, Any]:
+def serialize_delivery(delivery: Delivery) -> dict[str, Any]:
     next_at = None if delivery.next_at is None else max(delivery.next_at, delivery.created_at)
     state = "delivered" if delivery.delivered_at else "failed" if delivery.gave_up_at else "waiting"
     return {

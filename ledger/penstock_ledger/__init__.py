@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from penstock_ledger.door_stores.files import DoorFiles as DoorFiles
     from penstock_ledger.door_stores.files import FileDetails as FileDetails
     from penstock_ledger.door_stores.files import needed_by as needed_by
+    from penstock_ledger.door_stores.job_pages import DeadLetterLine as DeadLetterLine
     from penstock_ledger.door_stores.job_pages import JobPage as JobPage
     from penstock_ledger.door_stores.job_pages import JobPages as JobPages
     from penstock_ledger.door_stores.job_pages import JobPlace as JobPlace
-    from penstock_ledger.door_stores.job_pages import LetterLine as LetterLine
-    from penstock_ledger.door_stores.job_pages import letter_lines as letter_lines
+    from penstock_ledger.door_stores.job_pages import dead_letter_lines as dead_letter_lines
     from penstock_ledger.door_stores.spending import Spending as Spending
     from penstock_ledger.door_stores.spending import SpendingStore as SpendingStore
     from penstock_ledger.door_stores.tenant_costs import Month as Month
@@ -229,7 +229,7 @@ else:
             "penstock_ledger.door_stores.events": "EVERY_EVENT note_event",
             "penstock_ledger.door_stores.files": "DoorFile DoorFiles FileDetails needed_by",
             "penstock_ledger.door_stores.job_pages": (
-                "JobPage JobPages JobPlace LetterLine letter_lines"
+                "JobPage JobPages JobPlace DeadLetterLine dead_letter_lines"
             ),
             "penstock_ledger.door_stores.spending": "Spending SpendingStore",
             "penstock_ledger.door_stores.tenant_costs": (

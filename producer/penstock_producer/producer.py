@@ -39,13 +39,13 @@ from penstock_ledger.model import (
 from penstock_ledger.texts import Command, Run, Text
 from penstock_ledger.vectors import Vectors
 from penstock_producer.accepting.acceptance import estimated_usd
-from penstock_producer.accepting.borders import Borders
 from penstock_producer.accepting.new_jobs import (
     MAX_JOB_KEY_CHARS,
     Content,
     NewJobs,
     Submission,
 )
+from penstock_producer.accepting.remote_limits import RemoteLimits
 from penstock_producer.accepting.results_probe import ResultsProbe
 from penstock_producer.accepting.sampling import FirstRows, Sample, first_rows, sample_of
 from penstock_producer.accepting.survey import Check, survey
@@ -70,7 +70,7 @@ from penstock_producer.open_job import (
 from penstock_producer.operations.jobs import Changed, JobOperations
 from penstock_producer.pins import AWAITED, DOOR, REMOTE, UPLOADED
 from penstock_producer.rows import FileSource
-from penstock_producer.schedules.door import Schedules
+from penstock_producer.schedules.api import Schedules
 from penstock_producer.schedules.marks import taken_key
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.databases.source import key_pages
@@ -141,15 +141,15 @@ class Producer:
         settings: ProducerSettings | None = None,
         *,
         database_url: str | None = None,
-        borders: Borders | None = None,
+        remote_limits: RemoteLimits | None = None,
         database: Database | None = None,
     ) -> None:
         """Open the ledger.
 
-        ``borders`` are for remote clients: their jobs may ask for no more, and read `source_roots`
-        only. A ``database`` that is open already is used as it is, and stays open.
+        ``remote_limits`` are for remote clients: their jobs may ask for no more, and read
+        `source_roots` only. A ``database`` that is open already is used as it is, and stays open.
         """
-        self._borders = borders
+        self._remote_limits = remote_limits
         self._settings = settings or ProducerSettings.load(database_url=database_url)
         self._owns_database = database is None
         self._database = database or _opened_database(
@@ -157,10 +157,10 @@ class Producer:
         )
         self._jobs = JobStore(self._database)
         self._outcomes = OutcomeStore(self._database)
-        self._new = NewJobs(self._database, self._jobs, self._settings, borders)
+        self._new = NewJobs(self._database, self._jobs, self._settings, remote_limits)
         self._operations = JobOperations(self._database, self._settings)
         self._probe = ResultsProbe(
-            self._settings, one_machine=self._database.is_sqlite, remote=borders is not None
+            self._settings, one_machine=self._database.is_sqlite, remote=remote_limits is not None
         )
         self._open: weakref.WeakSet[OpenJob] = weakref.WeakSet()
 
@@ -189,7 +189,7 @@ class Producer:
     @property
     def schedules(self) -> Schedules:
         """Jobs that start themselves."""
-        admit = None if self._borders is None else self._settings.readable.admit
+        admit = None if self._remote_limits is None else self._settings.readable.admit
         stores = ScheduleStore(self._database), NoticedStore(self._database)
         return Schedules(*stores, self._new.accepted, self._probe.check, admit)
 
@@ -387,7 +387,7 @@ class Producer:
 
         Raises as that, and accepts nothing.
         """
-        if self._borders is not None:
+        if self._remote_limits is not None:
             raise SourceError(
                 "unsupported_source", "remote doors read no outcomes of other jobs; submit a file"
             )
@@ -481,9 +481,9 @@ class Producer:
 
         Raises SourceError and SpecError.
         """
-        if self._borders is None:
+        if self._remote_limits is None:
             return open_source(source, spec, self._settings, timeout_s=timeout_s)
-        formats, remote = self._borders.doors.formats, not uploaded
+        formats, remote = self._remote_limits.doors.formats, not uploaded
         return open_source(
             source,
             spec,

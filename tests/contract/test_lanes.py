@@ -59,7 +59,7 @@ MAY_NAME_LANES = {
     ),
     "gateway/penstock_gateway/files/form.py": "as above",
     "gateway/penstock_gateway/ids.py": "as above",
-    "gateway/penstock_gateway/jobs/shapes.py": "the examples of the OpenAPI document",
+    "gateway/penstock_gateway/jobs/schemas.py": "the examples of the OpenAPI document",
 }
 OUTSIDE = "simulate"  # it knows nothing of lanes: `batch` is a word of OpenAI's there
 WAIT_S = 30.0

@@ -11,7 +11,7 @@ import pytest
 from engines.gpu_worker import WORK_S, gpu_worker, submit
 from fleet import Fleet, until
 from metrics_page import Page, scrape, value
-from otlp import ENDPOINT, Collector, Told
+from otlp import ENDPOINT, CallAnswer, Collector
 from servers import free_port
 
 from penstock_ledger.model import JobState
@@ -44,7 +44,7 @@ def names(page: Page, prefix: str) -> set[str]:
     return {name for name in page if name.startswith(prefix)}
 
 
-def calls(collector: Collector, documents: int) -> list[Told]:
+def calls(collector: Collector, documents: int) -> list[CallAnswer]:
     """The one call to the model in each item's trace, once all traces are whole."""
     whole = {"send", "process", "wait", "settle"}
     until(lambda: len(collector.traces()) == documents, 20, "each item has a trace")

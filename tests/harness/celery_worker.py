@@ -28,7 +28,7 @@ from attempts import dead, done
 from servers import RedisServer, as_bytes
 
 from penstock_ledger.model import ItemKey
-from penstock_producer.accepting.borders import DoorSettings
+from penstock_producer.accepting.remote_limits import DoorSettings
 from penstock_producer.feed.wire import encode_item
 from penstock_workers.celery_app.app import PenstockApp
 from penstock_workers.item.deliveries import Bridge, Delivery, ItemEngine

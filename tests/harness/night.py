@@ -18,7 +18,7 @@ from penstock_ledger import (
     ScheduleStore,
 )
 from penstock_producer import Producer, ProducerSettings, Schedules
-from penstock_producer.accepting.borders import Borders
+from penstock_producer.accepting.remote_limits import RemoteLimits
 from penstock_workers.control.schedules.schedule_steps import LOOK_S, ScheduleSteps
 from penstock_workers.control.schedules.start_job import start_job
 from penstock_workers.control.schedules.starts import Started
@@ -41,7 +41,9 @@ class Night:
         self.jobs = JobStore(db)
         self.producer = Producer(settings or ProducerSettings(), database=db)
         self.remote = Producer(
-            settings or ProducerSettings(), database=db, borders=Borders(names_tenants=False)
+            settings or ProducerSettings(),
+            database=db,
+            remote_limits=RemoteLimits(names_tenants=False),
         )
         self.noticed = NoticedStore(db)
         self.schedules = Schedules(

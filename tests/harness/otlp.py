@@ -18,7 +18,7 @@ ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 
 @dataclass(frozen=True)
-class Told:
+class CallAnswer:
     """One span as it arrived."""
 
     name: str
@@ -72,7 +72,7 @@ class Collector:
         self._server.server_close()
         self._thread.join()
 
-    def spans(self) -> list[Told]:
+    def spans(self) -> list[CallAnswer]:
         found = []
         for payload in list(self.payloads):
             for of_resource in ExportTraceServiceRequest.FromString(payload).resource_spans:
@@ -82,15 +82,15 @@ class Collector:
                     found += [_told(span, resource) for span in of_scope.spans]
         return found
 
-    def traces(self) -> dict[str, list[Told]]:
+    def traces(self) -> dict[str, list[CallAnswer]]:
         """By the document that each is about, in the order of their beginnings."""
-        by_trace: dict[str, list[Told]] = defaultdict(list)
+        by_trace: dict[str, list[CallAnswer]] = defaultdict(list)
         for span in sorted(self.spans(), key=lambda span: span.began_ns):
             by_trace[span.trace].append(span)
         return {str(_document(spans)): spans for spans in by_trace.values()}
 
 
-def _document(spans: list[Told]) -> str:
+def _document(spans: list[CallAnswer]) -> str:
     """Document, with its generation where that is not the first.
 
     All spans of a trace that name one name the same."""
@@ -104,8 +104,8 @@ def _document(spans: list[Told]) -> str:
     return document if generation == 1 else f"{document}~{generation}"
 
 
-def _told(span: WireSpan, resource: dict[str, Any]) -> Told:
-    return Told(
+def _told(span: WireSpan, resource: dict[str, Any]) -> CallAnswer:
+    return CallAnswer(
         name=span.name,
         kind=WireSpan.SpanKind.Name(span.kind).removeprefix("SPAN_KIND_"),
         trace=span.trace_id.hex(),

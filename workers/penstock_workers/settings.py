@@ -20,10 +20,10 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from penstock_ledger.keys import ANSWERS_MAX
 from penstock_ledger.redaction import looks_secret, redact, remember, remember_url
-from penstock_producer.accepting.borders import DoorSettings
+from penstock_producer.accepting.remote_limits import DoorSettings
 from penstock_producer.job.endpoints import BASE_URLS
 from penstock_producer.job.lanes import DEFAULT_LANE, LANES, Lane
-from penstock_producer.prices.token_prices import CardPrice, known_card, known_cards
+from penstock_producer.prices.token_prices import GpuPrice, known_gpu, known_gpus
 from penstock_producer.settings import (
     ProducerSettings,
     ProviderFacts,
@@ -206,10 +206,10 @@ class CostSettings(BaseModel):
 
     @field_validator("card")
     @classmethod
-    def _check_card(cls, card: str | None) -> str | None:
-        if card is not None and known_card(card) is None:
+    def _check_gpu(cls, card: str | None) -> str | None:
+        if card is not None and known_gpu(card) is None:
             raise ValueError(
-                f"the table of prices knows {', '.join(known_cards())}; else give usd_per_gpu_hour"
+                f"the table of prices knows {', '.join(known_gpus())}; else give usd_per_gpu_hour"
             )
         return card
 
@@ -223,12 +223,10 @@ class CostSettings(BaseModel):
         return (each or 0.0) * self.gpus
 
     @property
-    def known(self) -> CardPrice | None:
+    def known(self) -> GpuPrice | None:
         """The row of the table that counts where no price is given here."""
         return (
-            None
-            if self.card is None or self.usd_per_gpu_hour is not None
-            else known_card(self.card)
+            None if self.card is None or self.usd_per_gpu_hour is not None else known_gpu(self.card)
         )
 
 

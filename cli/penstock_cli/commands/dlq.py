@@ -53,7 +53,7 @@ def changes_in_force(feeds: Iterable[Feed]) -> dict[str, tuple[str, int]]:
     return force
 
 
-def say_in_force(force: Mapping[str, tuple[str, int]]) -> str:
+def explain_in_force(force: Mapping[str, tuple[str, int]]) -> str:
     """Return one sentence about the changes; empty where there are none."""
     if not force:
         return ""
@@ -69,7 +69,7 @@ def _as_text(value: Any) -> str:
 
 
 @app.command(name="list", epilog=examples.DLQ_LIST)
-def list_letters(
+def list_dead_letters(
     job: options.JobName,
     reason: Reason = None,
     generation: Annotated[
@@ -102,13 +102,13 @@ def list_letters(
         )
         total = counts.dead_by_reason.get(reason, 0) if reason else counts.dead
         if total:
-            _print_letters(letters)
+            _print_dead_letters(letters)
         else:
             typer.echo("no dead letters" + (f" with reason {one_line(reason)}" if reason else ""))
         _print_footer(ledger, found, shown=len(letters), total=total, generation=generation)
 
 
-def _print_letters(letters: list[DeadLetter]) -> None:
+def _print_dead_letters(letters: list[DeadLetter]) -> None:
     from rich.text import Text
 
     from penstock_cli.show.terminal import aligned
@@ -153,7 +153,7 @@ def _print_footer(
         lines.append(
             f"earlier ones: penstock dlq list {key} --generation {job.generation - 1}{option}"
         )
-        lines.append(say_in_force(changes_in_force(ledger.jobs.feeds(job.job_id))))
+        lines.append(explain_in_force(changes_in_force(ledger.jobs.feeds(job.job_id))))
     for line in filter(None, lines):
         make_console().print(Text(safe(line)), style="dim", soft_wrap=True)
 
@@ -269,7 +269,7 @@ def replay(
             f"{count(done.documents)} documents of {safe(found.job_key)} go again as generation "
             f"{done.job.generation}"
         )
-        kept = say_in_force(changes_in_force(ledger.jobs.feeds(found.job_id)))
+        kept = explain_in_force(changes_in_force(ledger.jobs.feeds(found.job_id)))
         if kept:
             typer.echo(safe(kept))
         if state is not None and ledger.redis_if_running() is None:

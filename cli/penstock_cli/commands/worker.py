@@ -92,20 +92,20 @@ def worker(
         lane=lane, concurrency=concurrency, **({lane: hosted} if hosted else {})
     )
     if gpus is not None:
-        sys.exit(_serve_cards(gpus, settings, _flags(lane, concurrency, hosted), name))
+        sys.exit(_serve_gpus(gpus, settings, _flags(lane, concurrency, hosted), name))
     check(settings)
     run_worker(lane, concurrency=concurrency, name=name, hosted=hosted)
 
 
-def _serve_cards(gpus: str, settings: WorkerSettings, flags: list[str], name: str | None) -> int:
+def _serve_gpus(gpus: str, settings: WorkerSettings, flags: list[str], name: str | None) -> int:
     from penstock_cli.doctor.worker import check
     from penstock_cli.processes.gpu_workers import GpuWorkers, Visible, check_ports, groups, serve
     from penstock_cli.settings import first_set
-    from penstock_workers.lanes.cards import VARIABLES, cards_seen
+    from penstock_workers.lanes.devices import VARIABLES, gpus_seen
     from penstock_workers.settings import process_name
 
     each = _cards_per_engine(settings)
-    seen = cards_seen()
+    seen = gpus_seen()
     variables = VARIABLES[seen.make]
     inherited = first_set(variables)
     chosen = groups(gpus, seen, None if inherited is None else Visible(*inherited), each)

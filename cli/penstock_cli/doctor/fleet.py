@@ -16,7 +16,7 @@ from penstock_ledger.model import Job, JobState
 from penstock_producer.feed.queues import missing_provider, serving_of
 from penstock_producer.job.lanes import LANES, has_own_model, packs
 from penstock_producer.reporting.advice import on_terminal
-from penstock_producer.reporting.engines import cards_in_words, engines_of
+from penstock_producer.reporting.engines import engines_of, gpus_in_words
 from penstock_producer.reporting.reasons import standing_of, unserved_models
 from penstock_producer.reporting.text import safe
 from penstock_workers.amqp_address import AmqpAddress
@@ -198,7 +198,7 @@ def _models(hot: RedisLedger, database: Database) -> Iterator[Finding]:
         engines = engines_of(workers, lane)
         if engines is not None and engines.loading is not None:
             yield Finding(Verdict.GOOD, MODELS, f"lane {lane}: {safe(engines.loading)}")
-        if (cards := cards_in_words(workers, lane)) is not None:
+        if (cards := gpus_in_words(workers, lane)) is not None:
             yield Finding(Verdict.GOOD, MODELS, f"lane {lane}: {safe(cards)}")
     running = [job for job, _ in LiveJobs(database).look() if job.state is JobState.RUNNING]
     yield from _without_provider(running, workers)

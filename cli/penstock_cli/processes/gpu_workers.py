@@ -24,7 +24,7 @@ from penstock_workers.celery_app.probe import ALIVE, READY, STARTED, ProbeFiles,
 
 if TYPE_CHECKING:
     from penstock_cli.processes.supervisor import Worker
-    from penstock_workers.lanes.cards import CardsSeen, Device, Make
+    from penstock_workers.lanes.devices import Device, GpusSeen, Make
     from penstock_workers.settings import WorkerSettings
 
 
@@ -55,7 +55,7 @@ class Visible(NamedTuple):
     text: str
 
 
-def groups(asked: str, seen: CardsSeen, visible: Visible | None, each: int) -> list[Group]:
+def groups(asked: str, seen: GpusSeen, visible: Visible | None, each: int) -> list[Group]:
     """Return the groups of GPUs, one for each worker; ``each`` is how many one engine uses."""
     usable = usable_devices(seen, visible)
     places = _places(asked, usable)
@@ -75,7 +75,7 @@ def groups(asked: str, seen: CardsSeen, visible: Visible | None, each: int) -> l
     return [Group(part, tuple(usable[place] for place in part)) for part in parts]
 
 
-def usable_devices(seen: CardsSeen, visible: Visible | None) -> tuple[Device, ...]:
+def usable_devices(seen: GpusSeen, visible: Visible | None) -> tuple[Device, ...]:
     """Return the GPUs of the machine, or the part of them that the variable leaves."""
     if not seen.devices:
         raise UsageProblem(f"no GPU was found: {seen.looked}; {LEAVE_OUT}")
@@ -93,7 +93,7 @@ def usable_devices(seen: CardsSeen, visible: Visible | None) -> tuple[Device, ..
     return found
 
 
-def _named(name: str, given: str, seen: CardsSeen) -> Device:
+def _named(name: str, given: str, seen: GpusSeen) -> Device:
     """Find a GPU by its number, or by the beginning of its UUID, as CUDA takes them.
 
     It keeps the name that was given.

@@ -51,13 +51,13 @@ from penstock_producer.outputs import on_one_line
 from penstock_producer.reporting.advice import over_http
 from penstock_producer.sources import Document, open_source
 
-__all__ = ["batch_shown", "result_lines"]
+__all__ = ["result_lines", "serialize_batch"]
 
 PATH: Final = "/v1/messages/batches"
 _ENDS: Final = ("succeeded", "errored", "canceled", "expired")
 
 
-def batch_shown(batch: DoorBatch, counts: Mapping[str, int], origin: str) -> dict[str, Any]:
+def serialize_batch(batch: DoorBatch, counts: Mapping[str, int], origin: str) -> dict[str, Any]:
     """Return the object; ``origin`` is this server as its caller has addressed it."""
     over = [batch.times[state] for state in DoorBatchState if state.final and state in batch.times]
     ended = {name: counts.get(name, 0) for name in _ENDS}
@@ -98,7 +98,7 @@ def result_lines(backend: Backend, batch: DoorBatch) -> Iterator[bytes]:
         path = input_path(backend, batch)
         if path is None:
             raise Refused(404, f"{batch.batch_id} has no available results.", code="not_found")
-        return _of_what_was_sent(backend, batch, path)
+        return _inputs_file(backend, batch, path)
     try:
         job = JobStore(backend.database).get(batch.job_id)
     except JobNotFound:
@@ -176,7 +176,7 @@ def _error(job: Job, letter: DeadLetter) -> Any:
     return {"type": "error", "error": {"type": kind, "message": message}, "request_id": None}
 
 
-def _of_what_was_sent(backend: Backend, batch: DoorBatch, path: str) -> Iterator[bytes]:
+def _inputs_file(backend: Backend, batch: DoorBatch, path: str) -> Iterator[bytes]:
     """Yield the lines of a batch that was cancelled, or has failed, before it was a job."""
     spec = spec_of_batch(backend.settings, batch, batch.window_s)
     result = _errored(batch.errors[0]["message"]) if batch.errors else {"type": "canceled"}
@@ -237,7 +237,7 @@ async def create(
     batch, _ = await backend.run(DoorBatchStore(backend.database).add, new)
     headers = await backend.run(call_back, backend, batch_id, batch.tenant, callback_url)
     backend.part(BatchMade).event.set()
-    return JSONResponse(batch_shown(batch, batch.counts, _origin(request)), headers=headers)
+    return JSONResponse(serialize_batch(batch, batch.counts, _origin(request)), headers=headers)
 
 
 @router.get(PATH, operation_id="list_message_batches")
@@ -271,7 +271,7 @@ async def page(
 async def retrieve(request: Request, batch_id: str, caller: Reader) -> JSONResponse:
     backend = backend_of(request)
     batch, counts = await backend.run(_looked_at, backend, batch_id, caller)
-    return JSONResponse(batch_shown(batch, counts, _origin(request)))
+    return JSONResponse(serialize_batch(batch, counts, _origin(request)))
 
 
 @router.post(PATH + "/{batch_id}/cancel", operation_id="cancel_message_batch")
@@ -279,7 +279,7 @@ async def cancel(request: Request, batch_id: str, caller: Writer) -> JSONRespons
     """Cancel a batch; what is under way still ends, with its result."""
     backend = backend_of(request)
     batch, counts = await backend.run(_cancelled, backend, batch_id, caller)
-    return JSONResponse(batch_shown(batch, counts, _origin(request)))
+    return JSONResponse(serialize_batch(batch, counts, _origin(request)))
 
 
 @router.delete(PATH + "/{batch_id}", operation_id="delete_message_batch")
@@ -328,7 +328,8 @@ def _page(backend: Backend, wanted: BatchesAsked, origin: str) -> tuple[list[dic
         raise Refused(400, f"No such batch: {edge[:80]!r}", code="invalid_value", param="after_id")
     counts = with_live_counts(store, found.batches)
     return [
-        batch_shown(batch, one, origin) for batch, one in zip(found.batches, counts, strict=True)
+        serialize_batch(batch, one, origin)
+        for batch, one in zip(found.batches, counts, strict=True)
     ], found.has_more
 
 

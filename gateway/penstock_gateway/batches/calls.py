@@ -13,7 +13,7 @@ from penstock_gateway.batches.specs import OPENAI, AskedBatch, place_of, spec_of
 from penstock_gateway.batches.validation import first_model
 from penstock_gateway.callers.caller import Caller, whose
 from penstock_gateway.files.store import FileStore
-from penstock_gateway.for_tenants import pause_shown
+from penstock_gateway.for_tenants import serialize_pause
 from penstock_gateway.ids import is_id, new_id
 from penstock_gateway.refused import Refused, not_found
 from penstock_ledger import (
@@ -32,18 +32,18 @@ from penstock_producer.reporting.advice import over_http
 
 __all__ = [
     "batch_for",
-    "batch_shown",
     "cancelled",
     "created",
     "looked_at",
     "page_of",
+    "serialize_batch",
     "window_in_words",
 ]
 
 _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60))
 
 
-def batch_shown(
+def serialize_batch(
     batch: DoorBatch, counts: Mapping[str, int], job: Job | None = None
 ) -> dict[str, Any]:
     """Return a batch as OpenAI's clients know it.
@@ -99,7 +99,7 @@ def _at(batch: DoorBatch, state: DoorBatchState) -> int | None:
 def _ours(batch: DoorBatch, job: Job | None) -> dict[str, Any]:
     ours: dict[str, Any] = {"job_id": batch.job_id}
     if job is not None:  # as where its budget has paused it
-        ours |= {"state": str(job.state), "reason": job.reason, "pause": pause_shown(job)}
+        ours |= {"state": str(job.state), "reason": job.reason, "pause": serialize_pause(job)}
     return ours
 
 
@@ -232,7 +232,7 @@ def page_of(backend: Backend, wanted: BatchesAsked) -> tuple[list[dict[str, Any]
         raise Refused(400, told, code="invalid_value", param="after")
     counts = with_live_counts(store, found.batches)
     return [
-        batch_shown(batch, one) for batch, one in zip(found.batches, counts, strict=True)
+        serialize_batch(batch, one) for batch, one in zip(found.batches, counts, strict=True)
     ], found.has_more
 
 

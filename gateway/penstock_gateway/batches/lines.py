@@ -14,7 +14,7 @@ import orjson
 from penstock_gateway.backend import Backend
 from penstock_gateway.batches.figures import CANCELLED, DEADLINE, ended_by_deadline
 from penstock_gateway.batches.specs import input_path, spec_of_batch
-from penstock_gateway.for_tenants import told_letter
+from penstock_gateway.for_tenants import dead_letter_for
 from penstock_ledger import DoorBatch, DoorBatchState, OutcomeStore
 from penstock_ledger.lone_surrogates import dump_json, parse_json
 from penstock_ledger.model import Counts, DeadLetter, ItemKey, Job, Result
@@ -214,7 +214,7 @@ def errors_of(outcomes: OutcomeStore, batch: DoorBatch, job: Job) -> Iterator[by
     late = batch.state is not DoorBatchState.CANCELLING and ended_by_deadline(job)
     for letter in outcomes.dead_letters(job.job_id):
         if letter.reason not in (CANCELLED, DEADLINE):
-            yield error_line(_in_openais_words(batch, job, told_letter(job, letter)))
+            yield error_line(_in_openais_words(batch, job, dead_letter_for(job, letter)))
         elif late:
             yield error_line(replace(letter, reason=DEADLINE, last_error=EXPIRED, status_code=None))
         else:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 
 from penstock_gateway.backend import Backend, backend_of
-from penstock_gateway.batches.calls import batch_shown, cancelled, created, looked_at, page_of
+from penstock_gateway.batches.calls import cancelled, created, looked_at, page_of, serialize_batch
 from penstock_gateway.batches.figures import stats_of
 from penstock_gateway.batches.finish import error_lines, never_begun
 from penstock_gateway.batches.lines import outputs_of
@@ -52,7 +52,7 @@ async def create(request: Request, caller: Writer) -> JSONResponse:
         call_back, backend, batch.batch_id, batch.tenant, asked.callback_url
     )
     backend.part(BatchMade).event.set()
-    return JSONResponse(batch_shown(batch, counts, job), headers=headers)
+    return JSONResponse(serialize_batch(batch, counts, job), headers=headers)
 
 
 @router.get("/v1/batches", operation_id="list_batches")
@@ -85,7 +85,7 @@ async def stats(request: Request, caller: Reader) -> JSONResponse:
 @router.get("/v1/batches/{batch_id}", operation_id="retrieve_batch")
 async def retrieve(request: Request, batch_id: str, caller: Reader) -> JSONResponse:
     backend = backend_of(request)
-    return JSONResponse(batch_shown(*await backend.run(looked_at, backend, batch_id, caller)))
+    return JSONResponse(serialize_batch(*await backend.run(looked_at, backend, batch_id, caller)))
 
 
 @router.post("/v1/batches/{batch_id}/cancel", operation_id="cancel_batch")
@@ -94,7 +94,7 @@ async def cancel(request: Request, batch_id: str, caller: Writer) -> JSONRespons
 
     What was not begun is not, and both are in the files of the cancelled batch."""
     backend = backend_of(request)
-    return JSONResponse(batch_shown(*await backend.run(cancelled, backend, batch_id, caller)))
+    return JSONResponse(serialize_batch(*await backend.run(cancelled, backend, batch_id, caller)))
 
 
 @router.get("/v1/batches/{batch_id}/output", operation_id="read_batch_output")

@@ -18,7 +18,7 @@ from penstock_gateway.settings import GatewaySettings
 from penstock_ledger import DoorBatch, Whose
 from penstock_producer import JobSpec, SpecError
 from penstock_producer.accepting.acceptance import check_acceptable
-from penstock_producer.accepting.borders import Borders
+from penstock_producer.accepting.remote_limits import RemoteLimits
 from penstock_producer.dialects.translation import USUAL_TOKENS, ways_to
 from penstock_producer.errors import Problem, seen
 from penstock_producer.job.endpoints import MESSAGES
@@ -264,7 +264,7 @@ def spec_of(
         settings.prices(spec.provider),
     )
     if tenant is not None:  # the operator's own may do what the command line does
-        Borders(settings.doors, names_tenants=False).check(spec)
+        RemoteLimits(settings.doors, names_tenants=False).check(spec)
     return spec
 
 

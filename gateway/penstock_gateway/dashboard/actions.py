@@ -15,19 +15,19 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from penstock_gateway.batches.finish import batch_note
-from penstock_gateway.dashboard.forms import check_form, read_form
-from penstock_gateway.dashboard.letters_view import (
+from penstock_gateway.dashboard.dead_letters_view import (
     EDIT_MAX,
     GROUPED_MAX,
-    letter_of,
-    letter_page,
+    dead_letter_of,
+    dead_letter_page,
     members,
 )
+from penstock_gateway.dashboard.forms import check_form, read_form
 from penstock_gateway.dashboard.viewer import Viewer, job_of, page, viewer_with
 from penstock_gateway.errors import refused_for
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
-from penstock_ledger import Job, JobNotReplayable, NothingToReplay, letter_lines
+from penstock_ledger import Job, JobNotReplayable, NothingToReplay, dead_letter_lines
 from penstock_producer import JobRefused, SpecError
 from penstock_producer.job.options import OPTIONS, seconds_of
 from penstock_producer.job.spec import OFF
@@ -155,7 +155,7 @@ async def replay_one(request: Request, viewer: Writer, job_id: str) -> Response:
     doc_id, typed = form.get("doc", ""), form.get("body")
 
     def send() -> None:
-        letter = letter_of(viewer, job, doc_id)
+        letter = dead_letter_of(viewer, job, doc_id)
         body = None if typed is None else _request_in(typed)
         same = body is None or body == orjson.loads(letter.request or b"null")
         changes = {} if same else {"body": body}
@@ -165,7 +165,7 @@ async def replay_one(request: Request, viewer: Writer, job_id: str) -> Response:
         await viewer.backend.run(send)
     except SHOWN as error:
         refused = refused_for(error)
-        return await letter_page(request, viewer, job, doc_id, refused=refused, typed=typed)
+        return await dead_letter_page(request, viewer, job, doc_id, refused=refused, typed=typed)
     return RedirectResponse(f"/ui/jobs/{job.job_id}/letters?done=replay-one", 303)
 
 
@@ -334,7 +334,9 @@ async def _replay_page(
 
 def _members(viewer: Viewer, job: Job, reason: str, words: str) -> list[str]:
     """Return the documents of a group, as the page of dead letters has counted them."""
-    lines = letter_lines(viewer.desk.database, job.job_id, reason=reason or None, limit=GROUPED_MAX)
+    lines = dead_letter_lines(
+        viewer.desk.database, job.job_id, reason=reason or None, limit=GROUPED_MAX
+    )
     return members(lines, reason, words)
 
 

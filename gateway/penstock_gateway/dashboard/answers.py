@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from penstock_gateway.dashboard.foreign import Shown, Turn, answer_of, prompt_of
-from penstock_gateway.for_tenants import told_of
+from penstock_gateway.for_tenants import error_for
 from penstock_ledger import Database, DeadLetter, Job, JobStore, OutcomeStore, PenstockError, Result
 from penstock_producer.reporting.text import count, one_line
 from penstock_producer.reporting.words import milliseconds
@@ -56,7 +56,7 @@ def sample(database: Database, job: Job, settings: ProducerSettings) -> Sample:
         documents = _first(database, job, settings)
     # the last of a pin that another release wrote
     except (PenstockError, OSError, ValueError, LookupError) as error:
-        said = one_line(told_of(job, str(error)), 300)
+        said = one_line(error_for(job, str(error)), 300)
         why = f"What was asked is not shown, as the source cannot be read from here: {said}"
         return Sample(_without_prompts(outcomes, job), why)
     found = list[Answered]()

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 import redis
 
 from penstock_gateway.backend import Backend
-from penstock_gateway.dashboard.courses import Courses, Speeds
+from penstock_gateway.dashboard.timelines import Speeds, Timelines
 from penstock_ledger import (
     Account,
     BatchFigures,
@@ -45,8 +45,8 @@ from penstock_producer.job.lanes import packs
 from penstock_producer.reporting.account import Report, gathered
 from penstock_producer.reporting.advice import as_flag
 from penstock_producer.reporting.batches import batch_troubles, batches_line
-from penstock_producer.reporting.course import Course
 from penstock_producer.reporting.reasons import Wait, interrupted, standing_of, waits
+from penstock_producer.reporting.timeline import Timeline
 
 __all__ = ["Desk", "JobSeenNow", "in_state_of"]
 
@@ -73,7 +73,7 @@ class JobSeenNow:
 
     job: Job
     report: Report
-    course: Course | None  # None: it is being counted
+    timeline: Timeline | None  # None: it is being counted
     moves: Sequence[LaneMove]
     shards: Sequence[tuple[Feed, str | None]]
     batches: str | None
@@ -102,7 +102,7 @@ class Desk:
         self.pages = JobPages(backend.database)
         self.batches = DoorBatchStore(backend.database)
         self.spending = SpendingStore(backend.database)
-        self.courses = Courses(self.outcomes)
+        self.timelines = Timelines(self.outcomes)
         self.speeds = Speeds()
         self.in_state = in_state_of(backend.settings.database_url)
         self._redis = backend.blocking_redis  # safe to share between threads
@@ -156,7 +156,7 @@ class Desk:
         return JobSeenNow(
             job=job,
             report=report,
-            course=self.courses.of(job, finished),
+            timeline=self.timelines.of(job, finished),
             moves=LaneMoves(self.database).of(job.job_id) if job.moves else (),
             shards=self.jobs.shards(job.job_id),
             batches=batches_line(sums, is_cancelled=job.state == "cancelling")

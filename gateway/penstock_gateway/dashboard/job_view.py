@@ -13,7 +13,7 @@ from penstock_gateway.dashboard.desk import JobSeenNow
 from penstock_gateway.dashboard.jobs_view import ago
 from penstock_gateway.dashboard.quotas_view import stops
 from penstock_gateway.dashboard.workers_view import serve_again, start_of
-from penstock_gateway.for_tenants import shown_source, told_of, without_places
+from penstock_gateway.for_tenants import error_for, shown_source, without_places
 from penstock_gateway.pages.chart import Chart, Part, parts, rate_chart
 from penstock_ledger import Job
 from penstock_ledger.reasons import examples_of, explain
@@ -161,8 +161,8 @@ def job_view(seen: JobSeenNow, now: float | None = None) -> JobView:
         reasons=_reasons(seen),
         dead=report.dead,
         has_outcomes=report.finished > 0,
-        chart=None if seen.course is None else rate_chart(seen.course.stretches),
-        counting=seen.course is None and report.finished > 0,
+        chart=None if seen.timeline is None else rate_chart(seen.timeline.stretches),
+        counting=seen.timeline is None and report.finished > 0,
         latencies=_latencies(seen),
         moves=[
             Move(
@@ -258,7 +258,7 @@ def _paused(seen: JobSeenNow, now: float) -> Iterator[Note]:
 
 
 def _why(job: Job) -> str:
-    return one_line(told_of(job, job.reason) or "no reason was recorded", REASON_CHARS)
+    return one_line(error_for(job, job.reason) or "no reason was recorded", REASON_CHARS)
 
 
 def _slow(seen: JobSeenNow, now: float, key: str) -> Iterator[Note]:
@@ -388,7 +388,7 @@ def _moving(seen: JobSeenNow, now: float) -> list[Tile]:
 
 def _latency_tiles(seen: JobSeenNow) -> list[Tile]:
     found = {
-        one.percent: one.milliseconds for one in (seen.course.latencies if seen.course else ())
+        one.percent: one.milliseconds for one in (seen.timeline.latencies if seen.timeline else ())
     }
     if 50 not in found or 95 not in found:
         return []
@@ -439,7 +439,7 @@ def _reasons(seen: JobSeenNow) -> list[Reason]:
 
 
 def _latencies(seen: JobSeenNow) -> list[tuple[str, str]]:
-    latencies = seen.course.latencies if seen.course else ()
+    latencies = seen.timeline.latencies if seen.timeline else ()
     return [(f"{one.percent} %", milliseconds(one.milliseconds)) for one in latencies]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-from penstock_gateway.for_tenants import told_of
+from penstock_gateway.for_tenants import error_for
 from penstock_gateway.pages.chart import Part, parts
 from penstock_ledger import Counts, DoorBatch, Job, JobPage, JobPlace, JobState
 from penstock_producer.reporting.prices import money_of, together
@@ -139,7 +139,7 @@ def _row(job: Job, figures: Counts, now: float, *, is_left: bool) -> JobRow:
         job_id=job.job_id,
         key=one_line(job.job_key, KEY_CHARS),
         state=INTERRUPTED if is_left else str(job.state),
-        reason=one_line(told_of(job, job.reason), REASON_CHARS),
+        reason=one_line(error_for(job, job.reason), REASON_CHARS),
         tenant=one_line(str(job.spec.get("tenant") or "")),
         model=one_line(str(job.spec.get("model") or "")),
         lane=one_line(job.lane),

@@ -31,7 +31,7 @@ from penstock_gateway.files.multipart import FormPart
 from penstock_gateway.files.store import FileStore
 from penstock_gateway.files.uploads import uploaded
 from penstock_gateway.ids import is_id
-from penstock_gateway.jobs.shapes import Estimate, NewJob, Preview, RequestShown
+from penstock_gateway.jobs.schemas import Estimate, NewJob, Preview, RequestResponse
 from penstock_gateway.jobs.submitting import estimate, preview, submit
 from penstock_gateway.refused import Refused, not_found
 from penstock_gateway.routing import Router
@@ -207,7 +207,7 @@ async def _preview_page(
     )
 
 
-def _request(one: RequestShown) -> _Request:
+def _request(one: RequestResponse) -> _Request:
     body = json.dumps(one.body, ensure_ascii=False, indent=2)
     most = "at most " if one.tokens_out_capped else "about "
     facts = f"about {count(one.tokens_in)} tokens in, {most}{count(one.tokens_out)} out"

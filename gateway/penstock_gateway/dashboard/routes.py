@@ -15,6 +15,12 @@ from penstock_gateway.batches.finish import batch_note
 from penstock_gateway.callers.caller import whose
 from penstock_gateway.dashboard import actions, new_job, schedules, sign_in
 from penstock_gateway.dashboard.answers import answered, sample
+from penstock_gateway.dashboard.dead_letters_view import (
+    GROUPED_MAX,
+    dead_letter_page,
+    dead_letter_rows,
+    groups,
+)
 from penstock_gateway.dashboard.job_view import job_view
 from penstock_gateway.dashboard.jobs_view import (
     calls_row,
@@ -24,7 +30,6 @@ from penstock_gateway.dashboard.jobs_view import (
     refused_batches,
     tabs,
 )
-from penstock_gateway.dashboard.letters_view import GROUPED_MAX, groups, letter_page, letter_rows
 from penstock_gateway.dashboard.quotas_view import quota_rows
 from penstock_gateway.dashboard.spending_view import PERIODS, price_rows, spend_rows, total_of
 from penstock_gateway.dashboard.viewer import Viewer, head_of, job_of, page, viewer_with
@@ -35,7 +40,7 @@ from penstock_gateway.jobs.results import results
 from penstock_gateway.pages import render
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
-from penstock_ledger import Job, JobState, MadeWith, Provenance, letter_lines
+from penstock_ledger import Job, JobState, MadeWith, Provenance, dead_letter_lines
 from penstock_ledger.texts import Command, Run
 from penstock_producer.reporting.advice import command_line
 from penstock_producer.reporting.words import moment
@@ -145,10 +150,10 @@ async def letters(request: Request, viewer: Reader, job_id: str) -> Response:
         desk = viewer.desk
         counts = desk.outcomes.counts(found.job_id)
         whole = counts.dead_by_reason.get(reason, 0) if reason else counts.dead
-        shown = letter_lines(
+        shown = dead_letter_lines(
             desk.database, found.job_id, reason=reason, after=after, limit=LETTERS_SHOWN + 1
         )  # one more says whether there are more
-        first = letter_lines(desk.database, found.job_id, reason=reason, limit=GROUPED_MAX)
+        first = dead_letter_lines(desk.database, found.job_id, reason=reason, limit=GROUPED_MAX)
         lines = shown[:LETTERS_SHOWN]
         return {
             "job": head_of(desk, found, counts.dead),
@@ -158,8 +163,10 @@ async def letters(request: Request, viewer: Reader, job_id: str) -> Response:
             )[:REASONS_SHOWN],
             "groups": groups(first),
             "grouped_of": GROUPED_MAX if whole > GROUPED_MAX else 0,
-            "rows": letter_rows(found, lines),
-            "after": _letters_after(found, reason, lines[-1]) if len(shown) > LETTERS_SHOWN else "",
+            "rows": dead_letter_rows(found, lines),
+            "after": _dead_letters_after(found, reason, lines[-1])
+            if len(shown) > LETTERS_SHOWN
+            else "",
         }
 
     done = given.get("done", "")
@@ -169,7 +176,7 @@ async def letters(request: Request, viewer: Reader, job_id: str) -> Response:
         said = f"{said} {note}" if note else said
     values = await viewer.backend.run(read)
     return page(
-        "letters.html.jinja",
+        "dead_letters.html.jinja",
         viewer,
         request,
         **values,
@@ -182,7 +189,7 @@ async def letters(request: Request, viewer: Reader, job_id: str) -> Response:
 @router.get("/ui/jobs/{job_id}/letter")
 async def letter(request: Request, viewer: Reader, job_id: str, doc: str = "") -> Response:
     found = await job_of(viewer, job_id)
-    return await letter_page(request, viewer, found, doc[:ID_CHARS])
+    return await dead_letter_page(request, viewer, found, doc[:ID_CHARS])
 
 
 @router.get("/ui/jobs/{job_id}/answers")
@@ -332,7 +339,7 @@ def _letter_place(text: str) -> tuple[int, str] | None:
     )
 
 
-def _letters_after(job: Job, reason: str | None, last: Any) -> str:
+def _dead_letters_after(job: Job, reason: str | None, last: Any) -> str:
     chosen = f"reason={quote(reason, safe='')}&" if reason else ""
     after = quote(f"{last.generation}~{last.doc_id}", safe="")
     return f"/ui/jobs/{job.job_id}/letters?{chosen}after={after}"

@@ -10,7 +10,7 @@ from penstock_ledger.texts import Command, Run, SetOption, Text
 from penstock_producer.feed.queues import ALIVE_S
 from penstock_producer.job.lanes import DEFAULT_LANE
 from penstock_producer.reporting.advice import command_line, on_terminal
-from penstock_producer.reporting.engines import cards_in_words, engines_line, engines_of
+from penstock_producer.reporting.engines import engines_line, engines_of, gpus_in_words
 from penstock_producer.reporting.text import count, duration, one_line
 
 __all__ = ["LaneView", "WorkerRow", "lane_views"]
@@ -97,7 +97,7 @@ def _lane(
         else _bound(alive, depth)
         if engines is None
         else engines_line(engines),
-        cards_in_words(workers, name) or "",
+        gpus_in_words(workers, name) or "",
         "" if alive or one_machine else start_of(name or DEFAULT_LANE),
         [_row(seen) for seen in workers[:ROWS_MAX]],
         max(0, len(workers) - ROWS_MAX),

@@ -52,7 +52,7 @@ from penstock_ledger.model import Result
 from penstock_producer.dialects.translation import BadMessages, request_for
 from penstock_producer.feed.routes import Spooled
 
-__all__ = ["Asked", "Calls", "CloseOldCalls", "FetchAnswers", "Pushing", "Told"]
+__all__ = ["Asked", "CallAnswer", "Calls", "CloseOldCalls", "FetchAnswers", "Pushing"]
 
 log = logging.getLogger("penstock.gateway")
 
@@ -159,7 +159,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class CallAnswer:
     """What came of it: the outcome of each request, or None where there is none yet."""
 
     job_id: str
@@ -201,7 +201,7 @@ class Calls:
         self._open = OpenJobs(backend)
         self._pushing = Pushing(backend, self.store)
 
-    async def answered(self, asked: Asked, gone: Gone) -> Told:
+    async def answered(self, asked: Asked, gone: Gone) -> CallAnswer:
         """Ask, and wait for the answer; ``gone`` waits until the caller hangs up.
 
         Raises Refused, and errors of the ledger.
@@ -216,11 +216,11 @@ class Calls:
         metrics.calls.labels(told.how).inc()
         return told
 
-    async def _answered(self, asked: Asked, gone: Gone) -> Told:
+    async def _answered(self, asked: Asked, gone: Gone) -> CallAnswer:
         claim = None
         if asked.key is not None:
             earlier = await self._earlier(asked, asked.key)
-            if isinstance(earlier, Told):
+            if isinstance(earlier, CallAnswer):
                 return earlier
             claim = earlier
         with self.waiting.room_for(asked.caller.tenant, len(asked.bodies)):
@@ -235,7 +235,7 @@ class Calls:
     def close(self) -> None:
         self._client.close()
 
-    async def _earlier(self, asked: Asked, key: str) -> Told | CallClaim:
+    async def _earlier(self, asked: Asked, key: str) -> CallAnswer | CallClaim:
         """Return what the key stands for already, or the claim to it. Raises Refused (409, 422)."""
         tenant = asked.caller.tenant
         digest = await self._backend.run_sized(asked.size, asked.digest)
@@ -259,9 +259,13 @@ class Calls:
             return CallClaim(
                 tenant, key, digest, self._limits.keep_answers_s, instead_of=found.name
             )
-        return Told(found.job_id, found.name, [known[doc_id] for doc_id in doc_ids], replayed=True)
+        return CallAnswer(
+            found.job_id, found.name, [known[doc_id] for doc_id in doc_ids], replayed=True
+        )
 
-    async def _asked_of(self, asked: Asked, claim: CallClaim | None, lane: str, gone: Gone) -> Told:
+    async def _asked_of(
+        self, asked: Asked, claim: CallClaim | None, lane: str, gone: Gone
+    ) -> CallAnswer:
         name = new_id("req")
         hot = await self._backend.run(self._hot) if self._hot_ledger is None else self._hot_ledger
         for left in reversed(range(TRIES)):
@@ -281,7 +285,9 @@ class Calls:
                     raise
         raise AssertionError("the last try returns or raises")
 
-    async def _waited_for(self, asked: Asked, job: CallJob, call: PushedCall, gone: Gone) -> Told:
+    async def _waited_for(
+        self, asked: Asked, job: CallJob, call: PushedCall, gone: Gone
+    ) -> CallAnswer:
         bodies = dict(call.documents)
         began = time.monotonic()
         with self.answers.awaited(job, bodies) as futures:
@@ -311,7 +317,7 @@ class Calls:
             if one is None
         }
         if not missing:
-            return Told(job.job_id, call.name, outcomes, took_s=took_s)
+            return CallAnswer(job.job_id, call.name, outcomes, took_s=took_s)
         reason = CALLER_GONE if is_gone else TIMED_OUT
         found, begun, causes = await self._backend.run(self._stop, job, missing, reason)
         late = timed_out(asked.timeout_s, causes, begun=bool(begun))
@@ -319,7 +325,7 @@ class Calls:
             one or _in_time(found.get(doc_id)) for doc_id, one in zip(bodies, outcomes, strict=True)
         ]
         numbers = frozenset(at for at, doc_id in enumerate(bodies) if doc_id in begun)
-        return Told(job.job_id, call.name, outcomes, numbers, late=late, took_s=took_s)
+        return CallAnswer(job.job_id, call.name, outcomes, numbers, late=late, took_s=took_s)
 
     def _stop(
         self, job: CallJob, missing: dict[str, bytes], reason: str

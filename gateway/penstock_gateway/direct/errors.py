@@ -31,7 +31,7 @@ __all__ = [
     "CALLER_GONE",
     "MAY_BE_TRIED_AGAIN",
     "TIMED_OUT",
-    "refused_for_letter",
+    "refused_for_dead_letter",
     "stop",
     "timed_out",
 ]
@@ -123,7 +123,7 @@ _BY_REASON: Final[dict[str, tuple[int, str]]] = {
 }
 
 
-def refused_for_letter(letter: DeadLetter) -> Refused:
+def refused_for_dead_letter(letter: DeadLetter) -> Refused:
     """Return a dead letter as an error: the provider's own, or the reason in words."""
     status, code = _status_of(letter)
     said = _said_by_provider(letter) if status == letter.status_code else {}

@@ -19,7 +19,7 @@ from penstock_gateway.direct.routes import May
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
 
-__all__ = ["ModelList", "ModelShown", "router"]
+__all__ = ["ModelList", "ModelResponse", "router"]
 
 router = Router(tags=["direct"])
 
@@ -38,7 +38,7 @@ _MODEL: Final[dict[str, Any]] = {
 }
 
 
-class ModelShown(BaseModel):
+class ModelResponse(BaseModel):
     """A model by one of its names."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [_MODEL]})
@@ -78,7 +78,7 @@ class ModelList(BaseModel):
     )
 
     object: str = "list"
-    data: list[ModelShown]
+    data: list[ModelResponse]
     has_more: bool = False
     first_id: str | None
     last_id: str | None
@@ -98,7 +98,7 @@ async def list_models(request: Request, _caller: May) -> ModelList:
     operation_id="retrieve_model",
     responses={404: {"description": "not listed"}},
 )
-async def retrieve_model(request: Request, model: str, _caller: May) -> ModelShown:
+async def retrieve_model(request: Request, model: str, _caller: May) -> ModelResponse:
     """Show one of them."""
     known = await _known(backend_of(request))
     if model in known:
@@ -111,24 +111,24 @@ async def retrieve_model(request: Request, model: str, _caller: May) -> ModelSho
     )
 
 
-async def _known(backend: Backend) -> dict[str, ModelShown]:
+async def _known(backend: Backend) -> dict[str, ModelResponse]:
     """Return the models by name, hosted ones first.
 
     Workers answer where a provider has a model of the same name.
     """
     direct = backend.settings.gateway.direct
-    found: dict[str, ModelShown] = {}
+    found: dict[str, ModelResponse] = {}
     fleet = backend.part(Calls).fleet
     for served in await fleet.hosted():
         for name in served.every_name:
             found.setdefault(
                 name,
-                ModelShown(
+                ModelResponse(
                     id=name, display_name=name, owned_by="penstock", max_model_len=served.context
                 ),
             )
     facts = backend.settings.prices(direct.provider)
     listed = await fleet.listed(direct.provider)
     for name in [*sorted(facts.prices), *(listed or facts.priced_models)]:
-        found.setdefault(name, ModelShown(id=name, display_name=name, owned_by=direct.provider))
+        found.setdefault(name, ModelResponse(id=name, display_name=name, owned_by=direct.provider))
     return found

@@ -19,8 +19,8 @@ from penstock_gateway.backend import backend_of
 from penstock_gateway.bodies import object_of
 from penstock_gateway.callers.caller import Caller, caller_with
 from penstock_gateway.callers.shares import Shares
-from penstock_gateway.direct.calls import Asked, Calls, Told
-from penstock_gateway.direct.errors import refused_for_letter
+from penstock_gateway.direct.calls import Asked, CallAnswer, Calls
+from penstock_gateway.direct.errors import refused_for_dead_letter
 from penstock_gateway.direct.fields import (
     COMPLETIONS,
     Stream,
@@ -30,7 +30,7 @@ from penstock_gateway.direct.fields import (
     unsupported,
     with_messages,
 )
-from penstock_gateway.direct.shapes import PROMPTS, documented
+from penstock_gateway.direct.schemas import PROMPTS, documented
 from penstock_gateway.direct.streams import AnswerStream, events_of
 from penstock_gateway.middleware import request_id_of
 from penstock_gateway.refused import Refused
@@ -183,7 +183,7 @@ def _body(
         ) from None
 
 
-def batch_answer(told: Told, model: str) -> dict[str, Any]:
+def batch_answer(told: CallAnswer, model: str) -> dict[str, Any]:
     """Return the JSON of the answer to several prompts.
 
     ``tokens_per_second`` are completion tokens by the time that the caller waited.
@@ -209,7 +209,7 @@ def batch_answer(told: Told, model: str) -> dict[str, Any]:
     }
 
 
-def _output(at: int, told: Told) -> dict[str, Any]:
+def _output(at: int, told: CallAnswer) -> dict[str, Any]:
     outcome = told.outcomes[at]
     empty: dict[str, Any] = {
         "index": at,
@@ -220,7 +220,7 @@ def _output(at: int, told: Told) -> dict[str, Any]:
     }
     if isinstance(outcome, Result):
         return {**empty, **_read(outcome), "error": None}
-    refused = told.late if outcome is None else refused_for_letter(outcome)
+    refused = told.late if outcome is None else refused_for_dead_letter(outcome)
     assert refused is not None, "an outcome is missing, and a reason for it"
     return {
         **empty,
@@ -328,7 +328,7 @@ async def _one(request: Request, caller: Caller, endpoint: str) -> Response:
     return _answer(answer, told)
 
 
-async def _answered(request: Request, asked: Asked) -> tuple[bytes, Told]:
+async def _answered(request: Request, asked: Asked) -> tuple[bytes, CallAnswer]:
     """Return the answer to one request as its caller's client reads it. Raises Refused."""
     backend = backend_of(request)
     told = await backend.part(Calls).answered(asked, partial(gone, request))
@@ -336,7 +336,7 @@ async def _answered(request: Request, asked: Asked) -> tuple[bytes, Told]:
     if isinstance(outcome, Result):
         size = len(outcome.body)
         return await backend.run_sized(size, _in_words_of, asked, outcome), told
-    refused = refused_for_letter(outcome) if isinstance(outcome, DeadLetter) else told.late
+    refused = refused_for_dead_letter(outcome) if isinstance(outcome, DeadLetter) else told.late
     assert refused is not None, "an outcome is missing, and a reason for it"
     refused.headers = {**(refused.headers or {}), **_headers(told)}
     raise refused
@@ -350,7 +350,7 @@ async def _streamed(request: Request, asked: Asked, stream: Stream) -> Response:
     backend = backend_of(request)
     shares, tenant = backend.part(Shares), asked.caller.tenant
 
-    async def events() -> tuple[bytes, Told]:
+    async def events() -> tuple[bytes, CallAnswer]:
         answer, told = await _answered(request, asked)
         write = partial(events_of, asked.endpoint, answer, with_usage=stream.with_usage)
         return await backend.run_sized(len(answer), write), told
@@ -382,10 +382,10 @@ def _in_words_of(asked: Asked, result: Result) -> bytes:
         raise Refused(502, f"{error}; it is kept in its job", code="invalid_answer") from None
 
 
-def _answer(body: bytes, told: Told) -> Response:
+def _answer(body: bytes, told: CallAnswer) -> Response:
     return Response(body, media_type="application/json", headers=_headers(told))
 
 
-def _headers(told: Told) -> dict[str, str]:
+def _headers(told: CallAnswer) -> dict[str, str]:
     headers = {"x-penstock-job": told.job_id, "x-penstock-document": told.name}
     return headers | {"idempotent-replayed": "true"} if told.replayed else headers

@@ -13,10 +13,10 @@ from fastapi import Query, Request
 from penstock_gateway.backend import backend_of
 from penstock_gateway.batches.finish import batch_note
 from penstock_gateway.callers.caller import Caller
-from penstock_gateway.jobs.letters import Replay, Replayed
+from penstock_gateway.jobs.dead_letters import Replay, Replayed
 from penstock_gateway.jobs.names import Writer, find_job, shown_key
-from penstock_gateway.jobs.shapes import CancelOrPause, JobShown, Limits, Move, Purged
-from penstock_gateway.jobs.shown import counted
+from penstock_gateway.jobs.schemas import CancelOrPause, JobResponse, Limits, Move, Purged
+from penstock_gateway.jobs.serialized import counted
 from penstock_gateway.jobs.sources import reading
 from penstock_gateway.routing import Router
 from penstock_ledger.model import Job
@@ -28,7 +28,7 @@ router = Router()
 @router.post("/{job}/pause", operation_id="pause_job")
 async def pause(
     request: Request, job: str, caller: Writer, given: CancelOrPause | None = None
-) -> JobShown:
+) -> JobResponse:
     """Start nothing more of a job; what is in flight ends.
 
     Pausing a paused job gives it the new reason."""
@@ -37,7 +37,7 @@ async def pause(
 
 
 @router.post("/{job}/resume", operation_id="resume_job")
-async def resume(request: Request, job: str, caller: Writer) -> JobShown:
+async def resume(request: Request, job: str, caller: Writer) -> JobResponse:
     """Let a paused job go on."""
     return await _changed(request, caller, job, lambda do, found: do.resume(found))
 
@@ -45,14 +45,14 @@ async def resume(request: Request, job: str, caller: Writer) -> JobShown:
 @router.post("/{job}/cancel", operation_id="cancel_job")
 async def cancel(
     request: Request, job: str, caller: Writer, given: CancelOrPause | None = None
-) -> JobShown:
+) -> JobResponse:
     """End a job: documents that have not ended become dead letters `cancelled`."""
     note = (given and given.reason) or "cancelled over HTTP"
     return await _changed(request, caller, job, lambda do, found: do.cancel(found, note))
 
 
 @router.post("/{job}/move", operation_id="move_job")
-async def move(request: Request, job: str, given: Move, caller: Writer) -> JobShown:
+async def move(request: Request, job: str, given: Move, caller: Writer) -> JobResponse:
     """Let a running job go on in another lane; what is done stays."""
     return await _changed(
         request, caller, job, lambda do, found: do.move(found, given.lane, given.reason)
@@ -60,7 +60,7 @@ async def move(request: Request, job: str, given: Move, caller: Writer) -> JobSh
 
 
 @router.patch("/{job}", operation_id="change_job")
-async def limit(request: Request, job: str, given: Limits, caller: Writer) -> JobShown:
+async def limit(request: Request, job: str, given: Limits, caller: Writer) -> JobResponse:
     """Give a job another budget, deadline or bound of its stop-loss.
 
     What is left out stays, null lifts it."""
@@ -129,10 +129,10 @@ async def _changed(
     caller: Caller,
     name: str,
     change: Callable[[JobOperations, Job], Changed],
-) -> JobShown:
+) -> JobResponse:
     backend = backend_of(request)
 
-    def work() -> JobShown:
+    def work() -> JobResponse:
         found = find_job(backend, caller, name)
         return counted(backend, change(backend.operations, found).job)
 

@@ -11,7 +11,7 @@ from fastapi import Request
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller
 from penstock_gateway.jobs.names import Writer, find_job
-from penstock_gateway.jobs.shapes import NewItem, Pushed, Sealed
+from penstock_gateway.jobs.schemas import NewItem, Pushed, Sealed
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
 from penstock_producer import PushedLine

@@ -14,8 +14,8 @@ from fastapi import Query, Request
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller
 from penstock_gateway.jobs.names import Reader, find_job
-from penstock_gateway.jobs.shapes import JobDetails, JobList
-from penstock_gateway.jobs.shown import detailed, job_shown
+from penstock_gateway.jobs.schemas import JobDetails, JobList
+from penstock_gateway.jobs.serialized import detailed, serialize_job
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
 from penstock_ledger import JobPages, JobPlace
@@ -106,7 +106,7 @@ def _page(
         after=where if side == _NEWER else None,
         limit=limit,
     )
-    shown = [job_shown(job, counts) for job, counts in page.jobs]
+    shown = [serialize_job(job, counts) for job, counts in page.jobs]
     edges = [job for job, _ in page.jobs]
     return JobList(
         data=shown,

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.jobs.names import Reader, find_job
-from penstock_gateway.jobs.shown import report_of
+from penstock_gateway.jobs.serialized import report_of
 from penstock_gateway.jobs.sources import reading
 from penstock_gateway.routing import Router
 from penstock_ledger import OutcomeStore
@@ -19,10 +19,10 @@ from penstock_ledger.lone_surrogates import replace_surrogates
 from penstock_ledger.model import Job
 from penstock_ledger.texts import Command, Run
 from penstock_producer.reporting.advice import command_line
-from penstock_producer.reporting.course import course_of
 from penstock_producer.reporting.forms.markdown import markdown
 from penstock_producer.reporting.forms.page import page
 from penstock_producer.reporting.forms.plain import plain_text
+from penstock_producer.reporting.timeline import timeline_of
 
 router = Router()
 
@@ -34,7 +34,7 @@ _TYPES: Final[dict[Form, str]] = {
     "markdown": "text/markdown",
     "html": "text/html",
 }
-_READ_ALL: Final[tuple[Form, ...]] = ("markdown", "html")  # every row of a job, for its course
+_READ_ALL: Final[tuple[Form, ...]] = ("markdown", "html")  # every row of a job, for its timeline
 _EXAMPLE: Final[dict[str, Any]] = {
     "job": "tickets-2026-11-21",
     "state": "completed",
@@ -115,11 +115,11 @@ def _written(backend: Backend, job: Job, form: Form) -> bytes:
     if form == "text":
         text = plain_text(found, dlq_command=command)
     else:
-        course, write = (
-            course_of(OutcomeStore(backend.database), job),
+        timeline, write = (
+            timeline_of(OutcomeStore(backend.database), job),
             markdown if form == "markdown" else page,
         )
-        text = write(found, course, dlq_command=command, now=time.time())
+        text = write(found, timeline, dlq_command=command, now=time.time())
     return replace_surrogates(text).encode()
 
 

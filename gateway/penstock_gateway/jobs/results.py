@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller
-from penstock_gateway.for_tenants import told_letter
+from penstock_gateway.for_tenants import dead_letter_for
 from penstock_gateway.jobs.names import Reader, find_job, shown_key
 from penstock_gateway.jobs.sources import reading
 from penstock_gateway.refused import Refused
@@ -184,7 +184,7 @@ async def _table(backend: Backend, caller: Caller, job: str, how: _How) -> Strea
                 keep=how.keep,
                 order=how.order,
                 form=how.form,
-                letter=partial(told_letter, found),
+                letter=partial(dead_letter_for, found),
             )
             made = table_pieces(rows, rows.columns, how.form, escape_formulas=how.escape_formulas)
             return found, chain([next(made)], made)
@@ -270,7 +270,7 @@ def _next_piece(lines: Iterator[bytes]) -> bytes:
 
 def _row(job: Job, table: Table, committed: Committed) -> bytes:
     outcome = committed.outcome
-    told = outcome if isinstance(outcome, Result) else told_letter(job, outcome)
+    told = outcome if isinstance(outcome, Result) else dead_letter_for(job, outcome)
     names = [column.name for column in table.columns]
     line = orjson.dumps(dict(zip(names, map(as_json, table.row(told)), strict=True)))
     return with_cursor(line, committed.cursor)
@@ -281,6 +281,6 @@ def _line(job: Job, committed: Committed) -> bytes:
     line = (
         output_line(outcome)
         if isinstance(outcome, Result)
-        else error_line(told_letter(job, outcome))
+        else error_line(dead_letter_for(job, outcome))
     )
     return with_cursor(line, committed.cursor)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from penstock_gateway.jobs import (
     control,
+    dead_letters,
     events,
     items,
-    letters,
     listing,
     reports,
     results,
@@ -20,6 +20,6 @@ __all__ = ["router"]
 
 router = Router()
 
-for _one in (submitting, listing, reports, samples, control, results, letters, items, events):
+for _one in (submitting, listing, reports, samples, control, results, dead_letters, items, events):
     router.include_router(_one.router, prefix="/v1/jobs", tags=["jobs"])
 router.include_router(schedules.router, tags=["schedules"])

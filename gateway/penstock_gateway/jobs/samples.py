@@ -16,8 +16,8 @@ from penstock_gateway.callers.caller import Caller
 from penstock_gateway.files.form import BATCH
 from penstock_gateway.files.store import FileStore
 from penstock_gateway.jobs.names import Reader, find_job, tenant_of
-from penstock_gateway.jobs.shapes import Between, Extrapolation
-from penstock_gateway.jobs.shown import report_of
+from penstock_gateway.jobs.schemas import Between, Extrapolation
+from penstock_gateway.jobs.serialized import report_of
 from penstock_gateway.jobs.sources import reading, source_of
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router

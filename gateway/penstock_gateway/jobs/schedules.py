@@ -20,14 +20,14 @@ from starlette.responses import Response
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller
 from penstock_gateway.jobs.names import Reader, Writer, find_job, stored_key
-from penstock_gateway.jobs.schedule_shapes import (
-    FiringShown,
+from penstock_gateway.jobs.schedule_schemas import (
+    FiringResponse,
     NewSchedule,
     Noticed,
     Removed,
     ScheduleDetails,
     ScheduleList,
-    ScheduleShown,
+    ScheduleResponse,
 )
 from penstock_gateway.jobs.sources import with_lane, with_tenant
 from penstock_gateway.refused import Refused
@@ -92,7 +92,7 @@ async def list_schedules(request: Request, caller: Reader) -> ScheduleList:
 
     def look() -> ScheduleList:
         found = schedules_of(backend, caller)
-        return ScheduleList(data=[ScheduleShown(**_fields(one)) for one in found])
+        return ScheduleList(data=[ScheduleResponse(**_fields(one)) for one in found])
 
     return await backend.run(look)
 
@@ -175,7 +175,7 @@ def _added(backend: Backend, caller: Caller, given: NewSchedule) -> ScheduleDeta
             given.name, given.cron, source, options, owned_by=owned_by, **when
         )
     else:
-        backend.borders.check(JobSpec.from_json(options))
+        backend.remote_limits.check(JobSpec.from_json(options))
         added = backend.producer.schedules.add(
             given.name, given.cron, over, options, owned_by=owned_by, **when
         )
@@ -322,7 +322,7 @@ def _detailed(backend: Backend, one: Schedule) -> ScheduleDetails:
         **_fields(one),
         spec={name: value for name, value in one.spec.items() if value is not None},
         firings=[
-            FiringShown(
+            FiringResponse(
                 planned_at=firing.planned_at,
                 outcome=firing.outcome.value,
                 job_id=firing.job_id,

@@ -12,7 +12,7 @@ from penstock_gateway.callers.caller import Caller
 from penstock_gateway.callers.shares import Shares
 from penstock_gateway.files.store import FileStore
 from penstock_gateway.ids import is_id
-from penstock_gateway.jobs.shapes import NewJob
+from penstock_gateway.jobs.schemas import NewJob
 from penstock_gateway.refused import Refused, not_found
 from penstock_ledger import Whose
 from penstock_producer import SpecError

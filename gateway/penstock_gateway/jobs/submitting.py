@@ -12,8 +12,15 @@ from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller
 from penstock_gateway.jobs.names import Writer, find_job, stored_key
 from penstock_gateway.jobs.samples import submit_sample
-from penstock_gateway.jobs.shapes import Estimate, JobShown, NewJob, Preview, RequestShown, RowShown
-from penstock_gateway.jobs.shown import counted
+from penstock_gateway.jobs.schemas import (
+    Estimate,
+    JobResponse,
+    NewJob,
+    Preview,
+    RequestResponse,
+    RowResponse,
+)
+from penstock_gateway.jobs.serialized import counted
 from penstock_gateway.jobs.sources import options_of, reading, source_of
 from penstock_gateway.routing import Router
 from penstock_gateway.webhooks import call_back, check_receiver
@@ -36,7 +43,7 @@ REQUESTS_MAX: Final = 100  # that it shows
 @router.post(
     "",
     status_code=201,
-    responses={200: {"model": JobShown, "description": "The same job, submitted before."}},
+    responses={200: {"model": JobResponse, "description": "The same job, submitted before."}},
     operation_id="submit_job",
 )
 async def submit(
@@ -47,7 +54,7 @@ async def submit(
     idempotency_key: Annotated[
         str | None, Header(description="The job's key, where the body names none.")
     ] = None,
-) -> JobShown:
+) -> JobResponse:
     """Submit a job.
 
     The source is read whole and checked before anything is accepted; the answer comes once the job
@@ -122,7 +129,7 @@ def _submitted(
         return backend.remote.open_job(options, job_key=job_key).job, is_new
     if given.from_job is not None:
         behind = find_job(backend, caller, given.from_job)
-        backend.borders.check(JobSpec.from_json(options))
+        backend.remote_limits.check(JobSpec.from_json(options))
         return backend.producer.submit_from(
             behind.job_id, options, where=given.where, job_key=job_key
         ), is_new
@@ -156,7 +163,7 @@ def _previewed(
     spec = JobSpec.from_json(options)
     if given.from_job is not None:
         behind = find_job(backend, caller, given.from_job)
-        backend.borders.check(spec)
+        backend.remote_limits.check(spec)
         opened = backend.producer.outcomes_source(behind.job_id, spec, where=given.where)
         found = first_rows(opened, LOOKED_AT)
     else:
@@ -172,7 +179,7 @@ def _previewed(
         tokens_by=meter.by,
         requests=[_request_shown(document, spec, meter) for document in found.documents[:number]],
         problems=[
-            RowShown(
+            RowResponse(
                 line=row.shown_line,
                 doc_id=row.doc_id,
                 code=row.code,
@@ -185,9 +192,9 @@ def _previewed(
     )
 
 
-def _request_shown(document: Document, spec: JobSpec, meter: TokenMeter) -> RequestShown:
+def _request_shown(document: Document, spec: JobSpec, meter: TokenMeter) -> RequestResponse:
     guess = Measure.taken([document.body], meter).of(1)
-    return RequestShown(
+    return RequestResponse(
         doc_id=document.doc_id,
         line=document.line,
         url=spec.endpoint,

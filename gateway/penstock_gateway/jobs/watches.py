@@ -16,7 +16,7 @@ import orjson
 
 from penstock_gateway.backend import Backend
 from penstock_gateway.callers.shares import Shares
-from penstock_gateway.jobs.shown import job_shown, remaining
+from penstock_gateway.jobs.serialized import remaining, serialize_job
 from penstock_gateway.refused import Refused
 from penstock_ledger import JobNotFound, JobStore, OutcomeStore, PenstockError
 from penstock_ledger.model import Counts, Job
@@ -174,7 +174,7 @@ class _Watch:
         before, had = self._rates[0]
         rate = max(0.0, (finished - had) / (now - before)) if now > before else None
         left = remaining(job, counts)
-        shown = job_shown(job, counts).model_dump(mode="json")
+        shown = serialize_job(job, counts).model_dump(mode="json")
         shown["items_per_second"] = None if rate is None else round(rate, 2)
         shown["eta_s"] = round(left / rate, 1) if left and rate else None
         return shown

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from penstock_producer.reporting.course import Stretch
 from penstock_producer.reporting.text import count, duration, rate
+from penstock_producer.reporting.timeline import Stretch
 
 __all__ = ["Chart", "Part", "parts", "rate_chart"]
 

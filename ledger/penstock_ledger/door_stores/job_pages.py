@@ -29,7 +29,7 @@ from penstock_ledger.stores.account import rest_of_jobs
 from penstock_ledger.stores.jobs import job_of
 from penstock_ledger.stores.tallies import counts_from, tallied_of
 
-__all__ = ["JOBS_MAX", "JobPage", "JobPages", "JobPlace", "LetterLine", "letter_lines"]
+__all__ = ["JOBS_MAX", "DeadLetterLine", "JobPage", "JobPages", "JobPlace", "dead_letter_lines"]
 
 JOBS_MAX: Final = 500  # of one page: far below every driver's limit on parameters
 SEARCH_MAX: Final = 200  # characters: more than a key has
@@ -216,7 +216,7 @@ ERROR_CHARS: Final = 600  # of what went wrong: more than a line of a table has 
 _IS_DEAD: Final[ColumnElement[bool]] = literal_column("kind = 'dead'")
 
 
-class LetterLine(NamedTuple):
+class DeadLetterLine(NamedTuple):
     """One dead letter."""
 
     generation: int
@@ -229,14 +229,14 @@ class LetterLine(NamedTuple):
     replayable: bool  # a row that never parsed has no request to send again
 
 
-def letter_lines(
+def dead_letter_lines(
     db: Database,
     job_id: str,
     *,
     reason: str | None = None,
     after: tuple[int, str] | None = None,
     limit: int,
-) -> list[LetterLine]:
+) -> list[DeadLetterLine]:
     """Return visible dead letters by generation and document id, those behind ``after``."""
     place = tuple_(outcomes.c.generation, outcomes.c.doc_id)
     query: Any = (
@@ -260,7 +260,7 @@ def letter_lines(
         query = query.where(place > after)
     rows = db.read(lambda connection: connection.execute(query).all())
     return [
-        LetterLine(
+        DeadLetterLine(
             row.generation,
             row.doc_id,
             row.reason or "",

@@ -46,7 +46,7 @@ from penstock_ledger.stored_values import json_text
 from penstock_ledger.stores.account import mend_replays
 from penstock_ledger.stores.feeds import FeedStore, add_feed
 from penstock_ledger.stores.outcome_insert import insert_outcomes
-from penstock_ledger.stores.outcome_rows import letter_row
+from penstock_ledger.stores.outcome_rows import dead_letter_row
 from penstock_ledger.stores.source_keys import insert_pages
 from penstock_ledger.stores.tallies import supersede
 
@@ -295,7 +295,7 @@ def _shown(value: Any) -> str:
 
 def _insert_refused(connection: Connection, refused: Iterable[DeadLetter]) -> None:
     now = time.time()
-    insert_outcomes(connection, [letter_row(letter, now) for letter in refused])
+    insert_outcomes(connection, [dead_letter_row(letter, now) for letter in refused])
 
 
 def _close(connection: Connection, job_id: str, total: int | None) -> int:

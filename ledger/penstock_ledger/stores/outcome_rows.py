@@ -57,7 +57,7 @@ def result_row(result: Result, now: float, lane: str | None = None) -> OutcomeRo
     )
 
 
-def letter_row(letter: DeadLetter, now: float, lane: str | None = None) -> OutcomeRow:
+def dead_letter_row(letter: DeadLetter, now: float, lane: str | None = None) -> OutcomeRow:
     return (
         *letter.key,
         DEAD,
@@ -88,7 +88,7 @@ def outcome_from(row: Row[Any]) -> Result | DeadLetter:
     """Return the outcome of a row with all columns."""
     if row.kind == RESULT:
         return result_from([getattr(row, column.name) for column in RESULT_COLUMNS])
-    return letter_from(row)
+    return dead_letter_from(row)
 
 
 def result_from(values: Sequence[Any]) -> Result:
@@ -107,10 +107,10 @@ def stored_result_from(row: Row[Any]) -> Result:
 
 def stored_from(row: Row[Any]) -> Result | DeadLetter:
     """Return the outcome of a row with all columns, embeddings as they are stored."""
-    return stored_result_from(row) if row.kind == RESULT else letter_from(row)
+    return stored_result_from(row) if row.kind == RESULT else dead_letter_from(row)
 
 
-def letter_from(row: Row[Any]) -> DeadLetter:
+def dead_letter_from(row: Row[Any]) -> DeadLetter:
     return DeadLetter(
         key=ItemKey(row.job_id, row.generation, row.doc_id),
         reason=row.reason,

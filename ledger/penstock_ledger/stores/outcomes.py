@@ -48,9 +48,9 @@ from penstock_ledger.stores.outcome_rows import (
     KEY_COLUMNS,
     RESULT_COLUMNS,
     OutcomeRow,
+    dead_letter_from,
+    dead_letter_row,
     key_of,
-    letter_from,
-    letter_row,
     outcome_from,
     result_from,
     result_row,
@@ -141,7 +141,7 @@ class OutcomeStore:
         now = time.time()
         rows: dict[ItemKey, OutcomeRow] = {}
         done = (result_row(one, now, self._lane) for one in results)
-        for row in (*done, *(letter_row(one, now, self._lane) for one in letters)):
+        for row in (*done, *(dead_letter_row(one, now, self._lane) for one in letters)):
             rows.setdefault(key_of(row), row)
         ordered = [rows[key] for key in sorted(rows)]
         if not (ordered or retried or left) and also is None:
@@ -332,7 +332,7 @@ class OutcomeStore:
             query = query.where(outcomes.c.reason == reason)
         if after is not None:
             query = query.where(tuple_(outcomes.c.generation, outcomes.c.doc_id) > after)
-        return self._paged(query, page, letter_from)
+        return self._paged(query, page, dead_letter_from)
 
     def replayable(
         self, job_id: str, generation: int, *, after: str | None = None, page: int = PAGE
@@ -348,7 +348,7 @@ class OutcomeStore:
         )
         while True:
             rows = self._rows(query if after is None else query.where(outcomes.c.doc_id > after))
-            yield from map(letter_from, rows)
+            yield from map(dead_letter_from, rows)
             if len(rows) < page:
                 return
             after = rows[-1].doc_id

@@ -20,7 +20,7 @@ from penstock_ledger import ApiKeyStore, Database, JobNotFound, JobStore
 from penstock_ledger.model import FeedKind, ItemKey, Job, NewJob, Shard, TakenFiles
 from penstock_ledger.texts import Command, Run, Text
 from penstock_producer.accepting.acceptance import check_acceptable, check_estimate, estimated_usd
-from penstock_producer.accepting.borders import Borders
+from penstock_producer.accepting.remote_limits import RemoteLimits
 from penstock_producer.accepting.survey import Survey
 from penstock_producer.errors import Problem, SpecError, seen
 from penstock_producer.feed.feeder_plan import plan_feeders
@@ -156,19 +156,19 @@ class Submission(NamedTuple):
 
 
 class NewJobs:
-    """Checks specs, and makes the jobs of one door; ``borders`` are those of a remote one."""
+    """Checks specs, and makes the jobs of one door; ``remote_limits`` are those of a remote one."""
 
     def __init__(
         self,
         database: Database,
         jobs: JobStore,
         settings: ProducerSettings,
-        borders: Borders | None,
+        remote_limits: RemoteLimits | None,
     ) -> None:
         self._one_machine = database.is_sqlite
         self._jobs = jobs
         self._settings = settings
-        self._borders = borders
+        self._remote_limits = remote_limits
         self._keys = ApiKeyStore(database)
 
     def accepted(self, given: JobSpec | Mapping[str, Any]) -> JobSpec:
@@ -190,14 +190,14 @@ class NewJobs:
                 f"{spec.output_format} is written where results_url says, and that is not set here"
             )
             raise SpecError([Problem("invalid_value", "/output_format", why, fix)])
-        if self._borders is not None:
-            self._borders.check(spec, self._keys.any_made)
+        if self._remote_limits is not None:
+            self._remote_limits.check(spec, self._keys.any_made)
         return spec.with_pinned_tokenizer()
 
     def check_tenant(self, tenant: str | None) -> None:
         """Raise SpecError where the remote clients of this process may not act for the tenant."""
-        if self._borders is not None:
-            self._borders.check_tenant(tenant, self._keys.any_made)
+        if self._remote_limits is not None:
+            self._remote_limits.check_tenant(tenant, self._keys.any_made)
 
     def _check_endpoint(self, spec: JobSpec) -> None:
         """Raise SpecError for an endpoint that the provider, or one of a fallback, does not have.
@@ -270,7 +270,7 @@ class NewJobs:
 
     def _marks(self, came: Submission) -> dict[str, Any]:
         """Return what is kept of how the job came here; the door only where it is a remote one."""
-        marks: dict[str, Any] = {} if self._borders is None else {DOOR: came.door}
+        marks: dict[str, Any] = {} if self._remote_limits is None else {DOOR: came.door}
         span = callers_span()
         if span:
             marks[SUBMITTED_BY] = span

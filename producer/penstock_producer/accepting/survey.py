@@ -132,8 +132,8 @@ class SplitPoints:
         ends = {
             min(within, key=lambda before: abs(before - place)) for place in _even(rows, number)
         }
-        borders = [{}, *(self._kept[before] for before in sorted(ends)), None]
-        return tuple(Shard(begin or {}, end) for begin, end in pairwise(borders))
+        remote_limits = [{}, *(self._kept[before] for before in sorted(ends)), None]
+        return tuple(Shard(begin or {}, end) for begin, end in pairwise(remote_limits))
 
 
 def _even(rows: int, number: int) -> list[float]:

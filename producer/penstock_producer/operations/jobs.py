@@ -124,7 +124,7 @@ class JobOperations:
         moves, now = LaneMoves(self._database), time.time()
         if moves.move(job.job_id, job.lane, lane, BY_HAND, note, {}, now=now) is None:
             raise JobRefused(Refusal.CHANGED, job.job_key)
-        return Changed(self._told(job), changed=True)
+        return Changed(self._tell_workers(job), changed=True)
 
     def limit(self, job: Job, limits: Mapping[str, Any]) -> Changed:
         """Give a job another budget, deadline or bound of its stop-loss.
@@ -136,7 +136,7 @@ class JobOperations:
         if job.state.final:
             raise _not_now(job, "limit")
         if not limits:
-            return Changed(self._told(job), changed=False)
+            return Changed(self._tell_workers(job), changed=False)
         budget_usd = limits.get("budget_usd")
         if budget_usd is not None:
             self._check_not_spent(job, budget_usd)
@@ -151,7 +151,7 @@ class JobOperations:
         digest = digest_of(spec, job.source)
         if not self._jobs.amend(job.job_id, spec.to_json(), digest, expect=job.digest):
             raise JobRefused(Refusal.CHANGED, job.job_key)
-        return Changed(self._told(job), changed=True)
+        return Changed(self._tell_workers(job), changed=True)
 
     def replay(
         self,
@@ -170,7 +170,7 @@ class JobOperations:
             message, fix = "a body is one document's", "name one document"
             raise SpecError([Problem("invalid_value", "/body", message, fix)])
         _, number = self._jobs.replay(job.job_id, reason=reason, doc_ids=doc_ids, overrides=changes)
-        return Replayed(self._told(job), number)
+        return Replayed(self._tell_workers(job), number)
 
     def check_purge(self, job: Job, *, leave_batches: bool = False) -> None:
         """Raise what ``purge`` would raise, for doors that ask before it."""
@@ -209,7 +209,7 @@ class JobOperations:
     def _set_state(self, job: Job, to: JobState, operation: str, note: str | None) -> Changed:
         why = None if note is None else by_hand(note)
         moved = self._jobs.set_state(job.job_id, to, why=why, expect=_FROM[to])
-        now = self._told(job)
+        now = self._tell_workers(job)
         if not moved and now.state not in _ALREADY[to]:
             raise _not_now(now, operation)
         return Changed(now, changed=moved and job.state is not to)
@@ -221,7 +221,7 @@ class JobOperations:
             fix = "give a larger sum, of all that the job may cost"
             raise SpecError([Problem("invalid_value", "/budget_usd", message, fix)])
 
-    def _told(self, job: Job) -> Job:
+    def _tell_workers(self, job: Job) -> Job:
         """Tell workers where the job stands now, and return it."""
         now = self._jobs.get(job.job_id)
         if self._hot is not None:

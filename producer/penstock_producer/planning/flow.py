@@ -8,7 +8,7 @@ starts waited for is what binds.
 
 At most some tens of thousands of groups are played. A longer job goes on at the pace of the second
 half of those, so that 100 million documents take as long to work out as 20,000, and its beginning
-and end are played all the same. Batches of providers have a course of their own.
+and end are played all the same. Batches of providers have a timeline of their own.
 
 What is taken for granted are figures, each with its unit and where it comes from: measured
 (`measured.toml`) or given.
@@ -28,12 +28,12 @@ from typing import Any, Final, NamedTuple
 
 __all__ = [
     "SLOTS",
-    "BatchCourse",
+    "BatchTimeline",
     "Batches",
     "Calls",
-    "Course",
     "Figure",
     "Stage",
+    "Timeline",
     "batches_played",
     "measured",
     "played",
@@ -100,7 +100,7 @@ class Batches(NamedTuple):
     rest_s: float = 2.0
 
 
-class BatchCourse(NamedTuple):
+class BatchTimeline(NamedTuple):
     """What was played."""
 
     seconds: float
@@ -111,7 +111,7 @@ class BatchCourse(NamedTuple):
     binding: str
 
 
-def batches_played(documents: int, given: Batches, *, seed: int = 0) -> BatchCourse:
+def batches_played(documents: int, given: Batches, *, seed: int = 0) -> BatchTimeline:
     """Simulate a job on a lane that packs. Raises ValueError for a batch that never fits."""
     if documents < 1 or given.documents < 1 or not given.turnarounds_s:
         raise ValueError(
@@ -137,7 +137,7 @@ def batches_played(documents: int, given: Batches, *, seed: int = 0) -> BatchCou
             at_s += (at_s - turn.began_s) / PLAYED_MAX * (batches - PLAYED_MAX)
         number, rounds, at_once = number + batches, rounds + 1, max(at_once, turn.at_once)
         left = _binomial(luck, left, given.again)
-    return BatchCourse(at_s, number, rounds, at_once, left, max(waits, key=waits.__getitem__))
+    return BatchTimeline(at_s, number, rounds, at_once, left, max(waits, key=waits.__getitem__))
 
 
 class _Round:
@@ -237,7 +237,7 @@ class Calls(NamedTuple):
     attempts_max: int = 4
 
 
-class Course(NamedTuple):
+class Timeline(NamedTuple):
     """What was played: from the first document that could be fed to the last answer."""
 
     seconds: float
@@ -284,7 +284,7 @@ def played(
     *,
     seed: int = 0,
     ramps: bool = False,
-) -> Course:
+) -> Timeline:
     """Simulate a job on a lane whose documents are messages.
 
     ``ramps``: no limit is known, so that the fleet begins with few calls and doubles them with
@@ -309,7 +309,7 @@ def played(
     )
     share = groups / looked_at
     starts = play.waited.total()
-    return Course(
+    return Timeline(
         play.ended_s + more / per_second,
         play.calls * group * share * documents / (groups * group),
         round(play.unanswered * group * share),

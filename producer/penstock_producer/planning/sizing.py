@@ -18,9 +18,9 @@ from penstock_producer.planning.flow import (
     SLOTS,
     Batches,
     Calls,
-    Course,
     Figure,
     Stage,
+    Timeline,
     batches_played,
     played,
 )
@@ -107,38 +107,41 @@ class Planned(NamedTuple):
 
 def sized(needs: Needs, fleet: Fleet, figures: Mapping[str, Figure], *, seed: int = 0) -> Planned:
     """Plan a fleet for the job. Raises ValueError for a job that nothing could pass through."""
-    around = _around(needs, figures)
-    rate = _wanted_rate(needs, sum(around.values()))
+    overhead = _overhead(needs, figures)
+    rate = _wanted_rate(needs, sum(overhead.values()))
     workers = fleet.workers or _workers(needs, fleet, figures, rate)
     feeders = fleet.feeders or _at_least(rate * figures["feeder_us"].value / MICRO / BUSY)
-    course = _play(needs, fleet, figures, workers, feeders, seed)
+    timeline = _play(needs, fleet, figures, workers, feeders, seed)
     for _ in range(TRIES):
-        late = needs.within_s is not None and course.seconds + sum(around.values()) > needs.within_s
+        late = (
+            needs.within_s is not None
+            and timeline.seconds + sum(overhead.values()) > needs.within_s
+        )
         if (
             not late
             or fleet.workers is not None
-            or course.binding not in _BY_WORKERS
+            or timeline.binding not in _BY_WORKERS
             or workers >= WORKERS_MAX
         ):
             break
         workers = min(WORKERS_MAX, max(workers + 1, math.ceil(workers * GROWTH)))
-        course = _play(needs, fleet, figures, workers, feeders, seed)
-    phases = _phases(around, course.seconds)
+        timeline = _play(needs, fleet, figures, workers, feeders, seed)
+    phases = _phases(overhead, timeline.seconds)
     seconds = sum(phases.values())
-    waits = around[READ] + around[WRITE]
+    waits = overhead[READ] + overhead[WRITE]
     stages = _stages(needs, figures, workers, feeders)
-    binding = READING if waits > course.seconds else _binding(course, stages, needs.documents)
+    binding = READING if waits > timeline.seconds else _binding(timeline, stages, needs.documents)
     return Planned(
         workers,
         fleet.concurrency,
         feeders,
         seconds,
         phases,
-        course.per_second,
+        timeline.per_second,
         binding,
         _relief(binding, needs, fleet, figures, workers, feeders, seed),
         None if needs.within_s is None else seconds <= needs.within_s,
-        _quota_needed(needs, rate or course.per_second),
+        _quota_needed(needs, rate or timeline.per_second),
     )
 
 
@@ -151,39 +154,39 @@ def sized_batches(
     seed: int = 0,
 ) -> Planned:
     """Plan a fleet on a lane that packs. Raises ValueError for a batch that never fits."""
-    around, many = _around(needs, figures), workers or 1
+    overhead, many = _overhead(needs, figures), workers or 1
     each_s = figures["worker_us"].value / MICRO / 2
     given = given._replace(pack_s=each_s / BUSY, collect_s=each_s / BUSY / many)
-    course = batches_played(needs.documents, given, seed=seed)
-    phases = _phases(around, course.seconds)
+    timeline = batches_played(needs.documents, given, seed=seed)
+    phases = _phases(overhead, timeline.seconds)
     seconds = sum(phases.values())
     room = {}
     if needs.within_s is not None and given.turnarounds_s:
         mean = sum(given.turnarounds_s) / len(given.turnarounds_s)
-        rounds = max(1.0, (needs.within_s - sum(around.values())) // max(1.0, mean))
+        rounds = max(1.0, (needs.within_s - sum(overhead.values())) // max(1.0, mean))
         room = {"enqueued tokens": math.ceil(needs.documents * given.tokens / rounds)}
     relief = {
         "packing": "smaller jobs side by side: one worker packs a source",
         "room for enqueued tokens": (
             "more tokens in batches at once (batch_enqueued_tokens), or the rest in another lane"
         ),
-    }.get(course.binding, "another lane for what cannot wait")
+    }.get(timeline.binding, "another lane for what cannot wait")
     return Planned(
         many,
         given.documents,
         1,
         seconds,
         phases,
-        needs.documents / max(1e-9, course.seconds),
-        course.binding,
+        needs.documents / max(1e-9, timeline.seconds),
+        timeline.binding,
         relief,
         None if needs.within_s is None else seconds <= needs.within_s,
         room,
-        course.batches,
+        timeline.batches,
     )
 
 
-def _around(needs: Needs, figures: Mapping[str, Figure]) -> dict[str, float]:
+def _overhead(needs: Needs, figures: Mapping[str, Figure]) -> dict[str, float]:
     """Return the seconds of what goes on before and after the calls."""
     return {
         START: figures["start_s"].value,
@@ -192,12 +195,12 @@ def _around(needs: Needs, figures: Mapping[str, Figure]) -> dict[str, float]:
     }
 
 
-def _phases(around: Mapping[str, float], course_s: float) -> dict[str, float]:
+def _phases(overhead: Mapping[str, float], timeline_s: float) -> dict[str, float]:
     return {
-        START: around[START],
-        READ: around[READ],
-        CALLS: course_s,
-        WRITE: around[WRITE],
+        START: overhead[START],
+        READ: overhead[READ],
+        CALLS: timeline_s,
+        WRITE: overhead[WRITE],
     }
 
 
@@ -233,7 +236,7 @@ def _play(
     feeders: int,
     seed: int,
     without: str | None = None,
-) -> Course:
+) -> Timeline:
     stages = [
         stage._replace(per_second=stage.per_second * 10) if stage.name == without else stage
         for stage in _stages(needs, figures, workers, feeders)
@@ -267,10 +270,10 @@ def _in_words(one: Quota) -> str:
     return f"{one.per_minute:,.0f} {one.unit} a minute"
 
 
-def _binding(course: Course, stages: Sequence[Stage], documents: int) -> str:
+def _binding(timeline: Timeline, stages: Sequence[Stage], documents: int) -> str:
     """Return what most starts waited for, unless they waited for little beside their calls."""
-    alone_s = (documents / one.per_second for one in stages if one.name == course.binding)
-    return course.binding if next(alone_s, math.inf) > BOUND * course.seconds else ONE_CALL
+    alone_s = (documents / one.per_second for one in stages if one.name == timeline.binding)
+    return timeline.binding if next(alone_s, math.inf) > BOUND * timeline.seconds else ONE_CALL
 
 
 def _relief(

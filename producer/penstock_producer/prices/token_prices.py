@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from penstock_ledger.model import DeadLetter, Result
 
 __all__ = [
-    "CardPrice",
     "Discount",
+    "GpuPrice",
     "LongPrices",
     "ModelPrices",
     "TokensUsed",
-    "known_card",
-    "known_cards",
     "known_discount",
+    "known_gpu",
+    "known_gpus",
     "known_models",
     "known_prices",
     "usd_of_outcome",
@@ -47,7 +47,7 @@ Usd = Annotated[float, Field(ge=0, le=MOST_USD)]
 Discount = Annotated[float, Field(ge=0, le=1)] | None
 
 
-class CardPrice(NamedTuple):
+class GpuPrice(NamedTuple):
     """Of one card with its machine, in US dollars by the hour."""
 
     hour: float
@@ -88,7 +88,7 @@ def known_discount(base_url: str) -> float | None:
     return None if provider is None else provider.batch_discount
 
 
-def known_card(name: str) -> CardPrice | None:
+def known_gpu(name: str) -> GpuPrice | None:
     """Return the price of a GPU by its cloud and its name there.
 
     It is "nebius/H100-SXM", in capitals or not.
@@ -96,7 +96,7 @@ def known_card(name: str) -> CardPrice | None:
     return _cards().get(name.lower())
 
 
-def known_cards() -> list[str]:
+def known_gpus() -> list[str]:
     """Return the names of GPUs, as the table writes them."""
     return [
         f"{cloud}/{row['card']}"
@@ -126,9 +126,9 @@ def _table() -> Mapping[str, _Known]:
 
 
 @cache
-def _cards() -> Mapping[str, CardPrice]:
+def _cards() -> Mapping[str, GpuPrice]:
     return {
-        f"{cloud}/{row['card']}".lower(): CardPrice(
+        f"{cloud}/{row['card']}".lower(): GpuPrice(
             row["hour"], row.get("spot_hour"), of_cloud["source"], row["checked"]
         )
         for cloud, of_cloud in _raw()["gpus"].items()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from penstock_producer.feed.queues import ALIVE_S
 from penstock_producer.reporting.text import count, one_line
 
-__all__ = ["Engines", "cards_in_words", "engines_line", "engines_of"]
+__all__ = ["Engines", "engines_line", "engines_of", "gpus_in_words"]
 
 if TYPE_CHECKING:
     from penstock_ledger import WorkerSeen
@@ -97,7 +97,7 @@ def engines_of(workers: Iterable[WorkerSeen], lane: str) -> Engines | None:
         # Of as many votes each, the first by name, so that the line does not flicker.
         bound=min(bounds, key=lambda bound: (-bounds[bound], bound)) if bounds else None,
         loading=_loading(live),
-        cards=cards_in_words(workers, lane),
+        cards=gpus_in_words(workers, lane),
     )
 
 
@@ -179,7 +179,7 @@ def _joined(between: str, *parts: str) -> str:
     return between.join(part for part in parts if part)
 
 
-def cards_in_words(workers: Iterable[WorkerSeen], lane: str) -> str | None:
+def gpus_in_words(workers: Iterable[WorkerSeen], lane: str) -> str | None:
     """Return ``2 workers on machine-a (cards 0, 1)``; None where no worker says its GPUs.
 
     GPUs that share a model stand together, as in 0+1.

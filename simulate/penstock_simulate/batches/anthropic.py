@@ -189,7 +189,7 @@ KEPT_S = 29 * 86_400  # results, from the creation of the batch
 
 
 def is_archived(batch: Batch, now: float) -> bool:
-    return now >= batch.course.created_at + KEPT_S
+    return now >= batch.timeline.created_at + KEPT_S
 
 
 def shown(batch: Batch, now: float, results_url: str) -> dict[str, Any]:
@@ -198,8 +198,8 @@ def shown(batch: Batch, now: float, results_url: str) -> dict[str, Any]:
     All requests are processing until the batch has ended: only then it shows what became of them.
     """
     status, at = (
-        batch.course.status(now),
-        {moment.status: moment.at for moment in batch.course.moments(now)},
+        batch.timeline.status(now),
+        {moment.status: moment.at for moment in batch.timeline.moments(now)},
     )
     over, archived = status in OVER, is_archived(batch, now)
     return {
@@ -207,11 +207,11 @@ def shown(batch: Batch, now: float, results_url: str) -> dict[str, Any]:
         "type": "message_batch",
         "processing_status": _word(status),
         "request_counts": _counts(batch, now) if over else _counted(processing=batch.requests),
-        "created_at": rfc3339(batch.course.created_at),
-        "expires_at": rfc3339(batch.course.expires_at),
+        "created_at": rfc3339(batch.timeline.created_at),
+        "expires_at": rfc3339(batch.timeline.expires_at),
         "ended_at": rfc3339(at[status]) if over else None,
         "cancel_initiated_at": rfc3339(at[Status.CANCELLING]) if Status.CANCELLING in at else None,
-        "archived_at": rfc3339(batch.course.created_at + KEPT_S) if archived else None,
+        "archived_at": rfc3339(batch.timeline.created_at + KEPT_S) if archived else None,
         "results_url": results_url if over and not archived else None,
     }
 
@@ -228,7 +228,7 @@ def _word(status: Status) -> str:
 
 def _counts(batch: Batch, now: float) -> dict[str, int]:
     counts = batch.counts(now)
-    undone = "canceled" if batch.course.cancel_at is not None else "expired"
+    undone = "canceled" if batch.timeline.cancel_at is not None else "expired"
     return _counted(succeeded=counts.good, errored=counts.bad) | {undone: counts.undone}
 
 
@@ -311,7 +311,7 @@ class AnthropicBatches:
         """Cancel a batch; one that has ended stays as it is."""
         self._enter("messages.batches.cancel", request)
         batch = self._batch(request)
-        if not self._service.cancel(batch) and batch.course.is_over(self._service.now()):
+        if not self._service.cancel(batch) and batch.timeline.is_over(self._service.now()):
             raise Refused(
                 refusals.invalid(f"Batch {batch.id} has already ended and cannot be canceled.")
             )
@@ -320,7 +320,7 @@ class AnthropicBatches:
     async def delete(self, request: web.Request) -> web.StreamResponse:
         self._enter("messages.batches.delete", request)
         batch = self._batch(request)
-        if not batch.course.is_over(self._service.now()):
+        if not batch.timeline.is_over(self._service.now()):
             raise Refused(
                 refusals.invalid(f"Batch {batch.id} cannot be deleted while it is in progress.")
             )

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from penstock_simulate.answers.refusals import Refusal
 from penstock_simulate.batches.intake import Index, Problem, Reader
 from penstock_simulate.batches.results import Results, Wording
-from penstock_simulate.batches.timeline import Course
+from penstock_simulate.batches.timeline import Timeline
 from penstock_simulate.config import SimulatorConfig
 
 
@@ -60,7 +60,7 @@ class Batch:
     id: str
     dialect: Dialect
     source: Path
-    course: Course
+    timeline: Timeline
     tag: Any = None
     model: str = ""
     requests: int = 0
@@ -84,9 +84,9 @@ class Batch:
             )
         if self.index is None:
             return Counts(0, 0)
-        done = self.course.done(self.requests, now)
+        done = self.timeline.done(self.requests, now)
         good = self.index.good(done)
-        undone = self.requests - done if self.course.is_over(now) else 0
+        undone = self.requests - done if self.timeline.is_over(now) else 0
         return Counts(self.requests, good, done - good, undone)
 
     def shown(self, now: float) -> dict[str, Any]:
@@ -95,9 +95,9 @@ class Batch:
         return {
             "id": self.id,
             "dialect": self.dialect.name,
-            "status": self.course.status(now),
-            "over": self.course.is_over(now),
-            "created_at": self.course.created_at,
+            "status": self.timeline.status(now),
+            "over": self.timeline.is_over(now),
+            "created_at": self.timeline.created_at,
             "tag": self.tag,
             "requests": self.requests,
             "answered": counts.good,

@@ -19,7 +19,7 @@ from penstock_simulate.batches.batch import Batch, Dialect, Queue, Refused
 from penstock_simulate.batches.folder import Folder
 from penstock_simulate.batches.intake import Index, Intake, Kept, Problem, read_input
 from penstock_simulate.batches.results import Job, Results, ResultWriter, Undone
-from penstock_simulate.batches.timeline import CANCELLABLE, BatchLuck, Course, LineLuck
+from penstock_simulate.batches.timeline import CANCELLABLE, BatchLuck, LineLuck, Timeline
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.provider import Provider
 
@@ -115,16 +115,16 @@ class BatchService:
     def cancel(self, batch: Batch) -> bool:
         """Return whether it could be cancelled."""
         now = self.now()
-        if batch.course.status(now) not in CANCELLABLE:
+        if batch.timeline.status(now) not in CANCELLABLE:
             return False
-        batch.course.cancel_at = now
+        batch.timeline.cancel_at = now
         return True
 
     async def results(self, batch: Batch, now: float) -> Results | None:
         """Return what came of a batch that is over by ``now``.
 
         It is None while it is not, and for one that was refused."""
-        if batch.results is None and batch.index is not None and batch.course.is_over(now):
+        if batch.results is None and batch.index is not None and batch.timeline.is_over(now):
             if batch.writing is None:
                 batch.writing = self._start(self._write(batch, batch.index))
             await asyncio.shield(batch.writing)
@@ -144,7 +144,7 @@ class BatchService:
     def stats(self) -> dict[str, Any]:
         """Return for `GET /stats` the calls, and batches and requests by what became of them."""
         now = self.now()
-        statuses = Counter(batch.course.status(now).value for batch in self._batches.values())
+        statuses = Counter(batch.timeline.status(now).value for batch in self._batches.values())
         unread = sum(
             1 for batch in self._batches.values() if batch.reads == 0 and batch.counts(now).good
         )
@@ -181,7 +181,7 @@ class BatchService:
             raise Refused(Refusal(429, message, "requests", "rate_limit_exceeded"))
         self._made += 1
         plan = self._luck.plan(self.config, self._made)
-        return Batch(ident, dialect, source, Course(plan, self.now()), tag)
+        return Batch(ident, dialect, source, Timeline(plan, self.now()), tag)
 
     async def _take_in(self, batch: Batch) -> None:
         """Validate a batch.
@@ -198,8 +198,10 @@ class BatchService:
             batch.index = await asyncio.to_thread(found.index, self._account, kept)
         else:
             batch.source.unlink()
-        batch.course.failed = bool(batch.problems)
-        batch.course.ready_at = max(self.now(), batch.course.created_at + batch.course.plan.step_s)
+        batch.timeline.failed = bool(batch.problems)
+        batch.timeline.ready_at = max(
+            self.now(), batch.timeline.created_at + batch.timeline.plan.step_s
+        )
 
     def _no_room(self, batch: Batch, found: Intake) -> Sequence[Problem]:
         """Return why there is no room; a batch takes its room until it is over."""
@@ -214,15 +216,15 @@ class BatchService:
 
     def _open(self) -> Iterator[Batch]:
         now = self.now()
-        return (batch for batch in self._batches.values() if not batch.course.is_over(now))
+        return (batch for batch in self._batches.values() if not batch.timeline.is_over(now))
 
     async def _write(self, batch: Batch, index: Index) -> None:
         """Write the results once, for the first who asks.
 
         Then the batch's input is needed no more."""
-        rest = Undone.CANCELLED if batch.course.cancel_at is not None else Undone.EXPIRED
+        rest = Undone.CANCELLED if batch.timeline.cancel_at is not None else Undone.EXPIRED
         job = Job(
-            batch.id, batch.source, index, batch.course.done(batch.requests, self.now()), rest
+            batch.id, batch.source, index, batch.timeline.done(batch.requests, self.now()), rest
         )
         share = self.config.batch_spoilt_share if batch.dialect.shuffled else 0.0
         luck = LineLuck(self.config.seed, share, batch.id)

@@ -161,15 +161,15 @@ def shown(batch: Batch, now: float, output: Mapping[str, Any] | None) -> dict[st
     """Show a batch.
 
     ``output`` is a file of results, or the results themselves, where there are any."""
-    status, course = batch.course.status(now), batch.course
-    moments = course.moments(now)
+    status, timeline = batch.timeline.status(now), batch.timeline
+    moments = timeline.moments(now)
     over = status in OVER
     metadata: dict[str, Any] = {
         "@type": KIND + "GenerateContentBatch",
         "name": batch.id,
         "displayName": batch.tag,
         "model": f"models/{batch.model}",
-        "createTime": timestamp(course.created_at),
+        "createTime": timestamp(timeline.created_at),
         "updateTime": timestamp(moments[-1].at),
         "batchStats": _stats(batch, now),
         "state": STATES[status],
@@ -272,7 +272,7 @@ class GeminiBatches:
         The call is answered at once, with nothing."""
         self._enter("batches.cancel", request)
         found = self._batch(request)
-        if not self._service.cancel(found.batch) and found.batch.course.is_over(
+        if not self._service.cancel(found.batch) and found.batch.timeline.is_over(
             self._service.now()
         ):
             raise Refused(
@@ -286,7 +286,7 @@ class GeminiBatches:
         found = self._batch(request)
         del self._batches[found.batch.id]
         found.batch.deleted = True
-        if found.batch.course.is_over(self._service.now()) and found.responses_file is None:
+        if found.batch.timeline.is_over(self._service.now()) and found.responses_file is None:
             self._service.forget_results(found.batch)
         return json({})
 
@@ -303,7 +303,7 @@ class GeminiBatches:
         now = self._service.now()
         output = None
         # what was done by then is not given out
-        if found.batch.course.status(now) is not Status.EXPIRED:
+        if found.batch.timeline.status(now) is not Status.EXPIRED:
             results = await self._service.results(found.batch, now)
             output = None if results is None else await self._output(found, results, now)
         return shown(found.batch, now, output)

@@ -113,9 +113,9 @@ class OpenAIBatch:
     def shown(self, now: float) -> dict[str, Any]:
         """Return the object as OpenAI has it. Times that have not come are null."""
         batch, counts = self.batch, self.batch.counts(now)
-        course, usage = batch.course, batch.results.usage if batch.results else None
-        at = {moment.status: int(moment.at) for moment in course.moments(now)}
-        failed = course.status(now) is Status.FAILED
+        timeline, usage = batch.timeline, batch.results.usage if batch.results else None
+        at = {moment.status: int(moment.at) for moment in timeline.moments(now)}
+        failed = timeline.status(now) is Status.FAILED
         return {
             "id": batch.id,
             "object": "batch",
@@ -124,12 +124,12 @@ class OpenAIBatch:
             "errors": self._errors() if failed else None,
             "input_file_id": self.input_file_id,
             "completion_window": WINDOW,
-            "status": course.status(now),
+            "status": timeline.status(now),
             "output_file_id": self.output_file_id,
             "error_file_id": self.error_file_id,
-            "created_at": int(course.created_at),
+            "created_at": int(timeline.created_at),
             "in_progress_at": at.get(Status.IN_PROGRESS),
-            "expires_at": int(course.expires_at),
+            "expires_at": int(timeline.expires_at),
             "finalizing_at": at.get(Status.FINALIZING),
             "completed_at": at.get(Status.COMPLETED),
             "failed_at": at.get(Status.FAILED),
@@ -209,7 +209,7 @@ class OpenAIBatches:
         self._enter("batches.cancel", request)
         found = self._batch(request)
         if not self._service.cancel(found.batch):
-            status = found.batch.course.status(self._service.now())
+            status = found.batch.timeline.status(self._service.now())
             raise Refused(
                 refusals.invalid(f"Cannot cancel a batch with status '{status}'.", status=409)
             )

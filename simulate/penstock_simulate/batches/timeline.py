@@ -120,7 +120,7 @@ class Plan(NamedTuple):
 
 
 @dataclass(slots=True)
-class Course:
+class Timeline:
     """The times of one batch, as Unix seconds.
 
     ``ready_at`` is when its validation ends; None while it is checked."""

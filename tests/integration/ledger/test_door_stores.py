@@ -29,8 +29,8 @@ from penstock_ledger import (
     Result,
     TenantCosts,
     Whose,
+    dead_letter_lines,
     digest_of_key,
-    letter_lines,
     month_of,
 )
 from penstock_ledger.door_stores.api_keys import ENDED_MAX
@@ -220,7 +220,7 @@ def test_dead_letters_are_listed_in_their_order_and_cut(either: Database) -> Non
         )
     ]
     OutcomeStore(either).settle([paid("job_1", "d", 5)], letters)
-    listed = letter_lines(either, "job_1", limit=9)
+    listed = dead_letter_lines(either, "job_1", limit=9)
     assert [(one.doc_id, one.replayable) for one in listed] == [
         ("a", True),
         ("b", False),
@@ -229,5 +229,5 @@ def test_dead_letters_are_listed_in_their_order_and_cut(either: Database) -> Non
     assert len(listed[0].last_error) == 600
     assert [
         one.doc_id
-        for one in letter_lines(either, "job_1", reason="http_400", after=(1, "a"), limit=9)
+        for one in dead_letter_lines(either, "job_1", reason="http_400", after=(1, "a"), limit=9)
     ] == ["c"]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from fleet import PENSTOCK, Fleet, until
-from otlp import ENDPOINT, Collector, Told
+from otlp import ENDPOINT, CallAnswer, Collector
 from prometheus_client.parser import text_string_to_metric_families
 from servers import free_port
 
@@ -32,9 +32,9 @@ class Night:
     fleet: Fleet
     collector: Collector
     job_id: str
-    traces: dict[str, list[Told]]
+    traces: dict[str, list[CallAnswer]]
 
-    def all(self, name: str) -> list[Told]:
+    def all(self, name: str) -> list[CallAnswer]:
         return [
             span for spans in self.traces.values() for span in spans if span.name.split()[0] == name
         ]

@@ -68,7 +68,7 @@ def test_cards_are_listed_with_their_driver(
     assert isinstance(found, list)
     assert len(found) == 2
     assert "card 1: NVIDIA H100, 1.0 GiB of 79.6 GiB free, driver 550.54" in sentences(
-        machine.find_cards(found), good=True
+        machine.find_gpus(found), good=True
     )
 
 
@@ -84,7 +84,7 @@ def test_a_driver_that_fails_is_told(
 ) -> None:
     """In its own words, or that it has no card to show."""
     nvidia_smi(tmp_path, monkeypatch, script)
-    assert said in sentences(machine.find_cards(machine.cards()), good=False)
+    assert said in sentences(machine.find_gpus(machine.cards()), good=False)
 
 
 def test_without_a_driver_the_doctor_says_what_it_could_not_see(
@@ -92,7 +92,7 @@ def test_without_a_driver_the_doctor_says_what_it_could_not_see(
 ) -> None:
     """A machine without nvidia-smi is not a machine without cards; neither is claimed."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    said = sentences(machine.find_cards(machine.cards()), good=False)
+    said = sentences(machine.find_gpus(machine.cards()), good=False)
     assert "neither driver nor cards could be seen" in said
     assert list(machine.find_room(10**15, machine.cards(), cards_used=1)) == [], (
         "nothing is said of what was not seen"
@@ -105,7 +105,7 @@ def test_a_hung_driver_does_not_hang_the_doctor(
     """It is waited for as long as the limit says."""
     monkeypatch.setattr(machine, "ASK_TIMEOUT_S", 0.05)
     nvidia_smi(tmp_path, monkeypatch, "exec sleep 60")
-    assert "its driver hangs" in sentences(machine.find_cards(machine.cards()), good=False)
+    assert "its driver hangs" in sentences(machine.find_gpus(machine.cards()), good=False)
 
 
 def test_the_files_of_a_model_are_looked_for(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_weights_are_held_against_the_cards() -> None:
     """More than the cards that the engine uses together hold, or more cards than there are, is
     refused."""
     two = [
-        machine.Card(str(at), "H100", 80 * machine.GIB, 80 * machine.GIB, "550") for at in range(2)
+        machine.Gpu(str(at), "H100", 80 * machine.GIB, 80 * machine.GIB, "550") for at in range(2)
     ]
     assert not list(machine.find_room(70 * machine.GIB, two, cards_used=1))
     assert "140.0 GiB of weights do not fit into 80.0 GiB of 1 card" in sentences(
@@ -159,7 +159,7 @@ def test_memory_that_others_use_is_seen() -> None:
     """An engine takes a share of each card at its start, and fails where that is not free on as
     many as it needs."""
     half = [
-        machine.Card(str(at), "H100", 80 * machine.GIB, (80 - 40 * at) * machine.GIB, "550")
+        machine.Gpu(str(at), "H100", 80 * machine.GIB, (80 - 40 * at) * machine.GIB, "550")
         for at in range(2)
     ]
     assert not list(machine.find_room(machine.GIB, half, cards_used=1, share=0.9))

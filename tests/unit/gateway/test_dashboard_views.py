@@ -9,32 +9,32 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from penstock_gateway.dashboard.courses import AT_ONCE, Courses, Speeds
+from penstock_gateway.dashboard.dead_letters_view import alike, groups, members
 from penstock_gateway.dashboard.desk import in_state_of
 from penstock_gateway.dashboard.foreign import MOST_CHARS, answer_of, json_text, prompt_of, shown
 from penstock_gateway.dashboard.forms import check_origin
 from penstock_gateway.dashboard.jobs_view import ago, job_rows, place_in, place_text, tabs
-from penstock_gateway.dashboard.letters_view import alike, groups, members
 from penstock_gateway.dashboard.quotas_view import quota_rows
 from penstock_gateway.dashboard.spending_view import price_rows, spend_rows, total_of
+from penstock_gateway.dashboard.timelines import AT_ONCE, Speeds, Timelines
 from penstock_gateway.dashboard.workers_view import lane_views
 from penstock_gateway.pages.chart import parts, rate_chart
 from penstock_gateway.pages.render import asset_path
 from penstock_gateway.refused import Refused
 from penstock_ledger import (
     Counts,
+    DeadLetterLine,
     Depth,
     Job,
     JobPlace,
     JobState,
-    LetterLine,
     MadeWith,
     QuotaSeen,
     Spending,
     WorkerSeen,
 )
 from penstock_producer import SpecError
-from penstock_producer.reporting.course import Stretch
+from penstock_producer.reporting.timeline import Stretch
 from penstock_producer.sources.overrides import Overrides
 
 
@@ -130,7 +130,7 @@ def test_errors_that_differ_in_values_only_are_alike() -> None:
 def test_dead_letters_are_grouped_and_found_again() -> None:
     """The largest group comes first, and its members are those that can be sent again."""
     lines = [
-        LetterLine(
+        DeadLetterLine(
             1,
             f"doc-{n}",
             "timeout" if n else "bad_row",
@@ -242,7 +242,7 @@ def test_a_course_is_counted_seldom() -> None:
     once."""
     now = 0.0
     rows = Rows()
-    courses = Courses(rows, lambda: now)  # type: ignore[arg-type]  # all that is asked of a store here
+    courses = Timelines(rows, lambda: now)  # type: ignore[arg-type]  # all that is asked of a store here
     assert courses.of(job(), 5) is not None
     courses.of(job(), 6)
     assert rows.read == 1

@@ -14,8 +14,8 @@ from penstock_producer.prices.token_prices import (
     LongPrices,
     ModelPrices,
     TokensUsed,
-    known_cards,
     known_discount,
+    known_gpus,
     known_prices,
 )
 from penstock_workers.item.answer_forms import counted, tokens_used
@@ -171,7 +171,7 @@ def test_every_row_of_the_table_can_be_used_and_says_when_it_was_checked() -> No
     rows = [row for of_cloud in gpus.values() for row in of_cloud["cards"]]
     assert all(row["checked"] <= datetime.date(2026, 11, 23) for row in rows)
     assert all(0 < row.get("spot_hour", 0.01) < row["hour"] < 20 for row in rows)
-    assert len({name.lower() for name in known_cards()}) == len(rows)
+    assert len({name.lower() for name in known_gpus()}) == len(rows)
     for provider in raw.values():
         assert provider["source"].startswith("https://")
         names = [name for row in provider["prices"] for name in row["models"]]

@@ -82,7 +82,7 @@ def test_events_hold_no_key() -> None:
     """The words of a failed task reach Celery's events without secrets and control characters
     (B23)."""
 
-    class Told(ItemRequest):
+    class CallAnswer(ItemRequest):
         def __init__(self, eventer: Any) -> None:
             self._eventer, self._announced = eventer, True
             self.id = "job:doc"
@@ -95,7 +95,7 @@ def test_events_hold_no_key() -> None:
 
     redaction.remember(KEY)
     eventer = Eventer()
-    Told(eventer).send_event("task-failed", exception=f"refused {KEY}\x1b[2J", traceback=None)
+    CallAnswer(eventer).send_event("task-failed", exception=f"refused {KEY}\x1b[2J", traceback=None)
     assert eventer.sent == (
         "task-failed",
         {"uuid": "job:doc", "exception": "refused [redacted]\\x1b[2J", "traceback": None},

@@ -25,7 +25,7 @@ from penstock_ledger import (
 )
 from penstock_ledger.model import Job, JobState
 from penstock_producer import Producer
-from penstock_producer.accepting.borders import Borders
+from penstock_producer.accepting.remote_limits import RemoteLimits
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.job.lanes import LANES
 from penstock_ratelimit import full_jitter
@@ -97,10 +97,10 @@ class Control:
         )
         schedules = ScheduleStore(database)
         # The door that took the schedule has checked whose it is.
-        borders = Borders(settings.doors, settings.hook_modules, names_tenants=False)
+        remote_limits = RemoteLimits(settings.doors, settings.hook_modules, names_tenants=False)
         producers = (
             Producer(settings, database=database),
-            Producer(settings, database=database, borders=borders),
+            Producer(settings, database=database, remote_limits=remote_limits),
         )
         self._schedules = ScheduleSteps(
             schedules,

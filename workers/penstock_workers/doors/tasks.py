@@ -23,7 +23,7 @@ from redis.exceptions import RedisError
 
 from penstock_ledger import DatabaseUnavailable, PenstockError, RedisAddress
 from penstock_producer import Producer
-from penstock_producer.accepting.borders import Borders
+from penstock_producer.accepting.remote_limits import RemoteLimits
 from penstock_producer.errors import ProducerError
 from penstock_workers.doors.task_records import TaskRecords
 from penstock_workers.errors import DoorRefused
@@ -61,8 +61,8 @@ class Door:
     def producer(self) -> Producer:
         with self._lock:
             if self._producer is None:
-                borders = Borders(self.settings.doors, self.settings.hook_modules)
-                self._producer = Producer(self.settings, borders=borders)
+                remote_limits = RemoteLimits(self.settings.doors, self.settings.hook_modules)
+                self._producer = Producer(self.settings, remote_limits=remote_limits)
             return self._producer
 
     @property

@@ -35,7 +35,7 @@ GIB: Final = 1024**3
 MIB: Final = 1024**2
 
 
-class Card(NamedTuple):
+class Gpu(NamedTuple):
     """One GPU, as its driver sees it."""
 
     number: str
@@ -45,7 +45,7 @@ class Card(NamedTuple):
     driver: str
 
 
-def cards() -> list[Card] | str:
+def cards() -> list[Gpu] | str:
     """Return the GPUs of this machine, or why they could not be seen."""
     if shutil.which(ASK[0]) is None:
         return "no nvidia-smi is here, so neither driver nor cards could be seen"
@@ -60,7 +60,7 @@ def cards() -> list[Card] | str:
     return [card for line in said.stdout.splitlines() if (card := _card(line)) is not None]
 
 
-def find_cards(found: list[Card] | str) -> Iterator[LaneFinding]:
+def find_gpus(found: list[Gpu] | str) -> Iterator[LaneFinding]:
     """Yield one line per GPU."""
     if isinstance(found, str):
         fix = "run the doctor where the workers run; an engine that computes on a CPU needs no card"
@@ -136,7 +136,7 @@ def find_model(setting: str, folder: Path) -> Iterator[LaneFinding]:
 
 
 def find_room(
-    size: int, found: list[Card] | str, *, cards_used: int, replicas: int = 1, share: float = 0.0
+    size: int, found: list[Gpu] | str, *, cards_used: int, replicas: int = 1, share: float = 0.0
 ) -> Iterator[LaneFinding]:
     """Check whether weights of ``size`` bytes fit, and whether the memory is free.
 
@@ -201,11 +201,11 @@ def _missing_weights(folder: Path) -> list[str]:
     return sorted(name for name in files if not (folder / Path(name).name).is_file())
 
 
-def _card(line: str) -> Card | None:
+def _card(line: str) -> Gpu | None:
     parts = [part.strip() for part in line.split(",")]
-    if len(parts) != len(Card._fields) or not (parts[2].isdecimal() and parts[3].isdecimal()):
+    if len(parts) != len(Gpu._fields) or not (parts[2].isdecimal() and parts[3].isdecimal()):
         return None
-    return Card(parts[0], parts[1], int(parts[2]) * MIB, int(parts[3]) * MIB, parts[4])
+    return Gpu(parts[0], parts[1], int(parts[2]) * MIB, int(parts[3]) * MIB, parts[4])
 
 
 def _gib(size: int) -> str:

@@ -24,7 +24,7 @@ from penstock_producer.reporting.words import (
 
 if TYPE_CHECKING:
     from penstock_producer.reporting.account import Report
-    from penstock_producer.reporting.course import Course
+    from penstock_producer.reporting.timeline import Timeline
 
 __all__ = ["markdown"]
 
@@ -35,7 +35,7 @@ _SPECIAL = re.compile(
 _BACKTICKS = re.compile(r"`+")
 
 
-def markdown(report: Report, course: Course, *, dlq_command: str, now: float) -> str:
+def markdown(report: Report, timeline: Timeline, *, dlq_command: str, now: float) -> str:
     lines = [
         f"# Report of job {plain(report.job)}",
         "",
@@ -45,7 +45,7 @@ def markdown(report: Report, course: Course, *, dlq_command: str, now: float) ->
         *_reasons(report, dlq_command),
         *_lanes(report),
         *_saved(report),
-        *_course(course),
+        *_timeline(timeline),
         *_effort(report),
     ]
     return "\n".join(lines).rstrip() + "\n"
@@ -134,10 +134,10 @@ def _saved(report: Report) -> Iterator[str]:
         yield from (*_table(("saved by", "about"), rows), "")
 
 
-def _course(course: Course) -> Iterator[str]:
-    if course.latencies:
+def _timeline(timeline: Timeline) -> Iterator[str]:
+    if timeline.latencies:
         yield from ("## Latency", "")
-        rows = [(f"{one.percent} %", milliseconds(one.milliseconds)) for one in course.latencies]
+        rows = [(f"{one.percent} %", milliseconds(one.milliseconds)) for one in timeline.latencies]
         yield from (*_table(("of the answers took at most", "time"), rows), "")
 
 

@@ -32,7 +32,7 @@ from penstock_producer.reporting.words import (
 
 if TYPE_CHECKING:
     from penstock_producer.reporting.account import Report
-    from penstock_producer.reporting.course import Course, Stretch
+    from penstock_producer.reporting.timeline import Stretch, Timeline
 
 __all__ = ["Progress", "page", "progress"]
 
@@ -100,7 +100,7 @@ class Bar(NamedTuple):
     more: tuple[str, ...] = ()
 
 
-def page(report: Report, course: Course, *, dlq_command: str, now: float) -> str:
+def page(report: Report, timeline: Timeline, *, dlq_command: str, now: float) -> str:
     style = files("penstock_producer.reporting.forms").joinpath("page.css").read_text("utf-8")
     template = (
         files("penstock_producer.reporting.forms").joinpath("page.html.jinja").read_text("utf-8")
@@ -122,9 +122,9 @@ def page(report: Report, course: Course, *, dlq_command: str, now: float) -> str
         lanes=_lanes(report),
         cost=report.money.words,
         saved=saved_rows(report.saved),
-        progress=progress(course.stretches),
-        stretches=_stretches(course),
-        latencies=_latencies(course),
+        progress=progress(timeline.stretches),
+        stretches=_stretches(timeline),
+        latencies=_latencies(timeline),
         effort=_effort(report),
     )
 
@@ -177,21 +177,21 @@ def _lanes(report: Report) -> list[Bar]:
     ]
 
 
-def _latencies(course: Course) -> list[Bar]:
-    most = max((one.milliseconds for one in course.latencies), default=0)
+def _latencies(timeline: Timeline) -> list[Bar]:
+    most = max((one.milliseconds for one in timeline.latencies), default=0)
     return [
         Bar(
             f"{one.percent} %",
             milliseconds(one.milliseconds),
             one.milliseconds / most if most else 0.0,
         )
-        for one in course.latencies
+        for one in timeline.latencies
     ]
 
 
-def _stretches(course: Course) -> list[tuple[str, str, str]]:
+def _stretches(timeline: Timeline) -> list[tuple[str, str, str]]:
     """Return some of the stretches, the last among these."""
-    rows = course.stretches
+    rows = timeline.stretches
     each = max(1, len(rows) // PROGRESS_ROWS)
     some = [*rows[each - 1 : -1 : each], *rows[-1:]]
     return [(duration(one.seconds), count(one.succeeded), count(one.dead)) for one in some]

@@ -27,7 +27,7 @@ from penstock_ledger import (
 from penstock_ledger.model import ItemKey, Job, JobState, Result
 from penstock_producer import Producer, ProducerSettings, SpecError
 from penstock_producer import parts as part_index
-from penstock_producer.accepting.borders import Borders, DoorSettings
+from penstock_producer.accepting.remote_limits import DoorSettings, RemoteLimits
 from penstock_workers.control.job import sinks
 from penstock_workers.control.loop import Control
 from penstock_workers.settings import WorkerSettings
@@ -203,7 +203,7 @@ def test_a_remote_door_writes_into_no_table_that_its_operator_does_not_name(hous
     ):
         remote = Producer(
             ProducerSettings(database_url=house.settings.database_url),
-            borders=Borders(DoorSettings(into=allowed)),
+            remote_limits=RemoteLimits(DoorSettings(into=allowed)),
         )
         with pytest.raises(Exception, match=told):
             remote.submit(str(source), spec)

@@ -15,13 +15,13 @@ from penstock_cli.reports import Form, form_of
 from penstock_ledger import MadeWith
 from penstock_ledger.model import Counts, Job, JobState, LaneCounts, Paid
 from penstock_producer.reporting.account import Report, build
-from penstock_producer.reporting.course import Course, Stretch, percentiles, summed
 from penstock_producer.reporting.forms.markdown import markdown
 from penstock_producer.reporting.forms.page import page
+from penstock_producer.reporting.timeline import Stretch, Timeline, percentiles, summed
 from penstock_producer.reporting.words import REASONS_SHOWN, lane_lines
 
 NOW = 1_790_000_000.0
-COURSE = Course(summed([(0, 4, 0), (2, 3, 3)], 10), percentiles([(100, 5), (900, 5)]))
+TIMELINE = Timeline(summed([(0, 4, 0), (2, 3, 3)], 10), percentiles([(100, 5), (900, 5)]))
 HOSTILE = [
     "<script>alert(1)</script>",
     "</style><img src=x onerror=alert(1)>",
@@ -89,8 +89,8 @@ def report(key: str = "reviews", reasons: dict[str, int] | None = None) -> Repor
     )
 
 
-def html(found: Report, course: Course = COURSE) -> str:
-    return page(found, course, dlq_command="penstock dlq list reviews", now=NOW)
+def html(found: Report, timeline: Timeline = TIMELINE) -> str:
+    return page(found, timeline, dlq_command="penstock dlq list reviews", now=NOW)
 
 
 def test_the_page_has_the_account_with_a_chart_and_a_table_for_each_part() -> None:
@@ -156,10 +156,10 @@ def test_a_job_without_an_end_is_a_page_too() -> None:
         "id1", "reviews", {"lane": "api"}, {}, "", JobState.RUNNING, None, 1, None, 1000.0, None
     )
     found = build(job, Counts(0, 0, 0, {}, 0, 0, 0, 0), stats={})
-    told = Page(html(found, Course(summed([], 1), [])))
+    told = Page(html(found, Timeline(summed([], 1), [])))
     assert told.texts["h2"] == ["Outcomes", "Effort"]
     assert "# Report of job reviews" in markdown(
-        found, Course(summed([], 1), []), dlq_command="c", now=NOW
+        found, Timeline(summed([], 1), []), dlq_command="c", now=NOW
     )
 
 
@@ -173,7 +173,7 @@ def test_many_reasons_are_the_most_frequent_and_how_many_more() -> None:
 
 def test_markdown_has_the_account_as_tables() -> None:
     """With the same figures as the page."""
-    text = markdown(report(), COURSE, dlq_command="penstock dlq list reviews", now=NOW)
+    text = markdown(report(), TIMELINE, dlq_command="penstock dlq list reviews", now=NOW)
     assert "| succeeded at the first try | 5 | 50 % |" in text
     assert "| http\\_400 | `penstock dlq list reviews --reason http_400` | 3 |" in text
     assert "| batch | 6 | 60 | 40 | $1.00 |" in text
@@ -185,7 +185,7 @@ def test_markdown_has_the_account_as_tables() -> None:
 @pytest.mark.parametrize("text", HOSTILE)
 def test_what_documents_say_is_text_in_markdown(text: str) -> None:
     """No cell ends early, and no renderer sees a tag, a link or a heading."""
-    told = markdown(report(text, {text: 3}), COURSE, dlq_command="penstock dlq list x", now=NOW)
+    told = markdown(report(text, {text: 3}), TIMELINE, dlq_command="penstock dlq list x", now=NOW)
     cell = re.compile(r"(?<!\\)\|")
     failed = [
         line

@@ -13,7 +13,7 @@ import pytest
 
 from penstock_producer import Producer, ProducerSettings
 from penstock_producer.accepting import results_probe
-from penstock_producer.accepting.borders import Borders, DoorSettings
+from penstock_producer.accepting.remote_limits import DoorSettings, RemoteLimits
 from penstock_producer.accepting.results_probe import ResultsProbe
 from penstock_producer.errors import SinkError, SinkUnfit, SourceError
 from penstock_producer.job.spec import JobSpec
@@ -174,7 +174,7 @@ def test_strangers_are_not_told_where_results_go(
         source_roots=(str(tmp_path),),
     )
     with (
-        Producer(settings, borders=Borders(DoorSettings())) as door,
+        Producer(settings, remote_limits=RemoteLimits(DoorSettings())) as door,
         caplog.at_level(logging.WARNING),
     ):
         with pytest.raises(SinkError, match="try again later") as refused:

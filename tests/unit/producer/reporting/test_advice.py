@@ -11,7 +11,7 @@ import pytest
 
 from penstock_cli.failures import message
 from penstock_gateway.errors import refused_for
-from penstock_gateway.for_tenants import told_letter
+from penstock_gateway.for_tenants import dead_letter_for
 from penstock_ledger import ScheduleExists
 from penstock_ledger.model import DeadLetter, ItemKey, Job, JobState
 from penstock_ledger.texts import (
@@ -144,7 +144,7 @@ def test_words_of_a_provider_are_never_rewritten() -> None:
         finished_at=None,
     )
     letter = DeadLetter(ItemKey("job_1", 1, "a"), "bad_request", 1, 1, FOREIGN, 400, b"{}", None)
-    assert told_letter(job, letter).last_error == FOREIGN
+    assert dead_letter_for(job, letter).last_error == FOREIGN
 
 
 def test_what_a_user_typed_is_never_rewritten() -> None:

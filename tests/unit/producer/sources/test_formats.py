@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from penstock_producer import SourceError, SpecError
-from penstock_producer.accepting.borders import DoorSettings
+from penstock_producer.accepting.remote_limits import DoorSettings
 from penstock_producer.accepting.survey import survey
 from penstock_producer.errors import SourceUnavailable
 from penstock_producer.job.spec import JobSpec

@@ -12,7 +12,7 @@ import pytest
 
 from penstock_gateway.settings import GatewayFields, GatewaySettings
 from penstock_producer import JobSpec, Producer, SourceError
-from penstock_producer.accepting.borders import Borders, DoorSettings
+from penstock_producer.accepting.remote_limits import DoorSettings, RemoteLimits
 from penstock_producer.errors import SettingsError, SourceForbidden
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.source_roots import SourceRoots
@@ -37,7 +37,7 @@ def settings_of(folder: Path, *more: str) -> ProducerSettings:
 
 
 def remote(folder: Path, *more: str) -> Producer:
-    return Producer(settings_of(folder, *more), borders=Borders())
+    return Producer(settings_of(folder, *more), remote_limits=RemoteLimits())
 
 
 def test_by_default_a_remote_door_reads_nothing(inside: Path) -> None:
@@ -45,7 +45,7 @@ def test_by_default_a_remote_door_reads_nothing(inside: Path) -> None:
     (B2)."""
     settings = ProducerSettings(database_url=f"sqlite:///{inside.parent}/ledger.db")
     with (
-        Producer(settings, borders=Borders()) as door,
+        Producer(settings, remote_limits=RemoteLimits()) as door,
         pytest.raises(SourceForbidden, match=r"source_roots.*nothing"),
     ):
         door.submit(str(inside / "rows.jsonl"), SPEC)
@@ -263,9 +263,9 @@ def test_native_parsers_see_no_file_of_a_stranger(
         pytest.raises(SourceError, match=r"format_not_allowed: .*doors\.formats allows jsonl"),
     ):
         door.submit(str(inside / name), asking)
-    allowing = Borders(DoorSettings(formats=("parquet", "arrow")))
+    allowing = RemoteLimits(DoorSettings(formats=("parquet", "arrow")))
     with (
-        Producer(settings_of(inside), borders=allowing) as door,
+        Producer(settings_of(inside), remote_limits=allowing) as door,
         pytest.raises(SourceError, match="invalid_"),
     ):
         door.submit(str(inside / name), asking)

@@ -15,8 +15,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
+from penstock_workers.control.lanes.explain import of_budget, sentence
 from penstock_workers.control.lanes.paces import InBatches
-from penstock_workers.control.lanes.say import of_budget, sentence
 from penstock_workers.control.lanes.seen import JobNow, LaneNow, Plan
 from penstock_workers.lane_changes import LaneChangeSettings
 

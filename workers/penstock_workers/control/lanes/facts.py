@@ -41,7 +41,7 @@ YOUNG_S: Final = 10.0
 LATE: Final = ("deadline", "stuck")
 
 
-class _Around(NamedTuple):
+class _Circumstances(NamedTuple):
     """What is read of one job at one look."""
 
     job: Job
@@ -99,23 +99,23 @@ class LaneFacts:
         ``moves`` are the job's; ``outstanding`` is how many of its documents were fed and have no
         outcome.
         """
-        around = self._around(job, outstanding)
-        spec, now = around.spec, around.now
+        known = self._circumstances(job, outstanding)
+        spec, now = known.spec, known.now
         if not packs(job.lane):
-            paid = around.counts.cost_microusd / 1e6
-            finished = around.counts.succeeded + around.counts.dead
+            paid = known.counts.cost_microusd / 1e6
+            finished = known.counts.succeeded + known.counts.dead
             self._measured.note(job.job_id, self._lane_of(job.lane, spec), finished, paid, now)
         deadline_at = None if spec.deadline_s is None else job.created_at + spec.deadline_s
         seen = JobNow(
             lane=None if spec.lane == AUTO and not job.moves else job.lane,
-            left=around.left,
+            left=known.left,
             deadline_at=deadline_at,
             by_order=spec.lane != AUTO,
-            answered=0 if around.batches is None else around.batches.answered,
+            answered=0 if known.batches is None else known.batches.answered,
             usd_left=self._usd_left(job, spec),
             left_late=_left_late(moves, deadline_at),
         )
-        return seen, [self._lane(lane, around) for lane in spec.permitted_lanes]
+        return seen, [self._lane(lane, known) for lane in spec.permitted_lanes]
 
     def moved(self, job: Job) -> None:
         """Forget what was measured of a job in the lane that it leaves."""
@@ -141,7 +141,7 @@ class LaneFacts:
         self._workers, self._views = None, {}
         self._since = {known: since for known, since in self._since.items() if known[0] in live}
 
-    def _around(self, job: Job, outstanding: int) -> _Around:
+    def _circumstances(self, job: Job, outstanding: int) -> _Circumstances:
         spec, counts, now = self._specs.of(job), self._outcomes.counts(job.job_id), self._clock()
         done = counts.succeeded + counts.dead
         left = max(0, job.total - done) if job.total is not None else max(1, outstanding)
@@ -149,7 +149,9 @@ class LaneFacts:
         provider = self._settings.providers.get(spec.provider)
         tokens, workers = tokens_each(job.source, counts), self._workers_now()
         batches = self._batches.open_times(job.job_id) if packs(job.lane) else None
-        return _Around(job, spec, counts, left, tokens, provider, view, batches, workers, now)
+        return _Circumstances(
+            job, spec, counts, left, tokens, provider, view, batches, workers, now
+        )
 
     def _workers_now(self) -> Sequence[WorkerSeen]:
         if self._workers is None:
@@ -163,21 +165,21 @@ class LaneFacts:
             )
         return self._views[provider]
 
-    def _lane(self, lane: str, around: _Around) -> LaneNow:
-        speed, spec = self._speed(lane, around), around.spec
+    def _lane(self, lane: str, known: _Circumstances) -> LaneNow:
+        speed, spec = self._speed(lane, known), known.spec
         if (
             speed.pace is None
             and LANES[lane].is_real_time
             and spec.deadline_s is not None
-            and not self._is_silent(around)
+            and not self._is_silent(known)
         ):
-            speed = speeds.half_of(spec.deadline_s, around.left)
-        own = self._measured.of_job(around.job.job_id, lane) if has_own_model(lane) else None
-        model = spec.model or model_of(around.job.source)
-        prices = None if around.provider is None else around.provider.prices_of(model)
-        usd = own.usd_each if own is not None else usd_each(lane, around.tokens, prices)
+            speed = speeds.half_of(spec.deadline_s, known.left)
+        own = self._measured.of_job(known.job.job_id, lane) if has_own_model(lane) else None
+        model = spec.model or model_of(known.job.source)
+        prices = None if known.provider is None else known.provider.prices_of(model)
+        usd = own.usd_each if own is not None else usd_each(lane, known.tokens, prices)
         return LaneNow(
-            lane, usd, speed.pace, speed.by, LANES[lane].is_real_time, self._trouble(lane, around)
+            lane, usd, speed.pace, speed.by, LANES[lane].is_real_time, self._trouble(lane, known)
         )
 
     def _usd_left(self, job: Job, spec: JobSpec) -> float | None:
@@ -190,53 +192,51 @@ class LaneFacts:
             else spec.budget_usd - self._batches.spent(job.job_id) / 1e6
         )
 
-    def _is_silent(self, around: _Around) -> bool:
+    def _is_silent(self, known: _Circumstances) -> bool:
         """Return whether the job's lane does not answer, so that nothing may be assumed of it."""
-        own = self._measured.of_job(around.job.job_id, around.job.lane)
+        own = self._measured.of_job(known.job.job_id, known.job.lane)
         return own is not None and own.per_s <= 0 and own.seconds >= speeds.SILENT_S
 
-    def _speed(self, lane: str, around: _Around) -> Speed:
-        job, spec, is_here = around.job, around.spec, around.job.lane == lane
+    def _speed(self, lane: str, known: _Circumstances) -> Speed:
+        job, spec, is_here = known.job, known.spec, known.job.lane == lane
         if packs(lane):
-            cap = None if around.provider is None else around.provider.batch_enqueued_tokens
-            lasted = self._history(spec.provider, around.now)
-            now_open = around.batches if is_here else None
+            cap = None if known.provider is None else known.provider.batch_enqueued_tokens
+            lasted = self._history(spec.provider, known.now)
+            now_open = known.batches if is_here else None
             return speeds.of_batches(
-                lasted, now_open, cap, around.tokens, self._rules.margin, around.now
+                lasted, now_open, cap, known.tokens, self._rules.margin, known.now
             )
-        declared: Mapping[str, float] = {} if around.provider is None else around.provider.limits
-        limits = {} if has_own_model(lane) else speeds.limits_of(around.view, declared)
+        declared: Mapping[str, float] = {} if known.provider is None else known.provider.limits
+        limits = {} if has_own_model(lane) else speeds.limits_of(known.view, declared)
         own = self._measured.of_job(job.job_id, lane) if is_here else None
-        of_lane = self._measured.of_lane(self._lane_of(lane, spec), around.now)
-        return speeds.one_by_one(
-            own, of_lane, limits, around.tokens, self._sharing(lane, job, spec)
-        )
+        of_lane = self._measured.of_lane(self._lane_of(lane, spec), known.now)
+        return speeds.one_by_one(own, of_lane, limits, known.tokens, self._sharing(lane, job, spec))
 
-    def _trouble(self, lane: str, around: _Around) -> Trouble | None:
+    def _trouble(self, lane: str, known: _Circumstances) -> Trouble | None:
         """Return what is wrong with a lane, if it has lasted.
 
         Before the first choice it need not have lasted, unless workers are missing that may be
         starting.
         """
-        found = self._trouble_now(lane, around)
-        job_id, now = around.job.job_id, around.now
-        known = {key for key in self._since if key[:2] == (job_id, lane)}
+        found = self._trouble_now(lane, known)
+        job_id, now = known.job.job_id, known.now
+        of_lane = {key for key in self._since if key[:2] == (job_id, lane)}
         if found is None:
-            for key in known:
+            for key in of_lane:
                 del self._since[key]
             return None
         since = self._since.setdefault((job_id, lane, found.reason), now)
-        if around.job.moves or (around.job.lane == lane and around.spec.lane != AUTO):
+        if known.job.moves or (known.job.lane == lane and known.spec.lane != AUTO):
             return found if now - since >= self._rules.trouble_s else None
         is_starting = found.reason == troubles.NO_WORKERS and now - self._began < YOUNG_S
         return None if is_starting else found
 
-    def _trouble_now(self, lane: str, around: _Around) -> Trouble | None:
-        found = troubles.of_provider(lane, around.view)
+    def _trouble_now(self, lane: str, known: _Circumstances) -> Trouble | None:
+        found = troubles.of_provider(lane, known.view)
         if found is None and lane not in self._rules.on_demand:
-            found = troubles.of_workers(lane, around.spec.model, around.workers)
-        if found is None and around.batches is not None and around.job.lane == lane:
-            found = troubles.of_batches(around.batches, around.now)
+            found = troubles.of_workers(lane, known.spec.model, known.workers)
+        if found is None and known.batches is not None and known.job.lane == lane:
+            found = troubles.of_batches(known.batches, known.now)
         return found
 
     def _sharing(self, lane: str, job: Job, spec: JobSpec) -> int:

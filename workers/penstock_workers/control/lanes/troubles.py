@@ -14,7 +14,7 @@ from penstock_producer.feed.queues import missing_model, serving_of
 from penstock_producer.job.lanes import has_own_model, packs
 from penstock_producer.reporting.reasons import wait_for_model
 from penstock_ratelimit.for_penstock import Breaker, QuotaView
-from penstock_workers.control.lanes.say import lasting
+from penstock_workers.control.lanes.explain import lasting
 from penstock_workers.control.lanes.seen import Trouble
 from penstock_workers.heartbeat import ALIVE_S
 

@@ -80,7 +80,7 @@ def inspect(settings: WorkerSettings) -> Iterator[LaneFinding]:
     wants_card = (settings.embed.device or "").startswith("cuda")
     found = machine.cards()
     if wants_card or not isinstance(found, str):
-        yield from machine.find_cards(found)
+        yield from machine.find_gpus(found)
     else:
         yield LaneFinding(True, f"{found}; the encoder would compute on the processor")
     try:

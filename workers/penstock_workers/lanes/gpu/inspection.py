@@ -140,7 +140,7 @@ def _hosted(gpu: GpuSettings, endpoint_url: str | None) -> Iterator[LaneFinding]
     from penstock_workers.lanes.gpu.host_files import find_adapters, find_bucket_model
 
     found, cards_used = machine.cards(), gpu.cards_per_replica
-    yield from machine.find_cards(found)
+    yield from machine.find_gpus(found)
     yield from machine.find_shared_memory(processes=gpu.cards_per_replica * gpu.data_parallel)
     model = gpu.model or ""
     folder = Path(model)

@@ -133,7 +133,7 @@ class Buckets:
         """
         if not self._count:
             return []
-        rows, full = self._around(min(self._heads(), key=_rank), token_budget)
+        rows, full = self._neighbours(min(self._heads(), key=_rank), token_budget)
         if not full and (only_full or now < self.due()):
             return []
         for row in rows:
@@ -149,7 +149,7 @@ class Buckets:
     def _heads(self) -> Iterator[TextRow]:
         return (next(iter(line)) for lines in self._lines.values() for line in lines.values())
 
-    def _around(self, leader: TextRow, token_budget: int) -> tuple[list[TextRow], bool]:
+    def _neighbours(self, leader: TextRow, token_budget: int) -> tuple[list[TextRow], bool]:
         """Return the leader with its neighbours in length, nearest first.
 
         Return also whether the batch is full, which it is when no other row of their length fits.

@@ -13,8 +13,8 @@ from penstock_cli.commands import worker as command
 from penstock_cli.errors import UsageProblem
 from penstock_cli.processes.gpu_workers import GpuWorkers, Group, Visible, check_ports, groups
 from penstock_ledger.in_redis.batches import WorkerSeen
-from penstock_producer.reporting.engines import cards_in_words
-from penstock_workers.lanes.cards import VARIABLES, CardsSeen, Device, cards_seen, read_list
+from penstock_producer.reporting.engines import gpus_in_words
+from penstock_workers.lanes.devices import VARIABLES, Device, GpusSeen, gpus_seen, read_list
 from penstock_workers.settings import WorkerSettings
 
 LISTED = """\
@@ -29,11 +29,11 @@ GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-aaaa1111-0000-0000-0000-000000000000)
   MIG 3g.20gb     Device  1: (UUID: MIG-22222222-aaaa-0000-0000-000000000000)
 GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-bbbb2222-0000-0000-0000-000000000000)
 """
-FOUR = CardsSeen("nvidia", read_list(LISTED), "nvidia-smi lists 4")
+FOUR = GpusSeen("nvidia", read_list(LISTED), "nvidia-smi lists 4")
 
 
 def visible(
-    asked: str, seen: CardsSeen = FOUR, given: str | None = None, each: int = 1
+    asked: str, seen: GpusSeen = FOUR, given: str | None = None, each: int = 1
 ) -> list[str]:
     inherited = None if given is None else Visible("CUDA_VISIBLE_DEVICES", given)
     return [group.visible for group in groups(asked, seen, inherited, each)]
@@ -67,7 +67,7 @@ def test_an_inherited_list_bounds_what_may_be_used() -> None:
 
 def test_a_divided_card_is_used_by_its_slices() -> None:
     """Each MIG slice gets a worker, by its UUID, and a whole card beside them one as well."""
-    seen = CardsSeen("nvidia", read_list(DIVIDED), "nvidia-smi lists 3")
+    seen = GpusSeen("nvidia", read_list(DIVIDED), "nvidia-smi lists 3")
     mine = ["MIG-11111111-aaaa-0000-0000-000000000000", "MIG-22222222-aaaa-0000-0000-000000000000"]
     assert visible("all", seen) == [*mine, "1"]
     assert visible("all", seen, given="MIG-2222") == ["MIG-2222"]
@@ -124,7 +124,7 @@ def play(monkeypatch: pytest.MonkeyPatch, result: Any) -> None:
 def test_cards_are_counted_by_nvidia_smi(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What it lists is what there is."""
     play(monkeypatch, subprocess.CompletedProcess(["nvidia-smi"], 0, LISTED, ""))
-    seen = cards_seen(tmp_path, tmp_path, tmp_path)
+    seen = gpus_seen(tmp_path, tmp_path, tmp_path)
     assert (seen.make, len(seen.devices), seen.looked) == ("nvidia", 4, "nvidia-smi lists 4")
 
 
@@ -146,7 +146,7 @@ def test_where_no_card_is_seen_the_reason_is_told(
     """A driver that hangs or fails, or a list that makes no sense: no card, with what was looked at
     and what to do."""
     play(monkeypatch, result)
-    seen = cards_seen(tmp_path, tmp_path, tmp_path)
+    seen = gpus_seen(tmp_path, tmp_path, tmp_path)
     with pytest.raises(UsageProblem, match=rf"no GPU was found: .*{told}.*leave --gpus out"):
         groups("all", seen, None, 1)
 
@@ -158,7 +158,7 @@ def test_the_driver_shows_cards_without_nvidia_smi(
     monkeypatch.setattr(shutil, "which", lambda _: None)
     for address in ("0000:81:00.0", "0000:02:00.0"):
         (tmp_path / "driver/nvidia/gpus" / address).mkdir(parents=True)
-    assert cards_seen(tmp_path, tmp_path, tmp_path).devices == (Device("0"), Device("1"))
+    assert gpus_seen(tmp_path, tmp_path, tmp_path).devices == (Device("0"), Device("1"))
 
 
 def test_amd_cards_are_those_with_a_device_file(
@@ -178,7 +178,7 @@ def test_amd_cards_are_those_with_a_device_file(
         (folder / "properties").write_text(text)
     (tmp_path / "dri").mkdir()
     (tmp_path / "dri/renderD128").touch()
-    seen = cards_seen(tmp_path, tmp_path, tmp_path)
+    seen = gpus_seen(tmp_path, tmp_path, tmp_path)
     assert (seen.make, seen.devices) == ("amd", (Device("0"),))
     assert VARIABLES["amd"] == ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 
@@ -291,15 +291,15 @@ def test_status_says_which_cards_work_where() -> None:
         WorkerSeen("node-e-9", 1.0, {"lane": "embed", "cards": "0"}),
     ]
     assert (
-        cards_in_words(seen, "gpu")
+        gpus_in_words(seen, "gpu")
         == "2 workers on node-a (cards 0+1, 2+3); 1 worker on node-b (cards 0)"
     )
-    assert cards_in_words(seen[4:], "gpu") is None
+    assert gpus_in_words(seen[4:], "gpu") is None
     many = [
         WorkerSeen(f"m{number}-{'x' * 999}-1", 1.0, {"lane": "gpu", "cards": "7" * 9999})
         for number in range(500)
     ]
-    told = cards_in_words(many, "gpu")
+    told = gpus_in_words(many, "gpu")
     assert told is not None
     assert len(told) < 2000
     assert told.endswith("and 494 more machines")

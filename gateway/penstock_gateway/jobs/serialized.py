@@ -8,8 +8,8 @@ from typing import Any, Final
 import redis
 
 from penstock_gateway.backend import Backend
-from penstock_gateway.for_tenants import pause_shown, shown_source, told_of
-from penstock_gateway.jobs import shapes
+from penstock_gateway.for_tenants import error_for, serialize_pause, shown_source
+from penstock_gateway.jobs import schemas
 from penstock_gateway.jobs.names import shown_key, tenant_of
 from penstock_ledger import BatchFigures, BatchSum, OutcomeStore
 from penstock_ledger.model import Counts, Job, JobState
@@ -17,23 +17,23 @@ from penstock_producer.reporting.account import Report, gathered
 from penstock_producer.reporting.prices import money_of
 from penstock_producer.reporting.reasons import held_by_tenant, standing_of, waits
 
-__all__ = ["counted", "detailed", "job_shown", "remaining", "report_of"]
+__all__ = ["counted", "detailed", "remaining", "report_of", "serialize_job"]
 
 _MICRO: Final = 1_000_000
 # Of a source: not keys of rows, places in packed files and the like, which are for readers.
 _SOURCE: Final = ("kind", "uri", "size", "sha256", "etag", "job_id", "generation", "where")
 
 
-def counted(backend: Backend, job: Job) -> shapes.JobShown:
+def counted(backend: Backend, job: Job) -> schemas.JobResponse:
     """Return a job with its counts. Blocks."""
-    return job_shown(job, OutcomeStore(backend.database).counts(job.job_id))
+    return serialize_job(job, OutcomeStore(backend.database).counts(job.job_id))
 
 
-def job_shown(job: Job, counts: Counts) -> shapes.JobShown:
-    return shapes.JobShown(**_fields(job, counts))
+def serialize_job(job: Job, counts: Counts) -> schemas.JobResponse:
+    return schemas.JobResponse(**_fields(job, counts))
 
 
-def detailed(backend: Backend, job: Job) -> shapes.JobDetails:
+def detailed(backend: Backend, job: Job) -> schemas.JobDetails:
     """Return a job with its counts and its details. Blocks."""
     # before the transaction, which Redis must not hold up
     stats, waits_for = (_stats(backend, job), _waits_for(backend, job))
@@ -45,7 +45,7 @@ def detailed(backend: Backend, job: Job) -> shapes.JobDetails:
     left, rate = remaining(job, counts), report.items_per_second
     fields = _fields(job, counts)
     fields["usage"]["cost_usd"] = report.cost_usd
-    return shapes.JobDetails(
+    return schemas.JobDetails(
         **fields,
         waits_for=waits_for,
         waits=waiting,
@@ -63,25 +63,25 @@ def detailed(backend: Backend, job: Job) -> shapes.JobDetails:
     )
 
 
-def _batch_troubles(job: Job, batches: Sequence[BatchSum]) -> list[shapes.BatchTroubleShown]:
+def _batch_troubles(job: Job, batches: Sequence[BatchSum]) -> list[schemas.BatchTroubleResponse]:
     return [
-        shapes.BatchTroubleShown(
+        schemas.BatchTroubleResponse(
             provider=one.provider,
             batches=number,
-            **trouble._replace(said=told_of(job, trouble.said))._asdict(),
+            **trouble._replace(said=error_for(job, trouble.said))._asdict(),
         )
         for one in batches
         for number, trouble in one.troubles
     ]
 
 
-def _unread(batches: Sequence[BatchSum]) -> shapes.UnreadShown | None:
+def _unread(batches: Sequence[BatchSum]) -> schemas.UnreadResponse | None:
     with_unread = [one for one in batches if one.unread]
     if not with_unread:
         return None
     costs = [one.unread_microusd for one in with_unread if one.unread_microusd is not None]
     cost_usd = round(sum(costs) / _MICRO, 6) if len(costs) == len(with_unread) else None
-    return shapes.UnreadShown(answers=sum(one.unread for one in with_unread), cost_usd=cost_usd)
+    return schemas.UnreadResponse(answers=sum(one.unread for one in with_unread), cost_usd=cost_usd)
 
 
 def report_of(backend: Backend, job: Job, *, sizes: bool = False) -> Report:
@@ -116,7 +116,7 @@ def _waits_for(backend: Backend, job: Job) -> str | None:
         return None
 
 
-def _waits(backend: Backend, job: Job) -> list[shapes.WaitShown]:
+def _waits(backend: Backend, job: Job) -> list[schemas.WaitResponse]:
     if job.state is not JobState.RUNNING:
         return []
     try:
@@ -124,19 +124,19 @@ def _waits(backend: Backend, job: Job) -> list[shapes.WaitShown]:
     except redis.RedisError:
         return []
     return [
-        shapes.WaitShown(code=wait.code, params=dict(wait.params), message=wait.said)
+        schemas.WaitResponse(code=wait.code, params=dict(wait.params), message=wait.said)
         for wait in waits(standing)
     ]
 
 
 def _fields(job: Job, counts: Counts) -> dict[str, Any]:
-    pause = pause_shown(job)
+    pause = serialize_pause(job)
     return {
         "id": job.job_id,
         "job": shown_key(job),
         "tenant": tenant_of(job),
         "state": str(job.state),
-        "reason": (told_of(job, job.reason) or None) if pause is None else pause["message"],
+        "reason": (error_for(job, job.reason) or None) if pause is None else pause["message"],
         "pause": pause,
         "resume_at": job.resume_at,
         "generation": job.generation,

@@ -15,10 +15,10 @@ from starlette.responses import Response
 
 from penstock_gateway.dashboard.foreign import MOST_CHARS, json_text, prompt_of, shown
 from penstock_gateway.dashboard.viewer import JobHead, Viewer, head_of, page
-from penstock_gateway.for_tenants import told_of
+from penstock_gateway.for_tenants import error_for
 from penstock_gateway.pages.chart import Part, parts
 from penstock_gateway.refused import Refused, not_found
-from penstock_ledger import DeadLetter, Job, LetterLine
+from penstock_ledger import DeadLetter, DeadLetterLine, Job
 from penstock_producer.reporting.advice import on_page
 from penstock_producer.reporting.fixes import FIXES
 from penstock_producer.reporting.text import count, counted, one_line
@@ -27,13 +27,13 @@ from penstock_producer.reporting.words import moment
 __all__ = [
     "EDIT_MAX",
     "GROUPED_MAX",
+    "DeadLetterRow",
     "Group",
-    "LetterRow",
     "alike",
+    "dead_letter_of",
+    "dead_letter_page",
+    "dead_letter_rows",
     "groups",
-    "letter_of",
-    "letter_page",
-    "letter_rows",
     "members",
 ]
 
@@ -57,7 +57,7 @@ _VALUES: Final = re.compile(
 _NAMES: Final = {"id": "ID", "quoted": "“…”", "number": "N"}
 
 
-async def letter_page(
+async def dead_letter_page(
     request: Request,
     viewer: Viewer,
     job: Job,
@@ -72,12 +72,12 @@ async def letter_page(
 
     def read() -> tuple[DeadLetter, JobHead]:
         dead = viewer.desk.outcomes.counts(job.job_id).dead
-        return letter_of(viewer, job, doc_id), head_of(viewer.desk, job, dead)
+        return dead_letter_of(viewer, job, doc_id), head_of(viewer.desk, job, dead)
 
     letter, head = await viewer.backend.run(read)
     values = _values(job, letter) | ({} if typed is None else {"body": typed})
     return page(
-        "letter.html.jinja",
+        "dead_letter.html.jinja",
         viewer,
         request,
         status=200 if refused is None else refused.status,
@@ -87,7 +87,7 @@ async def letter_page(
     )
 
 
-def letter_of(viewer: Viewer, job: Job, doc_id: str) -> DeadLetter:
+def dead_letter_of(viewer: Viewer, job: Job, doc_id: str) -> DeadLetter:
     """Return the visible dead letter of a document. Raises Refused where there is none."""
     outcome = viewer.desk.outcomes.get(job.job_id, doc_id)
     if not isinstance(outcome, DeadLetter):
@@ -96,7 +96,7 @@ def letter_of(viewer: Viewer, job: Job, doc_id: str) -> DeadLetter:
 
 
 def _values(job: Job, letter: DeadLetter) -> dict[str, Any]:
-    row = LetterRow(
+    row = DeadLetterRow(
         letter.key.doc_id,
         one_line(letter.key.doc_id, 512),
         letter.reason,
@@ -113,7 +113,7 @@ def _values(job: Job, letter: DeadLetter) -> dict[str, Any]:
         facts.append(moment(letter.created_at))
     return {
         "letter": row,
-        "error": shown(told_of(job, letter.last_error)),
+        "error": shown(error_for(job, letter.last_error)),
         "facts": " · ".join(facts),
         "fix": on_page(FIXES.get(letter.reason, "")),
         "prompt": prompt_of(letter.request) if letter.request else [],
@@ -122,7 +122,7 @@ def _values(job: Job, letter: DeadLetter) -> dict[str, Any]:
     }
 
 
-class LetterRow(NamedTuple):
+class DeadLetterRow(NamedTuple):
     doc_id: str  # as it is, for links
     name: str
     reason: str
@@ -144,15 +144,15 @@ class Group(NamedTuple):
     fix: str
 
 
-def letter_rows(job: Job, lines: Iterable[LetterLine]) -> list[LetterRow]:
+def dead_letter_rows(job: Job, lines: Iterable[DeadLetterLine]) -> list[DeadLetterRow]:
     return [
-        LetterRow(
+        DeadLetterRow(
             line.doc_id,
             one_line(line.doc_id, ID_CHARS),
             line.reason,
             count(line.attempts),
             "" if line.status_code is None else str(line.status_code),
-            one_line(told_of(job, line.last_error), ERROR_CHARS),
+            one_line(error_for(job, line.last_error), ERROR_CHARS),
             line.replayable,
         )
         for line in lines
@@ -167,9 +167,9 @@ def alike(error: str) -> str:
     ].strip()
 
 
-def groups(lines: Iterable[LetterLine]) -> list[Group]:
+def groups(lines: Iterable[DeadLetterLine]) -> list[Group]:
     """Group dead letters by reason and by error, the largest group first."""
-    found: dict[tuple[str, str], list[LetterLine]] = {}
+    found: dict[tuple[str, str], list[DeadLetterLine]] = {}
     for line in lines:
         found.setdefault((line.reason, alike(line.last_error)), []).append(line)
     ordered = sorted(found.items(), key=lambda entry: (-len(entry[1]), entry[0]))
@@ -188,7 +188,7 @@ def groups(lines: Iterable[LetterLine]) -> list[Group]:
     ]
 
 
-def members(lines: Iterable[LetterLine], reason: str, same_words: str) -> list[str]:
+def members(lines: Iterable[DeadLetterLine], reason: str, same_words: str) -> list[str]:
     """Return the documents of one group that can be sent again."""
     return [
         line.doc_id

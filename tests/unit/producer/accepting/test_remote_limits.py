@@ -11,7 +11,7 @@ import pytest
 from penstock_ledger import ApiKeyStore, DatabaseUnusable, JobStore, NewApiKey, open_database
 from penstock_ledger.model import FeedKind, NewJob
 from penstock_producer import JobSpec, Producer, SourceError, SpecError
-from penstock_producer.accepting.borders import Borders, DoorSettings
+from penstock_producer.accepting.remote_limits import DoorSettings, RemoteLimits
 from penstock_producer.settings import ProducerSettings
 from penstock_workers.errors import EndpointRefused, PricesMissing
 from penstock_workers.item.attempt import JobView
@@ -36,7 +36,7 @@ def test_what_a_stranger_may_not_ask_for_is_refused_with_the_setting(
     """By default remote jobs have no hooks, are not urgent, and ask for bounded weight, time and
     tries (B10, B19)."""
     with pytest.raises(SpecError, match=f"^job spec: /{next(iter(asked))}: .*{setting}"):
-        Borders().check(JobSpec(**asked))
+        RemoteLimits().check(JobSpec(**asked))
 
 
 @pytest.mark.parametrize(
@@ -56,13 +56,13 @@ def test_whose_budget_a_client_without_a_key_may_spend(
     """From the first API key on a tenant has to be named by the setting; a door that knows the
     tenant asks nothing (S7)."""
     doors, spec = DoorSettings(tenants=tenants), JobSpec(tenant="alpha")
-    Borders(doors, names_tenants=False).check(spec, lambda: keys)
-    Borders(doors).check(JobSpec(), lambda: keys)
+    RemoteLimits(doors, names_tenants=False).check(spec, lambda: keys)
+    RemoteLimits(doors).check(JobSpec(), lambda: keys)
     if refusal is None:
-        Borders(doors).check(spec, lambda: keys)
+        RemoteLimits(doors).check(spec, lambda: keys)
     else:
         with pytest.raises(SpecError, match=rf"^job spec: /tenant: .*{refusal}"):
-            Borders(doors).check(spec, lambda: keys)
+            RemoteLimits(doors).check(spec, lambda: keys)
 
 
 def test_a_remote_door_looks_for_keys_itself(tmp_path: Path) -> None:
@@ -71,7 +71,9 @@ def test_a_remote_door_looks_for_keys_itself(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/ledger.db"
     with contextlib.closing(open_database(url)) as database:
         database.migrate()
-        door = Producer(ProducerSettings(database_url=url), database=database, borders=Borders())
+        door = Producer(
+            ProducerSettings(database_url=url), database=database, remote_limits=RemoteLimits()
+        )
         opened = door.open_job({"model": "m", "prompt": "{text}", "tenant": "alpha"}).job
         door.check_tenant(opened.job_id)
         ApiKeyStore(database).create(NewApiKey("first", "alpha", frozenset({"write"})))
@@ -91,7 +93,7 @@ def test_an_operator_can_allow_them() -> None:
         max_attempts=20,
         providers=("default", "local"),
     )
-    borders = Borders(doors, ("corp.hooks",))
+    remote_limits = RemoteLimits(doors, ("corp.hooks",))
     spec: dict[str, Any] = {
         "tenant": "a",
         "priority": "urgent",
@@ -99,7 +101,7 @@ def test_an_operator_can_allow_them() -> None:
         "timeout_s": 5000.0,
         "max_attempts": 20,
     }
-    borders.check(
+    remote_limits.check(
         JobSpec(
             **spec,
             provider="local",
@@ -108,25 +110,27 @@ def test_an_operator_can_allow_them() -> None:
         )
     )
     with pytest.raises(SpecError, match=r"doors\.providers allows default, local"):
-        borders.check(JobSpec(provider="paid"))
+        remote_limits.check(JobSpec(provider="paid"))
     with pytest.raises(SpecError, match=r"hook_modules allows corp\.hooks"):
-        borders.check(JobSpec(preprocess="corp.hooks_of_another:f"))
+        remote_limits.check(JobSpec(preprocess="corp.hooks_of_another:f"))
 
 
 def test_a_fallback_is_no_way_around_the_providers_of_a_door() -> None:
     """A model of a provider that the door does not allow is refused, also where the door has not
     heard of that provider."""
-    borders = Borders(DoorSettings(providers=("default",), max_attempts=4))
-    borders.check(JobSpec(fallback=["large", "default/meta/llama"]))
-    Borders().check(JobSpec(fallback=["paid/large"]))
-    borders.check(JobSpec(lane="gpu", fallback=["paid/large"]))  # a model of the lane's own workers
+    remote_limits = RemoteLimits(DoorSettings(providers=("default",), max_attempts=4))
+    remote_limits.check(JobSpec(fallback=["large", "default/meta/llama"]))
+    RemoteLimits().check(JobSpec(fallback=["paid/large"]))
+    remote_limits.check(
+        JobSpec(lane="gpu", fallback=["paid/large"])
+    )  # a model of the lane's own workers
     with pytest.raises(
         SpecError,
         match=r"/fallback: 'paid/large' is refused at this door.*doors\.providers allows default",
     ):
-        borders.check(JobSpec(fallback=["paid/large"]))
+        remote_limits.check(JobSpec(fallback=["paid/large"]))
     with pytest.raises(SpecError, match=r"/schema_repairs: .*doors\.max_attempts allows 4"):
-        borders.check(JobSpec(schema_repairs=5))
+        remote_limits.check(JobSpec(schema_repairs=5))
 
 
 def test_workers_import_no_hooks_by_default() -> None:

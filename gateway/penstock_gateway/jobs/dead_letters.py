@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictStr
 from starlette.responses import Response, StreamingResponse
 
 from penstock_gateway.backend import Backend, backend_of
-from penstock_gateway.for_tenants import told_letter, told_of
+from penstock_gateway.for_tenants import dead_letter_for, error_for
 from penstock_gateway.jobs.listing import decoded, encoded
 from penstock_gateway.jobs.names import Reader, find_job
 from penstock_gateway.jobs.results import NDJSON, streamed, with_cursor
@@ -26,7 +26,7 @@ from penstock_ledger.model import DeadLetter, Job
 from penstock_producer.accepting.sampling import input_line
 from penstock_producer.outputs import error_line
 
-__all__ = ["Letter", "LetterList", "LetterShown", "Replay", "Replayed"]
+__all__ = ["DeadLetterList", "DeadLetterResponse", "DeadLetterView", "Replay", "Replayed"]
 
 DOCS_MAX: Final = 10_000  # ids that one replay names
 
@@ -87,7 +87,7 @@ class Replayed(BaseModel):
     )
 
 
-class LetterShown(BaseModel):
+class DeadLetterResponse(BaseModel):
     """A document that has failed for good."""
 
     model_config = _like(_LETTER)
@@ -108,7 +108,7 @@ class LetterShown(BaseModel):
     )
 
 
-class Letter(LetterShown):
+class DeadLetterView(DeadLetterResponse):
     """The same with the request that was sent, and the last answer to it."""
 
     model_config = _like(
@@ -127,16 +127,16 @@ class Letter(LetterShown):
     response: Any = None
 
 
-class LetterList(BaseModel):
+class DeadLetterList(BaseModel):
     model_config = _like({"object": "list", "data": [_LETTER], "next": None})
 
     object: Literal["list"] = "list"
-    data: list[LetterShown]
+    data: list[DeadLetterResponse]
     next: str | None
 
 
 @router.get("/{job}/dead-letters", operation_id="list_dead_letters")
-async def list_letters(
+async def list_dead_letters(
     request: Request,
     job: str,
     caller: Reader,
@@ -156,12 +156,12 @@ async def list_letters(
         str | None, Query(max_length=2_000, description="`next` of the page before.")
     ] = None,
     limit: Annotated[int, Query(ge=1, le=PAGE_MAX)] = 50,
-) -> LetterList:
+) -> DeadLetterList:
     """List the dead letters of a job, without their requests."""
     backend = backend_of(request)
     after = None if cursor is None else decoded(cursor, int)
 
-    def look() -> LetterList:
+    def look() -> DeadLetterList:
         found = find_job(backend, caller, job)
         letters = OutcomeStore(backend.database).dead_letters(
             found.job_id, reason=reason, generation=generation, after=after, page=limit + 1
@@ -169,8 +169,8 @@ async def list_letters(
         shown = list(islice(letters, limit + 1))
         more = len(shown) > limit
         last = shown[limit - 1].key if more else None
-        return LetterList(
-            data=[LetterShown(**_fields(found, letter)) for letter in shown[:limit]],
+        return DeadLetterList(
+            data=[DeadLetterResponse(**_fields(found, letter)) for letter in shown[:limit]],
             next=None if last is None else encoded(last.generation, last.doc_id),
         )
 
@@ -183,7 +183,7 @@ async def list_letters(
     response_class=Response,
     responses=_LINES,
 )
-async def export_letters(
+async def export_dead_letters(
     request: Request,
     job: str,
     caller: Reader,
@@ -232,21 +232,23 @@ async def export_letters(
 
 
 @router.get("/{job}/dead-letters/{doc_id:path}", operation_id="retrieve_dead_letter")
-async def show_letter(request: Request, job: str, doc_id: str, caller: Reader) -> Letter:
+async def show_dead_letter(
+    request: Request, job: str, doc_id: str, caller: Reader
+) -> DeadLetterView:
     """Show one dead letter: its error, its request and the last answer to it."""
     backend = backend_of(request)
 
-    def look() -> Letter:
+    def look() -> DeadLetterView:
         return _letter(backend, find_job(backend, caller, job), doc_id)
 
     return await backend.run(look)
 
 
-def _letter(backend: Backend, job: Job, doc_id: str) -> Letter:
+def _letter(backend: Backend, job: Job, doc_id: str) -> DeadLetterView:
     found = OutcomeStore(backend.database).get(job.job_id, doc_id)
     if not isinstance(found, DeadLetter):
         raise not_found("dead letter", doc_id)
-    return Letter(
+    return DeadLetterView(
         **_fields(job, found), request=_readable(found.request), response=_readable(found.response)
     )
 
@@ -254,7 +256,7 @@ def _letter(backend: Backend, job: Job, doc_id: str) -> Letter:
 def _exported(job: Job, letter: DeadLetter, endpoint: str | None) -> bytes:
     """Return a line of `errors.jsonl`; with an ``endpoint`` a line of input."""
     if endpoint is None:
-        line = error_line(told_letter(job, letter))
+        line = error_line(dead_letter_for(job, letter))
     else:
         line = input_line(letter.key.doc_id, letter.request, letter.endpoint or endpoint)
     return with_cursor(line, encoded(letter.key.generation, letter.key.doc_id))
@@ -268,7 +270,7 @@ def _fields(job: Job, letter: DeadLetter) -> dict[str, Any]:
         "attempts": letter.attempts,
         "calls": letter.calls,
         "status_code": letter.status_code,
-        "last_error": told_of(job, letter.last_error),
+        "last_error": error_for(job, letter.last_error),
         "line": letter.line,
         "created_at": letter.created_at,
         "endpoint": letter.endpoint,

@@ -7,13 +7,13 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
 
 __all__ = [
-    "FiringShown",
+    "FiringResponse",
     "NewSchedule",
     "Noticed",
     "Removed",
     "ScheduleDetails",
     "ScheduleList",
-    "ScheduleShown",
+    "ScheduleResponse",
 ]
 
 CONDITIONS_MAX: Final = 20  # on outcomes
@@ -100,7 +100,7 @@ class NewSchedule(BaseModel):
         return dict(self.model_extra or {})
 
 
-class FiringShown(BaseModel):
+class FiringResponse(BaseModel):
     """A time that was decided, and what came of it."""
 
     planned_at: float
@@ -112,7 +112,7 @@ class FiringShown(BaseModel):
     reason: str | None = Field(description="Why there is no job.")
 
 
-class ScheduleShown(BaseModel):
+class ScheduleResponse(BaseModel):
     """A schedule. Times are Unix seconds."""
 
     model_config = _like(_SCHEDULE)
@@ -131,7 +131,7 @@ class ScheduleShown(BaseModel):
     tenant: str | None
 
 
-class ScheduleDetails(ScheduleShown):
+class ScheduleDetails(ScheduleResponse):
     """The same with its options, and what came of its latest times."""
 
     model_config = _like(
@@ -140,14 +140,14 @@ class ScheduleDetails(ScheduleShown):
     )
 
     spec: dict[str, Any]
-    firings: list[FiringShown] = Field(description="Newest first.")
+    firings: list[FiringResponse] = Field(description="Newest first.")
 
 
 class ScheduleList(BaseModel):
     model_config = _like({"object": "list", "data": [_SCHEDULE]})
 
     object: Literal["list"] = "list"
-    data: list[ScheduleShown]
+    data: list[ScheduleResponse]
 
 
 class Removed(BaseModel):

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
-__all__ = ["VARIABLES", "CardsSeen", "Device", "Make", "cards_seen"]
+__all__ = ["VARIABLES", "Device", "GpusSeen", "Make", "gpus_seen"]
 
 ASK: Final = ("nvidia-smi", "-L")
 ASK_TIMEOUT_S: Final = 20.0
 """A driver that is being reset answers late; one that hangs would hold up the start for ever."""
-CARDS_MAX: Final = 1024  # more than any machine has: what is beyond is not read
+GPUS_MAX: Final = 1024  # more than any machine has: what is beyond is not read
 SAID_CHARS: Final = 200
 _CARD: Final = re.compile(r"GPU (\d+): .*\(UUID: (GPU-[0-9A-Za-z-]+)\)")
 _SLICE: Final = re.compile(r"\s+MIG .*\(UUID: (MIG-[0-9A-Za-z/-]+)\)")
@@ -44,7 +44,7 @@ class Device(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class CardsSeen:
+class GpusSeen:
     """``looked`` says in words what was seen, for those who wonder where their cards are."""
 
     make: Make
@@ -52,24 +52,24 @@ class CardsSeen:
     looked: str
 
 
-def cards_seen(
+def gpus_seen(
     proc: Path = Path("/proc"), sys: Path = Path("/sys"), dev: Path = Path("/dev")
-) -> CardsSeen:
+) -> GpusSeen:
     """List all GPUs that the machine, or this container, has.
 
     The variables do not count here."""
     asked = _ask_nvidia()
     devices = () if isinstance(asked, str) else asked
     if devices:
-        return CardsSeen("nvidia", devices, f"nvidia-smi lists {len(devices)}")
+        return GpusSeen("nvidia", devices, f"nvidia-smi lists {len(devices)}")
     said = asked if isinstance(asked, str) else "nvidia-smi lists no card"
     if isinstance(asked, str) and (shown := _shown_by_driver(proc)):
-        return CardsSeen("nvidia", shown, f"{said}; {proc}/driver/nvidia/gpus lists {len(shown)}")
+        return GpusSeen("nvidia", shown, f"{said}; {proc}/driver/nvidia/gpus lists {len(shown)}")
     amd = _amd(sys, dev)
     looked = (
         f"{said}; {sys}/class/kfd shows {len(amd) or 'no'} AMD card{'' if len(amd) == 1 else 's'}"
     )
-    return CardsSeen("amd" if amd else "nvidia", amd, looked)
+    return GpusSeen("amd" if amd else "nvidia", amd, looked)
 
 
 def read_list(text: str) -> tuple[Device, ...]:
@@ -78,7 +78,7 @@ def read_list(text: str) -> tuple[Device, ...]:
     A GPU that is divided is only used by its slices."""
     found: list[Device] = []
     whole: Device | None = None
-    for line in text.splitlines()[: 8 * CARDS_MAX]:
+    for line in text.splitlines()[: 8 * GPUS_MAX]:
         if card := _CARD.match(line):
             whole = Device(card[1], card[2])
             found.append(whole)
@@ -86,7 +86,7 @@ def read_list(text: str) -> tuple[Device, ...]:
             if whole is not None and found[-1] is whole:
                 found.pop()
             found.append(Device(part[1], part[1], is_slice=True))
-    return tuple(found[:CARDS_MAX])
+    return tuple(found[:GPUS_MAX])
 
 
 def _ask_nvidia() -> tuple[Device, ...] | str:
@@ -111,7 +111,7 @@ def _shown_by_driver(proc: Path) -> tuple[Device, ...]:
 
     That is the order of CUDA_DEVICE_ORDER=PCI_BUS_ID."""
     try:
-        folders = sorted((proc / "driver/nvidia/gpus").iterdir())[:CARDS_MAX]
+        folders = sorted((proc / "driver/nvidia/gpus").iterdir())[:GPUS_MAX]
     except OSError:
         return ()
     return tuple(Device(str(number)) for number in range(len(folders)))
@@ -125,7 +125,7 @@ def _amd(sys: Path, dev: Path) -> tuple[Device, ...]:
     nodes = sys / "class/kfd/kfd/topology/nodes"
     try:
         folders = sorted(nodes.iterdir(), key=lambda folder: (len(folder.name), folder.name))[
-            :CARDS_MAX
+            :GPUS_MAX
         ]
     except OSError:
         return ()

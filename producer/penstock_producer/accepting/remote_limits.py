@@ -19,7 +19,7 @@ from penstock_producer.job.fallback import may_name_a_provider, provider_and_mod
 from penstock_producer.job.spec import JobSpec, SourceFormatName
 from penstock_producer.source_formats import SAFE_FORMATS
 
-__all__ = ["Borders", "DoorSettings"]
+__all__ = ["DoorSettings", "RemoteLimits"]
 
 ANY = "*"  # in `doors.tenants` and `doors.urgent_tenants`: whatever tenant a job names, or none
 
@@ -62,7 +62,7 @@ class DoorSettings(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Borders:
+class RemoteLimits:
     """Checks every spec that comes through a remote door."""
 
     doors: DoorSettings = field(default_factory=DoorSettings)

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from penstock_ledger import Job, OutcomeStore, PenstockError
-from penstock_producer.reporting.course import Course, course_of
+from penstock_producer.reporting.timeline import Timeline, timeline_of
 
-__all__ = ["Courses", "Speeds"]
+__all__ = ["Speeds", "Timelines"]
 
 SPAN_S: Final = 30.0
 LEAST_S: Final = 1.5  # between the first and the last look: a shorter span wavers
@@ -70,13 +70,13 @@ class Speeds:
 
 
 class _Counted(NamedTuple):
-    course: Course
+    timeline: Timeline
     finished: int
     generation: int
     next_at: float
 
 
-class Courses:
+class Timelines:
     def __init__(self, outcomes: OutcomeStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._outcomes = outcomes
         self._clock = clock
@@ -85,42 +85,42 @@ class Courses:
         self._counting = False
         self._lock = threading.Lock()
 
-    def of(self, job: Job, finished: int) -> Course | None:
-        """Return the job's course; None where it is counted now for the first time."""
+    def of(self, job: Job, finished: int) -> Timeline | None:
+        """Return the job's timeline; None where it is counted now for the first time."""
         with self._lock:
             known = self._counted.get(job.job_id)
             if known is not None:
                 self._counted.move_to_end(job.job_id)
                 same = (known.finished, known.generation) == (finished, job.generation)
                 if (same and job.state.final) or self._clock() < known.next_at:
-                    return known.course
+                    return known.timeline
             if finished > AT_ONCE:
                 if not self._counting:
                     self._counting = True
                     threading.Thread(
                         target=self._count_beside, args=(job, finished), daemon=True
                     ).start()
-                return None if known is None else known.course
+                return None if known is None else known.timeline
         return self._count(job, finished)
 
     def _count_beside(self, job: Job, finished: int) -> None:
         try:
             self._count(job, finished)
         except PenstockError as error:
-            log.warning("the course of job %s was not counted: %s", job.job_id, error)
+            log.warning("the timeline of job %s was not counted: %s", job.job_id, error)
         finally:
             with self._lock:
                 self._counting = False
 
-    def _count(self, job: Job, finished: int) -> Course:
+    def _count(self, job: Job, finished: int) -> Timeline:
         began = self._clock()
-        course = course_of(self._outcomes, job)
+        timeline = timeline_of(self._outcomes, job)
         now = self._clock()
         entry = _Counted(
-            course, finished, job.generation, now + max(PAUSE_S, SHARE * (now - began))
+            timeline, finished, job.generation, now + max(PAUSE_S, SHARE * (now - began))
         )
         with self._lock:
             self._counted[job.job_id] = entry
             while len(self._counted) > KEPT:
                 self._counted.popitem(last=False)
-        return course
+        return timeline

@@ -51,9 +51,9 @@ import sys
 from pathlib import Path
 from penstock_cli.processes.gpu_workers import groups
 from penstock_cli.processes.gpu_workers import GpuWorkers, serve
-from penstock_workers.lanes.cards import cards_seen
+from penstock_workers.lanes.devices import gpus_seen
 from penstock_workers.settings import WorkerSettings
-seen = cards_seen()
+seen = gpus_seen()
 settings = WorkerSettings(lane="gpu", probe_dir=Path(sys.argv[2]), drain_seconds=5)
 workers = GpuWorkers(
     groups("all", seen, None, 1), seen.make, ("CUDA_VISIBLE_DEVICES",), [sys.executable, "-c", sys.argv[1]], "pool@%h",

@@ -10,14 +10,14 @@ from penstock_gateway.webhook_delivery import URL_MAX
 from penstock_producer.job.spec import MAX_BUDGET_USD, MAX_SPAN_S
 
 __all__ = [
-    "BatchTroubleShown",
+    "BatchTroubleResponse",
     "Between",
     "CancelOrPause",
     "Estimate",
     "Extrapolation",
     "JobDetails",
     "JobList",
-    "JobShown",
+    "JobResponse",
     "Limits",
     "Move",
     "NewItem",
@@ -25,10 +25,10 @@ __all__ = [
     "Preview",
     "Purged",
     "Pushed",
-    "RequestShown",
-    "RowShown",
+    "RequestResponse",
+    "RowResponse",
     "Sealed",
-    "UnreadShown",
+    "UnreadResponse",
 ]
 
 WHERE_MAX: Final = 20  # conditions on outcomes
@@ -157,7 +157,7 @@ class Usage(BaseModel):
     )
 
 
-class AdviceShown(BaseModel):
+class AdviceResponse(BaseModel):
     """Something to do about a pause."""
 
     text: str
@@ -166,7 +166,7 @@ class AdviceShown(BaseModel):
     )
 
 
-class PauseShown(BaseModel):
+class PauseResponse(BaseModel):
     """Why a job is paused."""
 
     code: str = Field(
@@ -178,10 +178,10 @@ class PauseShown(BaseModel):
         description="What belongs to the code: sums, shares, examples, what was reported."
     )
     message: str = Field(description="The pause as a sentence.")
-    advice: list[AdviceShown]
+    advice: list[AdviceResponse]
 
 
-class JobShown(BaseModel):
+class JobResponse(BaseModel):
     """A job, and how far it is. Times are Unix seconds."""
 
     model_config = _like(_JOB)
@@ -192,7 +192,7 @@ class JobShown(BaseModel):
     tenant: str | None
     state: str
     reason: str | None = Field(description="Why it is paused or has failed.")
-    pause: PauseShown | None = Field(
+    pause: PauseResponse | None = Field(
         description="Why it is paused, as data; null where it is not paused."
     )
     resume_at: float | None = Field(description="When a paused job goes on by itself.")
@@ -205,7 +205,7 @@ class JobShown(BaseModel):
     usage: Usage
 
 
-class WaitShown(BaseModel):
+class WaitResponse(BaseModel):
     """Why documents of a running job wait."""
 
     code: str = Field(description="Such as no_worker, no_model, redis_full and slots_taken.")
@@ -213,7 +213,7 @@ class WaitShown(BaseModel):
     message: str
 
 
-class BatchTroubleShown(BaseModel):
+class BatchTroubleResponse(BaseModel):
     """Why provider batches do not get on. Times are Unix seconds."""
 
     provider: str
@@ -229,7 +229,7 @@ class BatchTroubleShown(BaseModel):
     again_at: float = Field(description="When the call is tried again.")
 
 
-class UnreadShown(BaseModel):
+class UnreadResponse(BaseModel):
     """Answers of provider batches that were paid for and could not be read."""
 
     answers: int
@@ -238,7 +238,7 @@ class UnreadShown(BaseModel):
     )
 
 
-class JobDetails(JobShown):
+class JobDetails(JobResponse):
     """The same with what only one job is shown with."""
 
     model_config = _like(
@@ -269,13 +269,13 @@ class JobDetails(JobShown):
     waits_for: str | None = Field(
         description="Why calls of a running job wait: the budget of its tenant for the month."
     )
-    waits: list[WaitShown] = Field(
+    waits: list[WaitResponse] = Field(
         description="Why documents of a running job wait, the most serious first."
     )
-    batch_troubles: list[BatchTroubleShown] = Field(
+    batch_troubles: list[BatchTroubleResponse] = Field(
         description="What its open provider batches wait for."
     )
-    unread: UnreadShown | None
+    unread: UnreadResponse | None
     items_per_second: float
     eta_s: float | None = Field(
         description="Seconds to the end at the rate so far; null where that is not known."
@@ -297,7 +297,7 @@ class JobList(BaseModel):
     model_config = _like({"object": "list", "data": [_JOB], "next": None, "previous": None})
 
     object: Literal["list"] = "list"
-    data: list[JobShown]
+    data: list[JobResponse]
     next: str | None
     previous: str | None
 
@@ -328,7 +328,7 @@ class Estimate(BaseModel):
     cost_usd: float | None = Field(description="null where no price is known.")
 
 
-class RowShown(BaseModel):
+class RowResponse(BaseModel):
     """A row that would not become a document."""
 
     line: int
@@ -339,7 +339,7 @@ class RowShown(BaseModel):
     fix: str
 
 
-class RequestShown(BaseModel):
+class RequestResponse(BaseModel):
     """A request as it would be sent. Tokens are estimated."""
 
     doc_id: str
@@ -392,8 +392,8 @@ class Preview(BaseModel):
     rows: int = Field(description="How many rows were looked at.")
     more: bool = Field(description="Whether the source has more rows.")
     tokens_by: str
-    requests: list[RequestShown] = Field(description="The requests of the first rows.")
-    problems: list[RowShown]
+    requests: list[RequestResponse] = Field(description="The requests of the first rows.")
+    problems: list[RowResponse]
 
 
 class Between(BaseModel):

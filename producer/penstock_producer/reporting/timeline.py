@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-__all__ = ["Course", "Latency", "Stretch", "course_of", "percentiles", "summed"]
+__all__ = ["Latency", "Stretch", "Timeline", "percentiles", "summed", "timeline_of"]
 
 if TYPE_CHECKING:
     from penstock_ledger import OutcomeStore
@@ -43,8 +43,8 @@ class Latency(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
-    """The course of a job: how many of its visible outcomes had ended by when.
+class Timeline:
+    """The timeline of a job: how many of its visible outcomes had ended by when.
 
     Those of replayed dead letters ended when their replay did.
     """
@@ -57,11 +57,11 @@ class Course:
         return self.stretches[-1].seconds if self.stretches else 0
 
 
-def course_of(store: OutcomeStore, job: Job, now: float | None = None) -> Course:
+def timeline_of(store: OutcomeStore, job: Job, now: float | None = None) -> Timeline:
     since = job.created_at
     until = job.finished_at or (time.time() if now is None else now)
     each_s = max(1, math.ceil((until - since) / STRETCHES))
-    return Course(
+    return Timeline(
         summed(store.ended_in(job.job_id, since, each_s), each_s),
         percentiles(store.latencies(job.job_id)),
     )
