@@ -280,7 +280,7 @@ class WorkerEngine:
         yield from engine_figures(lane, gauges)
         if self._row.serves is not None:
             yield catalogue.ENGINE_BUSY(self._computing.busy_s, lane)
-            yield catalogue.ENGINE_COST(self._tally.engine_cost_usd, lane)
+            yield catalogue.ENGINE_COST(self._tally.paid.engine_usd, lane)
         yield from bound_figures(lane, str(gauges.get("bound") or self._host.bound()))
         if self._control is not None:
             yield from self._control.figures()
