@@ -120,7 +120,6 @@ def job_steps(
     stopping = Stopping(hot, limits, Resumes(jobs, states, quotas), lanes, specs)
 
     windows = FeedWindows(hot, settings.window, specs)
-    first = FirstHundred(hot)
     reconciliation = Reconciliation(counters, settings.reconcile_interval_s)
     opener = FeedOpener(
         settings, database, hot, specs, reconciliation, owner=owner, tracing=tracing
@@ -128,11 +127,9 @@ def job_steps(
     leading = Leading(
         Leadership(jobs, owner, opener.open),
         Processes(hot, owner),
-        windows,
-        Feeding(database, windows, first, limits, specs, counters, failpoints),
+        Feeding(database, windows, FirstHundred(hot), limits, specs, counters, failpoints),
         Leaving(settings, database, hot, known, failpoints),
         reconciliation,
-        first,
         states,
         specs,
     )
