@@ -36,11 +36,10 @@ from penstock_workers.item.settling.records import MadeWithNotes, Records
 from penstock_workers.item.settling.settle import Durable, Settler
 from penstock_workers.item.settling.tally import OutcomeTally
 from penstock_workers.item.slots import ItemWaits
-from penstock_workers.item_worker import DrainFigures, ItemWorker, LaneHere
+from penstock_workers.item_worker import Consume, DrainFigures, ItemWorker, LaneHere, ServedModel
 from penstock_workers.lanes.registry import bound_figures, lane_row, served_by
 from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.samples import Sample
-from penstock_workers.served_model import Consume, ServedModel
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings, process_name
 from penstock_workers.stores import Stores, open_stores
 from penstock_workers.tracing import Tracing, open_tracing
