@@ -12,9 +12,8 @@ from penstock_ledger.model import Job, JobState
 from penstock_producer.feed.queues import SERVES, Served, queue_name
 from penstock_producer.job.lanes import LANES
 from penstock_ratelimit import Flow, Priority
-from penstock_workers.control.feeds.shares import Share, parts_of_window, shares
+from penstock_workers.control.feeds.shares import TURNS, Share, Turns, parts_of_window, shares
 from penstock_workers.control.feeds.specs import Specs
-from penstock_workers.control.feeds.turns import TURNS, Turns
 from penstock_workers.heartbeat import ALIVE_S
 from penstock_workers.item.run.reading import flow_of
 

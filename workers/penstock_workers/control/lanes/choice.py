@@ -16,8 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from penstock_workers.control.lanes.explain import of_budget, sentence
-from penstock_workers.control.lanes.paces import InBatches
-from penstock_workers.control.lanes.seen import JobNow, LaneNow, Plan
+from penstock_workers.control.lanes.seen import InBatches, JobNow, LaneNow, Plan
 from penstock_workers.lane_changes import LaneChangeSettings
 
 __all__ = ["Choice", "choose"]
