@@ -79,7 +79,11 @@ def _placed(flows: Collection[Flow], front: int) -> dict[str, int]:
 
 
 def _parts_beside(flows: Collection[Flow], placed: Collection[str]) -> dict[str, float]:
-    return parts(_at_most_normal(flow) for flow in flows if flow.job not in placed)
+    return parts(
+        replace(flow, priority=max(flow.priority, Priority.NORMAL))
+        for flow in flows
+        if flow.job not in placed
+    )
 
 
 def _places(urgent: Collection[Flow], front: int) -> dict[str, int]:
@@ -92,10 +96,6 @@ def _places(urgent: Collection[Flow], front: int) -> dict[str, int]:
         if sum(placed.values()) + wanted <= front:
             placed[job] = wanted
     return placed
-
-
-def _at_most_normal(flow: Flow) -> Flow:
-    return replace(flow, priority=Priority.NORMAL) if flow.priority < Priority.NORMAL else flow
 
 
 # steps that fill the shared room: fewer would let small jobs wait longer, more would be smaller

@@ -10,7 +10,6 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Final
 
 from penstock_ledger.redaction import redact
-from penstock_producer.feed.queues import Served
 from penstock_workers.errors import ModelMissing, PackageMissing
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.lanes import machine
@@ -174,25 +173,13 @@ def _admission(_settings: WorkerSettings, lane: EmbedLane | EmbedServerLane) -> 
     return WhileUp(lane.is_up, lane.up) if isinstance(lane, EmbedServerLane) else Unpaced()
 
 
-def _engine_url(settings: WorkerSettings) -> str | None:
-    return settings.embed.upstream_url
-
-
-def _serves(settings: WorkerSettings) -> Served:
-    return settings.embed.served()
-
-
-def _announces(lane: EmbedLane | EmbedServerLane) -> Served:
-    return lane.served
-
-
 EMBED: LaneRow[EmbedLane | EmbedServerLane] = LaneRow(
     name="embed",
     make=_make,
     admission=_admission,
     suspect_children=1,  # it loads the model once more
-    serves=_serves,
-    announces=_announces,
+    serves=lambda settings: settings.embed.served(),
+    announces=lambda lane: lane.served,
     settings=EmbedSettings,
     modules=("penstock_workers.lanes.embed.embed_lane", "penstock_workers.lanes.embed.server_lane"),
     gauges={
@@ -203,7 +190,7 @@ EMBED: LaneRow[EmbedLane | EmbedServerLane] = LaneRow(
         "token_budget": Gauge(catalogue.EMBED_BUDGET),
     },
     engine="sentence_transformers",
-    engine_url=_engine_url,
+    engine_url=lambda settings: settings.embed.upstream_url,
     inspect=inspect,
     tries=TRIES,
     check=check,
