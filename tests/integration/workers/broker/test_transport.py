@@ -112,7 +112,7 @@ def test_a_message_that_ends_its_consumer_is_set_aside(
 def test_what_a_lost_connection_leaves_undelivered_goes_back(
     connection: Connection, redis_server: RedisServer
 ) -> None:
-    """A claim brings many messages at once; those behind the failure are nobody's."""
+    """A claim brings many messages at once; those behind the failure stay with no worker."""
     put(connection, 5)
     got: list[Any] = []
 
