@@ -121,7 +121,7 @@ class _Pending(NamedTuple):
 
 
 class Child:
-    """Used on one event loop. Its caller bounds the number of calls."""
+    """A child process and its calls, on one event loop. Its caller bounds their number."""
 
     def __init__(self, process: Process, running_calls: RunningCalls, limits: ChildLimits) -> None:
         self.retired = False  # takes no more calls, and is ended when those inside are answered

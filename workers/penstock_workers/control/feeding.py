@@ -48,7 +48,7 @@ def is_open(feed: Feed) -> bool:
 
 
 class Feeding:
-    """Belongs to the control thread. What it raises is what ``Feeder.step`` raises."""
+    """Fills the room of feeds in a round, on the control thread. Raises as ``Feeder.step`` does."""
 
     def __init__(
         self,

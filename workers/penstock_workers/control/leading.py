@@ -108,7 +108,7 @@ class FeedOpener:
 
 
 class Leading:
-    """Belongs to the control thread."""
+    """What this process leads, and its steps in a round, on the control thread."""
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ UNPARK_MAX: Final = 2_000  # messages of a resumed job brought back per round
 
 
 class Resumes:
-    """Belongs to the control thread.
+    """Lets paused jobs go on, on the control thread.
 
     Any process may find that a job goes on; the states in SQL and Redis say who was first."""
 

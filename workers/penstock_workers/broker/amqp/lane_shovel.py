@@ -260,7 +260,7 @@ class TargetQueue:
 
 
 class LaneShovel:
-    """Belongs to the shovel's thread. Raises redis-py's and py-amqp's errors."""
+    """Moves one lane's messages, on the shovel's thread. Raises redis-py's and py-amqp's errors."""
 
     def __init__(
         self, client: redis.Redis, queue: str, visibility_timeout_s: float, *, owner: str

@@ -32,7 +32,7 @@ REDIS_TIMEOUT_S = 10.0
 
 
 class Shovel:
-    """Belongs to its thread.
+    """Moves the messages of all lanes, on its own thread.
 
     Connects to RabbitMQ when there is something to move, or to look after."""
 

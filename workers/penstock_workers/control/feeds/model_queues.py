@@ -30,7 +30,7 @@ SWEEPS_PER_TIMEOUT: Final = 2
 
 
 class DeadHomes:
-    """Belongs to the control thread. Raises redis.RedisError."""
+    """Returns what dead workers held, on the control thread. Raises redis.RedisError."""
 
     def __init__(self, hot: RedisLedger, client: redis.Redis, visibility_timeout_s: float) -> None:
         self._hot = hot
@@ -78,7 +78,7 @@ LOOK_S: Final = 5.0  # an autoscaler asks every 10 s or so
 
 
 class FoundAdapters:
-    """Belongs to the control thread. Raises redis.RedisError."""
+    """Counts what waits for found adapters, on the control thread. Raises redis.RedisError."""
 
     def __init__(self, hot: RedisLedger) -> None:
         self._hot = hot

@@ -55,7 +55,7 @@ class _Bound(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """What its budgets let a job do in this round."""
+    """What the budgets of a job allow in this round."""
 
     documents: int  # that may be fed
     lacking: int | None  # the least that was refused, see Account
@@ -68,7 +68,7 @@ class _Look(NamedTuple):
 
 
 class JobLimits:
-    """Belongs to the control thread."""
+    """Holds jobs to their deadline and their budgets, on the control thread."""
 
     def __init__(
         self, outcomes: OutcomeStore, hot: RedisLedger, states: JobStates, accounts: Accounts

@@ -139,7 +139,7 @@ class Background:
 
 
 class JobSinks:
-    """Belongs to the control thread of the process that leads the job's last generation."""
+    """Writes results, on the control thread of the process that leads the job's last generation."""
 
     def __init__(
         self,

@@ -57,7 +57,7 @@ class _Circumstances(NamedTuple):
 
 
 class LaneFacts:
-    """Belongs to the control thread."""
+    """What is known of jobs and lanes, gathered on the control thread."""
 
     def __init__(
         self,

@@ -39,7 +39,7 @@ MICROUSD: Final = 1_000_000
 
 
 class OutcomeTally:
-    """Since the process started. Written on the item loop, read by any thread."""
+    """Sums since the process started, written on the item loop and read by any thread."""
 
     def __init__(self, providers: Sequence[str]) -> None:
         self.items: Counter[str] = Counter(dict.fromkeys(OUTCOMES.values(), 0))

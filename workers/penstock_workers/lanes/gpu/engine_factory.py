@@ -47,7 +47,7 @@ class Built:
 
 
 class EngineFactory:
-    """Used on one event loop."""
+    """Makes engines, on one event loop."""
 
     def __init__(
         self,

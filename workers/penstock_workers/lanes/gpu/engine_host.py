@@ -133,7 +133,7 @@ class Probe:
 
 
 class EngineHost:
-    """Used on one event loop.
+    """Keeps an engine alive, on one event loop.
 
     ``on_built`` gets each engine's VllmConfig; ``on_end`` is called as one is ended by force."""
 
