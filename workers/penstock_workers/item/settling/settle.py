@@ -55,11 +55,8 @@ class Settler:
         """Take ``is_short``: whether others wait for what so many outcomes hold.
 
         It is given the seconds since the latest group, too."""
-        self._bridge = bridge
-        self._records = records
-        self._on_durable = on_durable
-        self._tally = tally
-        self._failpoints = failpoints
+        self._bridge, self._records, self._on_durable = bridge, records, on_durable
+        self._tally, self._failpoints = tally, failpoints
         self._gatherer = Gatherer(
             self._commit,
             group_max=group_max,

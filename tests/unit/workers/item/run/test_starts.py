@@ -20,7 +20,7 @@ from penstock_workers.item.run.starts import Starts
 
 
 class Ledger:
-    """Redis and SQL, as a test has set them; ``called`` is what they were told, in order."""
+    """Redis and SQL, as a test has set them; ``called`` is what they had to do, in order."""
 
     def __init__(self) -> None:
         self.reply = Begun(BeginReply.GO, 0)
@@ -163,7 +163,7 @@ async def test_nothing_that_sql_has_finished_is_paid_again(
 
 
 async def test_an_item_that_has_crashed_a_worker_and_is_not_finished_starts(house: House) -> None:
-    """With the number of its crashes, by which suspects are told."""
+    """With the number of its crashes, by which suspects are found."""
     house.ledger.reply = Begun(BeginReply.GO, 2)
     attempt = make_attempt("a")
     assert await house.ended(attempt) is None
