@@ -152,7 +152,7 @@ class Waiting:
 
 
 class ItemWaits:
-    """All of an item loop."""
+    """All that items of one loop wait for."""
 
     def __init__(self, concurrency: int) -> None:
         self.slots = Slots(concurrency)
