@@ -166,9 +166,9 @@ def translated(chat: Mapping[str, Any]) -> dict[str, Any]:
     Raises BadMessages, whose place is the field: `tools[0]`, `logprobs`, `messages[2].role`.
     """
     config = {name: value for name, value in chat.items() if name in _CONFIG.writers}
-    body = {name: value for name, value in chat.items() if name not in config}
+    body = _FIELDS.translated({name: chat[name] for name in chat if name not in config})
     written = _CONFIG.translated(config)
-    return _FIELDS.translated(body) | ({"generationConfig": written} if written else {})
+    return body | ({"generationConfig": written} if written else {})
 
 
 def _renamed(there: str) -> Writer:
