@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from penstock_ledger import (
     POOL_SIZE,
@@ -38,7 +38,6 @@ from penstock_ledger.model import (
 )
 from penstock_ledger.texts import Command, Run, Text
 from penstock_ledger.vectors import Vectors
-from penstock_producer.accepting.acceptance import estimated_usd
 from penstock_producer.accepting.new_jobs import (
     MAX_JOB_KEY_CHARS,
     Content,
@@ -47,7 +46,7 @@ from penstock_producer.accepting.new_jobs import (
 )
 from penstock_producer.accepting.remote_limits import RemoteLimits
 from penstock_producer.accepting.results_probe import ResultsProbe
-from penstock_producer.accepting.sampling import FirstRows, Sample, first_rows, sample_of
+from penstock_producer.accepting.sampling import Preview, Sample, preview, sample_of
 from penstock_producer.accepting.survey import Check, survey
 from penstock_producer.errors import (
     JobCancelled,
@@ -113,19 +112,6 @@ class JobStatus:
     def remaining(self) -> int | None:
         """Documents without an outcome; None while an open job is not closed."""
         return None if self.job.total is None else self.job.total - self.finished
-
-
-class JobEstimate(NamedTuple):
-    """What a source holds, and about what its job would take."""
-
-    documents: int
-    unusable: int  # rows that would be dead letters
-    tokens_in: int
-    tokens_out: int
-    # whether every request says how long its answer may be: ``tokens_out`` is the most then
-    tokens_out_capped: bool
-    tokens_by: str  # what prompts were counted by
-    usd: float | None  # None: no price is known
 
 
 class Producer:
@@ -240,47 +226,22 @@ class Producer:
         came = Submission(job_key, started_by, door=door, sample_of=sample_of)
         return self._new.create_surveyed(spec, found, came, key_pages(opened))
 
-    def estimate(
+    def preview(
         self,
         source: str | Path,
         spec: JobSpec | Mapping[str, Any],
+        shown: int = 3,
         *,
         timeout_s: float | None = None,
         uploaded: bool = False,
-    ) -> JobEstimate:
-        """Return what a submit of these would accept, and about what it may cost.
+    ) -> Preview:
+        """Return the first requests of a job, what a submit would accept, and its cost.
 
-        Nothing is accepted. Raises as ``submit``.
+        Nothing is accepted or called. Raises what reading the source raises, and SpecError.
         """
         spec = self._new.accepted(spec)
-        found = survey(self._source(source, spec, uploaded, timeout_s), spec)
-        usd = estimated_usd(spec, found.estimate, self._settings.prices(spec.provider))
-        guess, unusable = found.estimate, len(found.refused)
-        return JobEstimate(
-            found.total - unusable,
-            unusable,
-            guess.tokens_in,
-            guess.tokens_out,
-            guess.capped,
-            guess.by,
-            usd,
-        )
-
-    def first_rows(
-        self,
-        source: str | Path,
-        spec: JobSpec | Mapping[str, Any],
-        most: int,
-        *,
-        timeout_s: float | None = None,
-        uploaded: bool = False,
-    ) -> FirstRows:
-        """Return the first rows of a source as requests, and why others are none.
-
-        Nothing is accepted. Raises as ``submit``.
-        """
-        accepted = self._new.accepted(spec)
-        return first_rows(self._source(source, accepted, uploaded, timeout_s), most)
+        opened = self._source(source, spec, uploaded, timeout_s)
+        return preview(opened, spec, self._settings.prices(spec.provider), shown)
 
     def sample(
         self,
