@@ -9,7 +9,6 @@ import typer
 from penstock_cli.job.flags import takes_flags
 from penstock_cli.job.given import GivenJob
 from penstock_cli.job.options import FromJob, JsonOption, ProviderFlags, StateOption, Where
-from penstock_cli.run.preview import SHOWN, look
 
 
 @takes_flags
@@ -18,7 +17,7 @@ def preview(
     provider: ProviderFlags,
     rows: Annotated[
         int, typer.Option("--rows", "-n", min=1, max=1_000, help="How many requests to show.")
-    ] = SHOWN,
+    ] = 3,
     first: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Read the first N rows only, instead of all."),
@@ -36,6 +35,8 @@ def preview(
 
     Exit status: 0 the job would be accepted, 2 it would not.
     """
+    from penstock_cli.run.preview import look
+
     given = given.for_api(given.of_run("api", provider.api))
     outcomes = given.outcomes(from_job, where)
     flags = given.provider(provider)

@@ -25,11 +25,10 @@ if TYPE_CHECKING:
     from penstock_cli.job.options import ProviderFlags
     from penstock_producer.accepting.estimates import Estimate
     from penstock_producer.accepting.sampling import Preview
+    from penstock_producer.accepting.survey import Surveyed
     from penstock_producer.job.spec import JobSpec
-    from penstock_producer.rows import FileSource
     from penstock_workers.settings import ProviderSettings, WorkerSettings
 
-SHOWN: Final = 3  # requests, where no number is given
 SHOWN_CHARS: Final = 20_000  # of one request
 PROBLEMS_SHOWN: Final = 10  # to people
 PROBLEMS_TOLD: Final = 100  # to programs
@@ -45,7 +44,7 @@ def look(
     outcomes: FromJob | None,
     *,
     state: Path | None = None,
-    shown: int = SHOWN,
+    shown: int = 3,
     most: int | None = None,
     as_json: bool = False,
 ) -> None:
@@ -97,7 +96,7 @@ def look(
 @contextlib.contextmanager
 def _opened(
     given: GivenJob, outcomes: FromJob | None, spec: JobSpec, state: Path | None
-) -> Iterator[FileSource]:
+) -> Iterator[Surveyed]:
     """Open what the job would read: its source, or outcomes in the database of another job."""
     from penstock_producer.settings import ProducerSettings
 

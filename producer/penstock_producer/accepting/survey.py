@@ -24,7 +24,7 @@ from penstock_producer.pins import PREPARED
 from penstock_producer.refusals import DUPLICATE
 from penstock_producer.rows import MISSING_FIELD, BadRow, Document, Place, Tally
 
-__all__ = ["Check", "SplitPoints", "Survey", "survey"]
+__all__ = ["Check", "SplitPoints", "Survey", "Surveyed", "survey"]
 
 _ROWS_PER_INSERT = 5_000
 _CACHE_KIB = 16_000  # the most memory SQLite may use; what is more goes to its temporary files
