@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -13,11 +14,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 from penstock import place, progress
-from penstock.answers import Answer, Answers
+from penstock.answers import Answer, Answers, Source
 from penstock.child import Child
 from penstock.errors import BadCall, PenstockError, RunFailed
-from penstock.rows import Rows
-from penstock_producer import JobNotFound, Producer
+from penstock.rows import ListRows, Rows
+from penstock_producer import JobNotFound, Producer, SourceError
 from penstock_producer.tables.columns import Row, Table, text_of
 
 __all__ = [
@@ -52,6 +53,7 @@ class Given(NamedTuple):
     rows: Rows | None  # None: the engine reads them elsewhere
     ids: Sequence[str] | None  # of the rows
     model: Callable[[str], Any] | None  # from an answer's text to what `response_format` names
+    keep: str | None = None  # columns of rows that the engine reads; None: of the answers alone
 
 
 class Status(NamedTuple):
@@ -134,6 +136,24 @@ class Ledger:
         """Return the figures that a report begins with."""
         return {"job": self._key, **self.status()._asdict()}
 
+    def source(self, keep: str) -> Source:
+        """Return ids and rows of what the engine has read itself, in its order.
+
+        Rows are None where they have no columns to keep, ids too where the source cannot be read
+        again: a warning says so.
+        """
+        try:
+            kept = self.producer.source_rows(self._key, keep_columns=keep)
+            if kept is None:
+                return Source(None, None)
+            read = list(kept)
+        except SourceError as error:
+            warnings.warn(f"the source's own columns are left out: {error}", stacklevel=2)
+            return Source(None, None)
+        names = [column.name for column in kept.columns]
+        records = [dict(zip(names, one.values, strict=True)) for one in read]
+        return Source(ListRows(records) if names else None, [one.doc_id for one in read])
+
     @property
     def spec(self) -> Mapping[str, Any]:
         return self._spec
@@ -193,8 +213,7 @@ class Job:
         return Answers(
             job=self.key,
             place=self.place,
-            rows=self._given.rows,
-            ids=self._given.ids,
+            source=self._source,
             spec=self._books.spec,
             outcomes=lambda: (row for _, row in self._books.rows()),
             report=self._report(),
@@ -250,6 +269,9 @@ class Job:
         """Whether there are books of the job to look at by now."""
         return True
 
+    def _source(self) -> Source:
+        return Source(self._given.rows, self._given.ids)
+
     def _numbers(self) -> Mapping[str, int]:
         return {name: number for number, name in enumerate(self._given.ids or ())}
 
@@ -277,7 +299,8 @@ class LocalJob(Job):
 
     def __init__(self, folder: Path, key: str, given: Given, child: Child | None) -> None:
         """Without a ``child`` it has ended, and is only read."""
-        super().__init__(key, str(folder), Ledger(_url(folder), key), given)
+        self._ledger = Ledger(_url(folder), key)
+        super().__init__(key, str(folder), self._ledger, given)
         self._folder, self._child = folder, child
 
     @property
@@ -322,6 +345,10 @@ class LocalJob(Job):
 
     def _ended(self, timeout_s: float) -> bool:
         return self._child is None or self._child.wait(timeout_s)
+
+    def _source(self) -> Source:
+        keep = self._given.keep
+        return super()._source() if keep is None else self._ledger.source(keep)
 
     def _conclude(self) -> None:
         child = self._child

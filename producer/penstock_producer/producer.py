@@ -53,11 +53,13 @@ from penstock_producer.errors import (
     JobRefused,
     Problem,
     Refusal,
+    SinkUnfit,
     SourceError,
     SpecError,
     seen,
 )
 from penstock_producer.job.options import STOP_FIELDS
+from penstock_producer.job.sinks import columns_problem
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.open_job import (
     TAKES_NO_MORE,
@@ -73,6 +75,7 @@ from penstock_producer.schedules.api import Schedules
 from penstock_producer.schedules.marks import taken_key
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.databases.source import key_pages
+from penstock_producer.sources.kept import Kept, kept_rows
 from penstock_producer.sources.listings.chosen import choose
 from penstock_producer.sources.listings.new_files import Taken, TakenBetween, gone_files, taken_by
 from penstock_producer.sources.of_feed import SPOOL, SPOOL_PIN
@@ -539,11 +542,22 @@ class Producer:
         from penstock_producer.tables.arrow import reader_of
         from penstock_producer.tables.with_source import reading_of
 
+        if problem := columns_problem(keep_columns, order):
+            raise SinkUnfit(f"keep_columns={keep_columns!r}: {'; '.join(problem)}")
         found = self._jobs.get(job)
         reading = reading_of(
             self._database, found, self._settings, keep=keep_columns, order=order, form="parquet"
         )
         return reader_of(reading, reading.columns)
+
+    def source_rows(self, job: str, *, keep_columns: str = "all") -> Kept | None:
+        """Return the rows of a job's source with their columns, each by the id of its document.
+
+        None where it has none that can be read again: pushed documents, outcomes of another job.
+        Raises JobNotFound, and SourceError where the source has changed or is gone.
+        """
+        found = self._jobs.get(job)
+        return kept_rows(self._database, found, keep_columns, self._settings)
 
     def made_with(self, job: str) -> list[MadeWith]:
         """Return what results of this job came from, by generation.

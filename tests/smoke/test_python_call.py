@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -16,10 +17,12 @@ from typing import Any
 
 import pandas as pd
 import polars as pl
+import psycopg
 import pyarrow as pa
 import pytest
 from machine import Machine, Simulator, eventually, simulator
 from pydantic import BaseModel
+from servers import Postgres
 
 import penstock
 
@@ -326,3 +329,54 @@ def test_an_end_in_the_middle_leaves_no_process_and_pays_nothing_twice(
         assert json.loads(out)["succeeded"] == 150
         assert slow.stats()["requests"] == 150
         eventually(lambda: not at_work(folder))
+
+
+def test_texts_of_a_folder_come_back_with_their_names(provider: Simulator, folder: Path) -> None:
+    """As the table of `penstock run` has them. Once the folder is another one a warning says so,
+    and the answers are there by their ids."""
+    (folder / "notes").mkdir()
+    for name in ("a.md", "b.md"):
+        (folder / "notes" / name).write_text(f"the note {name}")
+    job = penstock.run("notes/", wait=False, **options(provider))
+    answers = job.wait()
+    assert list(answers.to_pandas()["name"]) == ["a.md", "b.md"]
+    assert list(answers.to_pandas()["status"]) == ["succeeded", "succeeded"]
+    assert answers[1].row == {"id": "b.md", "name": "b.md"}
+    (folder / "notes" / "b.md").write_text("another text")
+    with pytest.warns(UserWarning, match="the source's own columns are left out: "):
+        rows = job.answers.to_list()
+    assert sorted(row["id"] for row in rows) == ["a.md", "b.md"]
+    assert all(row["answer"] for row in rows)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_the_rows_of_a_database_come_back_with_answers(
+    provider: Simulator, folder: Path, postgres_server: Postgres, kind: str
+) -> None:
+    """Columns, types and the order of the source, its refused rows among them; `keep_columns` has
+    fewer of the same job."""
+    rows = [(3, "late", 1.5), (7, None, None), (9, "lost", 2.5)]
+    made = "CREATE TABLE tickets (number INTEGER PRIMARY KEY, text TEXT, price FLOAT)"
+    url = f"sqlite:///{folder}/shop.db"
+    if kind == "sqlite":
+        with sqlite3.connect(folder / "shop.db") as shop:
+            shop.execute(made)
+            shop.executemany("INSERT INTO tickets VALUES (?, ?, ?)", rows)
+    else:
+        url = postgres_server.new_database()
+        with psycopg.connect(url) as there:
+            there.execute(made)
+            there.cursor().executemany("INSERT INTO tickets VALUES (%s, %s, %s)", rows)
+    asked = options(provider, table="tickets", id_field="number")
+    answers = penstock.run(url, **asked)
+    frame = answers.to_polars()
+    assert frame.columns[:4] == ["number", "text", "price", "answer"]
+    assert frame["number"].to_list() == [3, 7, 9]
+    assert frame["price"].to_list() == [1.5, None, 2.5]
+    assert frame["status"].to_list() == ["succeeded", "failed", "succeeded"]
+    assert answers[2].row == {"number": 9, "text": "lost", "price": 2.5}
+    fewer = penstock.run(url, **asked, keep_columns="price")
+    assert (fewer.job, fewer.to_polars().columns[:3]) == (
+        answers.job,
+        ["number", "price", "answer"],
+    )

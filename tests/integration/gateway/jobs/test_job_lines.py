@@ -505,3 +505,5 @@ def test_a_table_over_http_has_the_columns_of_its_source(api: Client, db: Databa
     assert (refused.status, "nope" in refused.raw.decode()) == (400, True)
     done = api.get(path, form="csv", order="done").raw.decode().splitlines()
     assert [line.split(",")[0] for line in done] == ["id", "3", "7"]
+    odd = api.get(path, form="csv", order="done", keep_columns="note")
+    assert (odd.status, odd.json["param"]) == (400, "keep_columns")
