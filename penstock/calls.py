@@ -53,11 +53,11 @@ class Here:
     """This machine."""
 
     def begin(self, call: Prepared) -> LocalJob:
-        key = call.folder.name
+        key, options = call.folder.name, call.options
+        sample = options.machine.get("sample")
         ended = LocalJob(call.folder, key, call.held, None)
-        if not call.named and ended.has_ended:
+        if not call.named and sample is None and ended.has_ended:
             return ended
-        options = call.options
         request = {
             "source": call.source,
             "options": options.job,
@@ -67,6 +67,7 @@ class Here:
             "job": key,
             "workers": options.machine.get("workers"),
             "concurrency": options.machine.get("concurrency"),
+            "sample": sample,
         }
         return LocalJob(call.folder, key, call.held, Child(request, call.folder / "run.log"))
 

@@ -93,8 +93,13 @@ class Books(Protocol):
 class Ledger:
     """The books of a job in a database."""
 
-    def __init__(self, database_url: str, key: str) -> None:
-        self._url, self._key = database_url, key
+    def __init__(self, database_url: str, key: Callable[[], str]) -> None:
+        """``key`` returns the job's, which a sample gets late."""
+        self._url, self._name = database_url, key
+
+    @property
+    def _key(self) -> str:
+        return self._name()
 
     @cached_property
     def producer(self) -> Producer:
@@ -167,9 +172,13 @@ class Job:
     """A job that goes on, or has ended; iterated, it yields each answer as it comes."""
 
     def __init__(self, key: str, where: str, books: Books, given: Given) -> None:
-        self.key = key
+        self._key = key
         self.place = where
         self._books, self._given = books, given
+
+    @property
+    def key(self) -> str:
+        return self._key
 
     # -- of each kind of job
 
@@ -299,7 +308,7 @@ class LocalJob(Job):
 
     def __init__(self, folder: Path, key: str, given: Given, child: Child | None) -> None:
         """Without a ``child`` it has ended, and is only read."""
-        self._ledger = Ledger(_url(folder), key)
+        self._ledger = Ledger(_url(folder), lambda: self.key)
         super().__init__(key, str(folder), self._ledger, given)
         self._folder, self._child = folder, child
 
@@ -346,9 +355,20 @@ class LocalJob(Job):
     def _ended(self, timeout_s: float) -> bool:
         return self._child is None or self._child.wait(timeout_s)
 
+    @property
+    def key(self) -> str:
+        """That of the sample, where one is asked for and was drawn."""
+        return (self._child and self._child.job) or super().key
+
     def _source(self) -> Source:
-        keep = self._given.keep
-        return super()._source() if keep is None else self._ledger.source(keep)
+        if self._given.keep is not None:
+            return self._ledger.source(self._given.keep)
+        if self.key == super().key or self._given.rows is None or self._given.ids is None:
+            return super()._source()
+        drawn = set(self._ledger.source("none").ids or ())
+        numbers = [at for at, doc_id in enumerate(self._given.ids) if doc_id in drawn]
+        ids = [self._given.ids[at] for at in numbers]
+        return Source(self._given.rows.take(numbers), ids)
 
     def _conclude(self) -> None:
         child = self._child

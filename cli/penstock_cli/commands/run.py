@@ -64,14 +64,8 @@ def run(given: GivenJob, typed: RunFlags, provider: ProviderFlags) -> None:
 
 def _tell_sample(request: RunRequest) -> None:
     """Print what a sample of this job, if one was run, says about the whole job."""
-    from penstock_cli.plan.extrapolated import sample_says
-    from penstock_cli.run.check import understood
+    from penstock_cli.plan.extrapolated import of_sample
     from penstock_cli.show.terminal import console
 
-    if not request.state.expanduser().joinpath("penstock.db").is_file():
-        return
-    spec, (settings, *_) = understood(request)
-    for line in sample_says(
-        request.state, request.job_key, spec, settings, request.workers, request.concurrency
-    ):
+    for line in of_sample(request):
         console().print(line, soft_wrap=True, markup=False)

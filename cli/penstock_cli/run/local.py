@@ -55,6 +55,9 @@ class Terminal:
         )
         return for_console(self.console, title, panel=request.panel)
 
+    def sampled(self, request: RunRequest) -> None:
+        """Do nothing, since the progress has said it."""
+
     def concluded(self, ended: Conclusion) -> None:
         print_conclusion(self.console, ended)
 
@@ -66,6 +69,8 @@ class Follower(Protocol):
     console: Console
 
     def progress(self, request: RunRequest) -> Progress: ...
+
+    def sampled(self, request: RunRequest) -> None: ...
 
     def concluded(self, ended: Conclusion) -> None: ...
 
@@ -82,6 +87,7 @@ def run_local(request: RunRequest, standby: Standby, follower: Follower) -> int:
             progress.note("setting up: settings, flags, the provider's address")
             if request.sample is not None:
                 request = sampled_request(request, progress)
+                follower.sampled(request)
             plan = checked(request, console, progress)
             wait = progress.note if follower.waits else None
             with plan.state.locked(wait), opened_ledger(plan) as ledger:

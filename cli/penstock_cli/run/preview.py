@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -50,11 +50,45 @@ def look(
 ) -> None:
     """Print the first ``shown`` requests of a job, and what all of them would cost.
 
-    ``most``: how many rows are read, all where it is None. Raises what a submit of the job would
-    raise; where that is about its rows or its budget, after they were printed.
+    Raises what a submit of the job would raise; where that is about its rows or its budget, after
+    they were printed.
     """
     from rich.console import Console
 
+    from penstock_producer import SpecError
+
+    name = given.source if outcomes is None else f"job {outcomes.job}"
+    with Console(stderr=True).status(f"reading {safe(name)} …") as status:
+        found, settings = previewed(
+            given,
+            flags,
+            outcomes,
+            state=state,
+            shown=shown,
+            most=most,
+            progress=lambda rows: status.update(f"reading {safe(name)}: {count(rows)} rows"),
+        )
+    (_show_json if as_json else _show)(name, found, settings)
+    refusal = found.refusal()
+    if refusal is not None:
+        raise given.refusal(refusal) if isinstance(refusal, SpecError) else refusal
+
+
+def previewed(
+    given: GivenJob,
+    flags: ProviderFlags,
+    outcomes: FromJob | None = None,
+    *,
+    state: Path | None = None,
+    shown: int = 3,
+    most: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> tuple[Preview, WorkerSettings]:
+    """Return the preview of a job with ``shown`` requests, and the settings that it goes by.
+
+    ``most``: how many rows are read, all where it is None. Raises what reading a source, checking
+    flags and settings raises.
+    """
     from penstock_cli.job.counting import for_a_look, meter
     from penstock_cli.job.jobspec import job_spec, with_provider
     from penstock_producer import SpecError
@@ -69,28 +103,15 @@ def look(
     )
     provider = settings.provider(spec.provider)
     counts = meter(spec, tokenizer)
-    name = given.source if outcomes is None else f"job {outcomes.job}"
     try:
         check_acceptable(spec, provider)
-        with (
-            Console(stderr=True).status(f"reading {safe(name)} …") as status,
-            _opened(given, outcomes, spec, state) as source,
-        ):
+        with _opened(given, outcomes, spec, state) as source:
             found = preview(
-                source,
-                spec,
-                provider,
-                shown,
-                most=most,
-                meter=counts,
-                progress=lambda rows: status.update(f"reading {safe(name)}: {count(rows)} rows"),
+                source, spec, provider, shown, most=most, meter=counts, progress=progress
             )
     except SpecError as error:
         raise given.refusal(error) from error
-    (_show_json if as_json else _show)(name, found, settings)
-    refusal = found.refusal()
-    if refusal is not None:
-        raise given.refusal(refusal) if isinstance(refusal, SpecError) else refusal
+    return found, settings
 
 
 @contextlib.contextmanager
