@@ -19,7 +19,7 @@ from kombu.transport import redis as kombu_redis
 from redis.exceptions import NoScriptError
 
 from penstock_workers.broker.connections import IDLE_POLL_S, ConnectingChannel, Pause
-from penstock_workers.broker.lease_scripts import PARKED_KEY, Claimed, ClaimScript
+from penstock_workers.broker.lease_scripts import PARKED_KEY, Claim, Claimed, ClaimScript
 from penstock_workers.broker.leases import BROKER_ERRORS, BrokerAction
 from penstock_workers.broker.messages import Message, QoS, payload_of
 
@@ -103,11 +103,12 @@ class ClaimingChannel(ConnectingChannel):
             self._in_poll = None
             self._flush_brpop_reauth()
         claim = self._claims.read(reply)
-        recorded = [
-            claimed.tag for claimed in claim.messages if claimed.queue not in self._unrecorded
-        ]
-        self.leases.claimed(recorded, claim.score, claim.dropped, claim.put_off)
+        self._note(claim)
         return claim.messages
+
+    def _note(self, claim: Claim) -> None:
+        recorded = [one.tag for one in claim.messages if one.queue not in self._unrecorded]
+        self.leases.claimed(recorded, claim.score, claim.dropped, claim.put_off)
 
     def _hand_over(self, messages: Sequence[Claimed]) -> None:
         waiting = deque(messages)
