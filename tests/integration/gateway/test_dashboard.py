@@ -267,8 +267,8 @@ def test_what_is_live_is_drawn_again(house: House, context: BrowserContext) -> N
 
 def test_answers_stream_in(house: House, context: BrowserContext, told: list[str]) -> None:
     """The latest twenty stand on the page of their job as they come, newest first and cut, and what
-    is open stays open. Nothing moves under a reader with a keyboard, and those who hear the page
-    are told at most twice a minute."""
+    is open stays open. Nothing moves under a reader with a keyboard, and screen readers say how far
+    the job is at most twice a minute."""
     store, job = OutcomeStore(house.database, "api"), house.ids.left
 
     def settle(number: int, said: str) -> None:

@@ -23,7 +23,7 @@ for (const box of document.querySelectorAll(".command")) {
 
 // The part of the page that changes is drawn by the server, which escapes what documents say. What differs replaces what was
 // there, but not while a reader is inside it with the keyboard or has selected some of its text. Answers that have come since
-// are marked; those who hear the page are told how far it is twice a minute, and at its end.
+// are marked; screen readers say how far it is twice a minute, and at its end.
 const SLOWEST_MS = 60000;
 const SPOKEN_MS = 30000;
 const live = document.querySelector("[data-live]");
