@@ -475,6 +475,45 @@ def test_a_job_begins_with_a_file_without_scripts(
     assert spec == ("Summarise: {text}", "gpt-5-mini", "nr")
 
 
+def test_a_messy_file_becomes_a_job_too(
+    house: House, context: BrowserContext, tmp_path: Path
+) -> None:
+    """What is wrong is said by the file's name and the form's own words: rows without a text are
+    dead letters where the form allows them, and a spreadsheet's encoding is named."""
+    table = tmp_path / "Tickets.csv"
+    rows = "".join(f'{n};"{"" if n % 3 else "late"}";x\n' for n in range(30))
+    table.write_text("Nr;Text;Käufer\n" + rows, encoding="cp1252")
+    page = context.new_page()
+    page.goto(f"{house.url}/ui/new")
+    page.get_by_label("Prompt").fill("Summarise: {Text}")
+    page.get_by_label("Model").fill("gpt-5-mini")
+    page.get_by_label("File").set_input_files(table)
+    page.get_by_role("button", name="Upload and preview").click()
+    fault = page.get_by_role("alert")
+    assert "it is not utf-8; name the encoding (“Encoding”: cp1252)" in fault.inner_text()
+    page.get_by_label("Encoding").fill("cp1252")
+    page.get_by_role("button", name="Preview again").click()
+    assert "Tickets.csv has no column 'id'; name the id column (“Column of ids”)" in (
+        fault.inner_text()
+    )
+    page.get_by_label("Column of ids").fill("Nr")
+    page.get_by_role("button", name="Preview again").click()
+    said = fault.inner_text()
+    assert "20 rows of Tickets.csv are unusable, and “Rows that may be unusable” allows 1:" in said
+    assert said.count("missing_field") == 1
+    allowed = page.get_by_label("Rows that may be unusable")
+    for typed, refused in (("many", True), ("25", False), ("70%", False)):
+        allowed.fill(typed)
+        page.get_by_role("button", name="Preview again").click()
+        assert (fault.count() == 1) is refused, typed
+    page.get_by_role("button", name="Submit the job").click()
+    page.wait_for_url("**/ui/jobs/job_*")
+    job = JobStore(house.database).get(page.url.rpartition("/")[2].partition("?")[0])
+    assert (job.total, job.spec["max_bad_rows"]) == (30, "70%")
+    assert job.spec["encoding"] == "cp1252"
+    assert OutcomeStore(house.database).counts(job.job_id).dead == 20
+
+
 def test_schedules_are_paused_and_resumed(house: House, browser: Browser) -> None:
     """The list says when the next job starts; a schedule is paused and resumed there and on its own
     page, without scripts, and by no form of another site."""
