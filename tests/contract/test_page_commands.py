@@ -99,7 +99,7 @@ def test_keys_of_the_pages_can_be_sent() -> None:
     keys = [
         (page.name, key)
         for page in PAGES
-        for key in re.findall(r"(?:api_key=\"|Bearer )([^\"\s]+)", page.read_text("utf-8"))
+        for key in re.findall(r"(?:api_key=\"|Bearer )([^\"\s]+)\"", page.read_text("utf-8"))
     ]
     assert len(keys) > 5
     assert [one for one in keys if not one[1].isascii()] == []
