@@ -199,6 +199,13 @@ def test_where_there_is_no_room_a_few_others_are_tried(house: House) -> None:
     assert rest == [TRIED, TRIED, TRIED, 40 - went - 3 * TRIED, 0]
 
 
+def test_feeds_of_a_job_share_what_its_budget_pays_for(house: House) -> None:
+    """What one was given in a round is not there for the next."""
+    house.account = Account(0, 0, None)
+    assert not house.stop(budget_usd=1.0)
+    assert [house.limits.within_budget(a_job(), 3) for _ in range(3)] == [3, 1, 0]
+
+
 def test_a_job_without_a_budget_takes_all_that_is_asked_for(house: House) -> None:
     """In the feed and out of its waiting line."""
     house.stop()
