@@ -35,6 +35,7 @@ from penstock_workers.item.run.fates import RetryPolicy
 from penstock_workers.item.run.host import ItemHost
 from penstock_workers.item.run.job_code import JobCode
 from penstock_workers.item.run.models import ModelCheck
+from penstock_workers.item.run.passes import Passes
 from penstock_workers.item.run.reading import Bodies, JobBook, Reads, read_job
 from penstock_workers.item.run.reuse import Reuse
 from penstock_workers.item.run.runner import ItemRunner
@@ -127,6 +128,7 @@ class WorkerEngine:
             parts.code,
             parts.starts,
             parts.runner.reuse,
+            parts.runner.passes,
             parts.settler,
         ):
             self._parts.push_async_callback(part.close)
@@ -152,6 +154,7 @@ class WorkerEngine:
             self._parts.push_async_callback(self._model.close)
         parts.starts.start()
         parts.runner.reuse.start()
+        parts.runner.passes.start()
         parts.settler.start()
         parts.causes.start()
         self._heartbeat.beat()
@@ -211,6 +214,7 @@ class WorkerEngine:
             failpoints=self._failpoints,
             reuse=Reuse(answers, outcomes, starts.begin, waits.others),
             runs=Runs(settings.pause_after_run),
+            passes=Passes(stores.redis),
             traced=traces is not None,
         )
         return _Parts(runner, settler, starts, causes, admission, code, waits, models)

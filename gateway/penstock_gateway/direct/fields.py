@@ -13,11 +13,11 @@ from typing import Any, Final, NamedTuple
 from penstock_gateway.bodies import checked_metadata
 from penstock_gateway.refused import Refused
 from penstock_gateway.settings import DirectFields
+from penstock_producer.dialects import COMPLETIONS
 from penstock_producer.job.endpoints import CHAT, EMBEDDINGS, MESSAGES, RESPONSES
 from penstock_producer.job.params import params_of
 
 __all__ = [
-    "COMPLETIONS",
     "Stream",
     "checked_body",
     "invalid",
@@ -25,8 +25,6 @@ __all__ = [
     "unsupported",
     "with_messages",
 ]
-
-COMPLETIONS: Final = "/v1/completions"
 
 MODEL_CHARS: Final = 512  # as long as a job's model may be
 MESSAGES_MAX: Final = 2_048

@@ -10,6 +10,7 @@ what the installed Celery sends.
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -35,10 +36,12 @@ __all__ = [
     "CALLS_HEADER",
     "FED_HEADER",
     "SPENT_HEADER",
+    "STREAM_HEADER",
     "TASK_NAME",
     "URGENT_HEADER",
     "ItemMessage",
     "decode_item",
+    "door_of",
     "encode_item",
     "item_tag",
     "queue_name",
@@ -46,18 +49,22 @@ __all__ = [
 
 # what earlier attempts used up: the fields of `Spent`, in workers' item/spent.py
 SPENT_HEADER = "x-penstock-spent"
+# the door whose caller reads the answer as it comes, as ``keys.passed_to`` takes it
+STREAM_HEADER = "x-penstock-stream"
 RETRIES_HEADER = "retries"  # Celery's own: attempts that counted
 # Above this a message carries the document's position instead of its body: a window of 20,000
 # messages then stays below 320 MB of Redis whatever the documents are.
 MAX_INLINE_BODY_BYTES = 16 * 1024
 _MAX_REPR_DOC_CHARS = 64  # what Flower shows of a document id
 
+_DOOR = re.compile(r"[0-9a-f]{1,32}")
 _HEADER_MAX = {
     RETRIES_HEADER: COUNT_MAX,
     CALLS_HEADER: COUNT_MAX,
     FED_HEADER: wire_frame.SECONDS_MAX,
 }
 _TRACEPARENT = b',"%b":%%b' % TRACEPARENT_HEADER.encode()
+_STREAM = b',"%b":%%b' % STREAM_HEADER.encode()
 _SPENT = b',"%b":%%b' % SPENT_HEADER.encode()
 _EMBED = b'},{"callbacks":null,"errbacks":null,"chain":null,"chord":null}]'
 
@@ -96,6 +103,7 @@ def encode_item(
     trace: str | None = None,
     spent: Sequence[int] | None = None,
     endpoint: str | None = None,
+    stream: str | None = None,
 ) -> bytes:
     """Return the raw message to LPUSH.
 
@@ -104,7 +112,8 @@ def encode_item(
     ``retries`` are attempts that counted, ``calls`` all requests that were sent; ``fed`` as
     ``fed_now`` gives it; ``trace`` is the `traceparent` of an item that is traced; ``spent`` is
     what answers cost that the job refused, for ``SPENT_HEADER``; ``endpoint`` is the path of an
-    item that is not for the job's.
+    item that is not for the job's; ``stream`` is the door whose caller reads the answer as it
+    comes, for ``STREAM_HEADER``.
 
     Raises ValueError unless exactly one of ``body`` and ``ref`` is given.
     """
@@ -119,6 +128,8 @@ def encode_item(
     more = b"" if trace is None else _TRACEPARENT % orjson.dumps(trace)
     if spent is not None and any(spent):
         more += _SPENT % orjson.dumps([*spent])
+    if stream is not None:
+        more += _STREAM % orjson.dumps(stream)
     return b"".join(
         (
             b'{"body":',
@@ -135,6 +146,12 @@ def encode_item(
             b"}}",
         )
     )
+
+
+def door_of(headers: Mapping[str, Any]) -> str | None:
+    """Return the door whose caller reads the answer as it comes. Headers come from outside."""
+    door = headers.get(STREAM_HEADER)
+    return door if isinstance(door, str) and _DOOR.fullmatch(door) is not None else None
 
 
 def fed_now() -> int:

@@ -44,6 +44,7 @@ class Call:
     document: str = ""
     body: Mapping[str, Any] = field(default_factory=dict)
     model: str = ""  # known beforehand where the path names it
+    streams: bool = False  # known from the path; other APIs say so in the body
     prompt_tokens: int = 0
     texts: list[str] = field(default_factory=list)  # the prompt, or what to embed
     fault: Refusal | None = None  # of its headers
@@ -116,8 +117,8 @@ def misshapen(call: Call, body: object) -> Refusal | None:
     if not isinstance(model, str) or not model:
         return refusals.invalid("you must provide a model parameter", "model")
     call.model = model
-    if body.get("stream"):
-        return refusals.invalid("This simulator does not stream: leave stream out.", "stream")
+    if body.get("stream") and call.endpoint not in (CHAT, COMPLETIONS, MESSAGES):
+        return refusals.invalid("This endpoint does not stream: leave stream out.", "stream")
     return _PROMPTS.get(call.endpoint, _prompt)(call)
 
 

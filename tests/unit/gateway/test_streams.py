@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from penstock_gateway.direct.fields import COMPLETIONS, Stream, stream_of
+from penstock_gateway.direct.fields import Stream, stream_of
 from penstock_gateway.direct.streams import error_event, events_of
 from penstock_gateway.refused import Refused
+from penstock_producer.dialects import COMPLETIONS
 from penstock_producer.dialects.answers import as_message, as_response
 from penstock_producer.job.endpoints import CHAT, MESSAGES, RESPONSES
 

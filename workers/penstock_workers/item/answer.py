@@ -16,6 +16,7 @@ import contextlib
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from msgspec import Struct
 
@@ -137,6 +138,8 @@ class NoAnswer:
     latency_ms: int
     sent: bool = True
     headers: Mapping[str, str] = field(default_factory=dict)
+    # what a streamed answer that was cut has cost so far: its `model` and its `usage`, estimated
+    cut: Mapping[str, Any] | None = None
 
 
 Tried = Answer | NoAnswer

@@ -32,6 +32,7 @@ from penstock_workers.http import (
 from penstock_workers.item.answer import Answer, AnswerMemory, NoAnswer, Room, Tried, kept
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.lanes.api.model_list import ModelList
+from penstock_workers.lanes.api.streamed import USUAL_PACE, Pace, Streamed, streaming
 from penstock_workers.provider_calls import address, headers_of
 from penstock_workers.settings import ANSWER_MEMORY_BYTES, MAX_ANSWER_BYTES, ProviderSettings
 
@@ -49,7 +50,7 @@ CERTIFICATE_FIX = (
 )
 
 
-def generating(request: Request) -> Request:
+def generating(request: Request, *, streams: bool = False) -> Request:
     """Return the request with the model in its path; raise UnusableRequest."""
     try:
         fields = _fields.decode(request.body)
@@ -61,6 +62,8 @@ def generating(request: Request) -> Request:
         raise UnusableRequest(
             'the request names no model of Gemini: write "model": "gemini-2.5-flash", say'
         )
+    if streams:
+        path = path.replace(":generateContent", ":streamGenerateContent?alt=sse")
     return replace(request, endpoint=path, body=msgspec.json.encode(fields))
 
 
@@ -75,11 +78,13 @@ class ApiLane:
         max_answer_bytes: int = MAX_ANSWER_BYTES,
         answer_memory_bytes: int = ANSWER_MEMORY_BYTES,
         http_client: ClientName = "lean",
+        pace: Pace = USUAL_PACE,
     ) -> None:
         self._providers = providers
         self._max_answer_bytes = max_answer_bytes
         self._memory = AnswerMemory(answer_memory_bytes)
         self._http_client: ClientName = http_client
+        self._pace = pace
         self.models = ModelList(providers, http_client)  # started where heartbeats are sent
         self._client: HttpClient | None = None
         self._headers: dict[str, dict[str, str]] = {}
@@ -103,11 +108,22 @@ class ApiLane:
         return {} if listed is None else {LISTED: listed}
 
     async def infer(self, prepared: Prepared) -> Tried:
-        request, started = prepared.request, time.monotonic()
+        request = prepared.request
+        stream = None if request.passing is None else self._streamed(request)
+        tried = await self._asked(request, stream)
+        return tried if stream is None else stream.judged(tried)
+
+    def _streamed(self, request: Request) -> Streamed | None:
+        return Streamed.of(request, self._max_answer_bytes, self._pace)
+
+    async def _asked(self, request: Request, stream: Streamed | None) -> Tried:
+        started = time.monotonic()
         try:
-            return await self._post(
-                generating(request) if request.endpoint == GENERATE else request, started
-            )
+            if stream is not None:
+                request = streaming(request)
+            if request.endpoint == GENERATE:
+                request = generating(request, streams=stream is not None)
+            return await self._post(request, started, stream)
         except CertificateRefused as error:
             return NoAnswer(
                 "connect_failed", f"{error}; {CERTIFICATE_FIX}", _since(started), sent=False
@@ -136,7 +152,7 @@ class ApiLane:
         if self._client is not None:
             await self._client.close()
 
-    async def _post(self, request: Request, started: float) -> Tried:
+    async def _post(self, request: Request, started: float, stream: Streamed | None) -> Tried:
         assert self._client is not None, "start() comes first"
         target = self._targets.get((request.provider, request.endpoint))
         memory = _Reserved(self._memory)
@@ -147,14 +163,16 @@ class ApiLane:
                 headers={"X-Client-Request-Id": request.tag},
                 timeout_s=request.timeout_s,
                 reserve=memory.reserve,
+                stream=stream,
             )
+            body = answer.body if stream is None or not stream.has_begun else stream.whole()
         except BaseException:
             memory.release()
             raise
         if (room := memory.room) is not None:
-            room.shrink(len(answer.body))
+            room.shrink(len(body))
         return Answer(
-            answer.status, answer.headers, kept(answer.status, answer.body), _since(started), room
+            answer.status, answer.headers, kept(answer.status, body), _since(started), room
         )
 
     def _target(self, name: str, endpoint: str) -> Target:

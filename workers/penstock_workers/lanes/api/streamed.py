@@ -1,0 +1,184 @@
+"""Answers that a provider streams: asked for, put together, and passed on as they come.
+
+What is stored is the whole. A stream that breaks off is a failure like a call without an answer,
+with what it has cost so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import ceil
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from msgspec.structs import replace as with_fields
+
+from penstock_ledger.lone_surrogates import dump_json, parse_json
+from penstock_producer.dialects import COMPLETIONS, MESSAGES
+from penstock_producer.dialects.assembling import Assembler, BrokenStream, assembler_for
+from penstock_producer.job.endpoints import CHAT
+from penstock_workers.http import AnswerTooLarge, ConnectionLost, UnusableRequest
+from penstock_workers.item.answer import Answer, NoAnswer, Tried
+from penstock_workers.item.answer_forms import counted, counts_cache_beside
+from penstock_workers.item.lane import Request
+from penstock_workers.item.passing import Passing
+from penstock_workers.item.run.cost import EXPECTED_BYTES, estimated_prompt
+
+_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_TRUE: Final = msgspec.Raw(b"true")
+_WITH_USAGE: Final = msgspec.Raw(b'{"include_usage":true}')
+_ADDED: Final[Mapping[str, Mapping[str, msgspec.Raw]]] = {
+    CHAT: {"stream": _TRUE, "stream_options": _WITH_USAGE},
+    COMPLETIONS: {"stream": _TRUE, "stream_options": _WITH_USAGE},
+    MESSAGES: {"stream": _TRUE},
+}
+_DONE: Final = b"[DONE]"
+SHOWN_BYTES: Final = 200  # of an event that cannot be read
+# times the size of an answer: chunks have some 200 bytes for each token, and empty ones are free
+OVERHEAD: Final = 16
+
+
+class Pace(NamedTuple):
+    """The longest waits for the next byte of a stream; the job's ``timeout_s`` bounds the whole."""
+
+    first_s: float
+    next_s: float
+
+
+# A model that thinks may do so for minutes before it writes. Between two tokens servers that are
+# busy say nothing for seconds, and those that think on send comments or pings.
+USUAL_PACE: Final = Pace(first_s=300.0, next_s=60.0)
+
+
+def streaming(request: Request) -> Request:
+    """Return the request as one for a streamed answer; raise UnusableRequest."""
+    added = _ADDED.get(request.endpoint)
+    if added is None:
+        return request  # its path says so
+    try:
+        fields = _fields.decode(request.body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UnusableRequest(f"the request is not a JSON object: {error}") from error
+    return with_fields(request, body=msgspec.json.encode({**fields, **added}))
+
+
+class Streamed:
+    """Reads one event stream. Implements ``http.PartReader``."""
+
+    def __init__(
+        self, request: Request, assembler: Assembler, passing: Passing, most: int, pace: Pace
+    ) -> None:
+        self._request, self._assembler, self._passing = request, assembler, passing
+        self._most, self._left = most, most * OVERHEAD
+        self.first_s, self.next_s = pace
+        self.has_begun = False
+        self._open = bytearray()  # a line whose end has not come
+        self._data = bytearray()  # of an event whose end has not come
+        self._written = 0  # bytes of text that were passed on
+        self._broken: str | None = None  # what is wrong with the stream
+        self._error: Any = None  # what the provider says in the stream, instead of an answer
+
+    @classmethod
+    def of(cls, request: Request, most: int, pace: Pace) -> Streamed | None:
+        """Make a reader of at most ``most`` bytes; None where the answer comes in one piece."""
+        assembler = assembler_for(request.endpoint)
+        if request.passing is None or assembler is None or b'"audio"' in request.body:
+            return None  # sounds come in bits that cannot be joined
+        return cls(request, assembler, request.passing, most, pace)
+
+    def feed(self, part: bytes) -> int:
+        self.has_begun = True
+        self._left -= len(part)
+        if self._left < 0:
+            raise AnswerTooLarge(f"the stream has more than {OVERHEAD} times {self._most} bytes")
+        self._open += part
+        if b"\n" in part:
+            *lines, rest = self._open.split(b"\n")
+            self._open = rest
+            for line in lines:
+                self._read(line.removesuffix(b"\r"))
+        return len(self._open) + len(self._data) + self._assembler.held
+
+    def whole(self) -> bytes:
+        """Return the answer as if it had come whole. Raises ConnectionLost where it did not."""
+        answer = self._whole()
+        if answer is None:
+            self._broken = self._broken or "the stream ended before its answer"
+            raise ConnectionLost(self._broken)
+        return dump_json(answer)
+
+    def judged(self, tried: Tried) -> Tried:
+        """Return what came of the call, by what the stream has said."""
+        if isinstance(tried, Answer):
+            return tried
+        if not self.has_begun:
+            return self._waited(tried, self.first_s)
+        if self._error is not None:
+            said = dump_json({"error": self._error, **self._cost()})
+            return Answer(200, tried.headers, said, tried.latency_ms)
+        if self._broken is not None:
+            return replace(tried, failure="invalid_answer", detail=self._broken, cut=self._cost())
+        answer = self._whole()  # it may be whole although the connection did not end well
+        if answer is not None and tried.failure != "answer_too_large":
+            return Answer(200, tried.headers, dump_json(answer), tried.latency_ms)
+        return replace(self._waited(tried, self.next_s), cut=self._cost())
+
+    def _waited(self, tried: NoAnswer, longest_s: float) -> NoAnswer:
+        if tried.failure != "timeout" or tried.latency_ms >= self._request.timeout_s * 1000:
+            return tried
+        when = "after the last" if self.has_begun else "before the first"
+        return replace(tried, detail=f"no token of the answer came for {longest_s:g} s {when}")
+
+    def _read(self, line: bytes | bytearray) -> None:
+        if not line:
+            if self._data:
+                data, self._data = bytes(self._data), bytearray()
+                self._take(data)
+        elif line.startswith(b"data:"):
+            if self._data:
+                self._data += b"\n"
+            self._data += line[5:].removeprefix(b" ")
+
+    def _take(self, data: bytes) -> None:
+        if data == _DONE:
+            self._assembler.end()
+            return
+        try:
+            event = parse_json(data)
+        except ValueError:
+            event = None
+        if not isinstance(event, dict):
+            shown = data[:SHOWN_BYTES].decode("utf-8", "replace")
+            raise self._break(f"an event of the stream is not a JSON object: {shown}")
+        if event.get("error"):
+            self._error = event["error"]
+            raise ConnectionLost("the provider has given the answer up")
+        try:
+            deltas = self._assembler.take(event, len(data))
+        except BrokenStream as error:
+            raise self._break(str(error)) from None
+        self._written += sum(len(delta.text) for delta in deltas)
+        self._passing.put(self._assembler.head, deltas)
+
+    def _break(self, why: str) -> ConnectionLost:
+        self._broken = why
+        return ConnectionLost(why)
+
+    def _whole(self) -> dict[str, Any] | None:
+        try:
+            return self._assembler.whole()
+        except BrokenStream as error:
+            self._broken = str(error)
+            return None
+
+    def _cost(self) -> dict[str, Any]:
+        """Return the model and the usage so far: what the provider said, else an estimate."""
+        head, said = self._assembler.head(), self._assembler.usage()
+        prompt, completion = counted(said)
+        prompt = estimated_prompt(self._request.body) if prompt is None else prompt
+        completion = max(completion or 0, ceil(self._written / EXPECTED_BYTES))
+        usage = {"prompt_tokens": prompt, "completion_tokens": completion}
+        if counts_cache_beside(said):
+            usage = {**said, "output_tokens": completion}
+        return {"model": head.get("model", head.get("modelVersion")), "usage": usage}
