@@ -158,12 +158,18 @@ async def _answered(
 ) -> web.StreamResponse:
     reply = provider.decide(call, time.monotonic(), request.headers.get("Host", ""))
     await delay(request, reply, closing)
-    provider.close_call(
-        call, reply, unread=request.transport is None or request.transport.is_closing()
-    )
-    if reply.good and reply.manner is Manner.WHOLE and is_streamed(call):
+    if not (reply.good and reply.manner is Manner.WHOLE and is_streamed(call)):
+        _leave(provider, request, call, reply)
+        return await send(request, reply, closing)
+    try:
         return await _stream(request, provider, events_of(call, reply.body), reply, closing)
-    return await send(request, reply, closing)
+    finally:
+        _leave(provider, request, call, reply)
+
+
+def _leave(provider: Provider, request: web.Request, call: Call, reply: Reply) -> None:
+    unread = request.transport is None or request.transport.is_closing()
+    provider.close_call(call, reply, unread=unread)
 
 
 async def _stream(
