@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import threading
+import contextlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import Any
 
 import anthropic
@@ -13,6 +14,7 @@ import pytest
 from dialect_doors import KINDS, MODEL, chats, claude, doors_of_kinds, fleet_of_kinds
 from fleet import Fleet, until
 
+from penstock_ledger import JobStore, OutcomeStore, open_database
 from penstock_ledger.model import DeadLetter, Result
 
 WAIT_S = 60.0
@@ -52,15 +54,25 @@ def held(fleet: Fleet) -> Iterator[None]:
     fleet.provider.tell(stream_hold_after=None, stream_cut_after=None)
 
 
-def outcomes(fleet: Fleet, text: str) -> list[Result | DeadLetter]:
-    """What is stored of calls that say this."""
-    found: list[Result | DeadLetter] = []
-    for job in fleet.producer.jobs():
-        if job.job_key.startswith("direct/"):
-            found += fleet.producer.results(job.job_id)
-            found += fleet.producer.dead_letters(job.job_id)
-    asked = fleet.requests_with(text)
-    return [one for one in found if one.key.doc_id in asked]
+def outcomes(fleet: Fleet, word: str) -> list[Result | DeadLetter]:
+    """What is stored of calls that say this word: an answer repeats it, a dead letter has it."""
+    with contextlib.closing(open_database(fleet.database_url)) as database:
+        store = OutcomeStore(database)
+        jobs = [one.job_id for one in JobStore(database).list()]
+        dead = [one for job in jobs for one in store.dead_letters(job)]
+    done = [one for job in jobs for one in fleet.producer.results(job)]
+    return [one for one in dead if word.encode() in one.request] + [
+        one for one in done if word.encode() in one.body
+    ]
+
+
+def first_token(stream: Any) -> str:
+    """Read a stream of chunks up to its first text."""
+    return next(text for chunk in stream if (text := chunk.choices[0].delta.content))
+
+
+def streamed(url: str, text: str) -> Any:
+    return chats(url).chat.completions.create(model=MODEL, messages=say(text), stream=True)
 
 
 @pytest.mark.usefixtures("held")
@@ -106,3 +118,116 @@ def test_a_messages_tokens_come_before_its_answer_is_there(
     assert text == message.content[0].text
     assert message.usage.output_tokens == whole.usage.output_tokens
     assert message.stop_reason == "end_turn"
+
+
+@pytest.mark.usefixtures("held")
+def test_a_stream_that_breaks_is_a_failure_with_its_fate_and_its_cost(
+    fleet: Fleet, urls: Mapping[str, str], kind: str
+) -> None:
+    """The client raises; the call is not made again, since its beginning was read; the dead letter
+    says why and has about what the provider has charged."""
+    stream = streamed(urls[kind], f"broken{kind} {LONG}")
+    assert first_token(stream)
+    fleet.provider.tell(stream_cut_after=BEGUN)
+    with pytest.raises(openai.APIError, match="connection"):
+        list(stream)
+    (letter,) = outcomes(fleet, f"broken{kind}")
+    assert isinstance(letter, DeadLetter)
+    assert (letter.reason, letter.attempts, letter.calls) == ("connection_lost", 1, 1)
+    assert letter.prompt_tokens > 0
+    assert letter.completion_tokens > 0
+
+
+@pytest.mark.usefixtures("held")
+def test_anthropics_client_raises_what_breaks_a_stream(
+    fleet: Fleet, urls: Mapping[str, str], kind: str
+) -> None:
+    """By the error event of its own API."""
+    with claude(urls[kind]).messages.stream(
+        model=MODEL, max_tokens=100, messages=say(LONG)
+    ) as stream:
+        texts = iter(stream.text_stream)
+        assert next(texts)
+        fleet.provider.tell(stream_cut_after=BEGUN)
+        with pytest.raises(anthropic.APIStatusError, match="connection"):
+            list(texts)
+
+
+def test_a_stream_that_breaks_before_its_first_token_is_made_again(
+    fleet: Fleet, urls: Mapping[str, str], kind: str
+) -> None:
+    """Nothing was read, so the call is retried as any other, and its caller notices nothing."""
+    fleet.provider.tell(stream_cut_after=0)
+    before = fleet.provider_calls()
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit(lambda: list(streamed(urls[kind], f"again{kind} {LONG}")))
+        until(lambda: fleet.provider_calls() > before + 1, WAIT_S, "the call is made again")
+        fleet.provider.tell(stream_cut_after=None)
+        assert read.result(WAIT_S)[-1].choices[0].finish_reason == "stop"
+    (result,) = outcomes(fleet, f"again{kind}")
+    assert isinstance(result, Result)
+    assert result.calls >= 2
+
+
+@pytest.mark.usefixtures("held")
+def test_each_caller_reads_its_own_answer(fleet: Fleet, urls: Mapping[str, str]) -> None:
+    """Three at one door at a time, while all of their answers are half written."""
+    words = ("alpha", "beta", "gamma")
+    begun = Barrier(len(words) + 1)
+
+    def read(word: str) -> str:
+        stream = streamed(urls["openai"], f"{word} {word} {word} {LONG}")
+        first = first_token(stream)
+        begun.wait(WAIT_S)
+        return first + "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+
+    with ThreadPoolExecutor(len(words)) as pool:
+        reading = [pool.submit(read, word) for word in words]
+        begun.wait(WAIT_S)
+        fleet.provider.tell(stream_hold_after=None)
+        for word, one in zip(words, reading, strict=True):
+            text = one.result(WAIT_S)
+            assert text.count(word) == 3
+            assert not any(other in text for other in words if other != word)
+
+
+@pytest.mark.usefixtures("held")
+def test_a_caller_that_leaves_in_the_middle_costs_no_answer(
+    fleet: Fleet, urls: Mapping[str, str]
+) -> None:
+    """A worker has begun its call: it runs to its end and is kept, as without a stream."""
+    stream = streamed(urls["openai"], f"leaving {LONG}")
+    assert first_token(stream)
+    stream.close()
+    fleet.provider.tell(stream_hold_after=None)
+    until(lambda: outcomes(fleet, "leaving"), WAIT_S, "the answer is stored")
+    (result,) = outcomes(fleet, "leaving")
+    assert isinstance(result, Result)
+    assert result.calls == 1
+
+
+@pytest.mark.usefixtures("held")
+def test_a_response_comes_in_one_piece(fleet: Fleet, urls: Mapping[str, str]) -> None:
+    """Its provider is not asked to stream, so nothing stands still."""
+    with chats(urls["openai"]).responses.stream(model=MODEL, input=f"whole {LONG}") as stream:
+        assert stream.get_final_response().output_text
+    assert fleet.provider.in_flight() == 0
+
+
+@pytest.mark.usefixtures("held")
+def test_a_worker_that_is_killed_in_the_middle_is_followed_by_another(
+    fleet: Fleet, urls: Mapping[str, str]
+) -> None:
+    """The next worker's answer begins with what was read, so its rest follows: no text comes twice
+    and none is missing."""
+    stream = streamed(urls["openai"], f"killed {LONG}")
+    first = first_token(stream)
+    (worker,) = [one for one in fleet.processes if one.alive and one.name.startswith("api")]
+    worker.kill()
+    fleet.provider.tell(stream_hold_after=None)
+    fleet.ready(fleet.worker(16, visibility_timeout_s=3))
+    text = first + "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+    assert text.count("killed") == 1
+    (result,) = outcomes(fleet, "killed")
+    assert isinstance(result, Result)
+    assert result.json()["choices"][0]["message"]["content"] == text
