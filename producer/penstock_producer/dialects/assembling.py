@@ -73,7 +73,7 @@ class OfChats:
             self._kind = "text_completion"
         for name, value in event.items():
             if name not in _OF_CHUNKS and value is not None:
-                self.held += 0 if name in self._about else size
+                self.held += 0 if name in self._about else len(str(value))
                 self._about[name] = value
         deltas: list[Delta] = []
         for given in choices:
@@ -83,10 +83,9 @@ class OfChats:
             choice = self._choices.get(index)
             if choice is None:
                 choice = self._choices[index] = _Choice(index)
-                self.held += size
-            deltas += choice.take(given)
-            self.held += size if choice.keeps_more else 0
-        self.held += sum(len(delta.text) for delta in deltas)
+            new = choice.take(given)
+            self.held += size if choice.keeps_more else sum(len(delta.text) for delta in new)
+            deltas += new
         return deltas
 
     def end(self) -> None:
@@ -127,11 +126,13 @@ class _Choice:
         self._calls: dict[int, _Call] = {}
         self._more: dict[str, Any] = {}
         self._logprobs: dict[str, Any] = {}
+        self._has_begun = False
         self.reason: Any = None
         self.keeps_more = False  # of the last event: more than the text of its deltas
 
     def take(self, given: Mapping[str, Any]) -> list[Delta]:
-        self.keeps_more = False
+        self.keeps_more = not self._has_begun
+        self._has_begun = True
         deltas: list[Delta] = []
         for name, value in given.items():
             match name:
@@ -383,7 +384,7 @@ class OfCandidates:
             raise BrokenStream("an event of the stream has no list of candidates")
         for name, value in event.items():
             if name != "candidates" and value is not None:
-                self.held += 0 if name in self._about else size
+                self.held += 0 if name in self._about else len(str(value))
                 self._about[name] = value
         deltas: list[Delta] = []
         for one in given:

@@ -35,8 +35,10 @@ _ADDED: Final[Mapping[str, Mapping[str, msgspec.Raw]]] = {
 }
 _DONE: Final = b"[DONE]"
 SHOWN_BYTES: Final = 200  # of an event that cannot be read
-# times the size of an answer: chunks have some 200 bytes for each token, and empty ones are free
+# times the size of an answer: chunks have some 200 bytes for each token
 OVERHEAD: Final = 16
+# lines and events in a row that bring nothing, such as pings: 20,000 chunks of that kind
+IDLE_BYTES: Final = 4 * 1024 * 1024
 
 
 class Pace(NamedTuple):
@@ -75,7 +77,8 @@ class Streamed:
         self.has_begun = False
         self._open = bytearray()  # a line whose end has not come
         self._data = bytearray()  # of an event whose end has not come
-        self._written = 0  # bytes of text that were passed on
+        self._written = 0  # characters of the answer so far
+        self._idle = 0  # bytes since the last of them
         self._broken: str | None = None  # what is wrong with the stream
         self._error: Any = None  # what the provider says in the stream, instead of an answer
 
@@ -131,6 +134,9 @@ class Streamed:
         return replace(tried, detail=f"no token of the answer came for {longest_s:g} s {when}")
 
     def _read(self, line: bytes | bytearray) -> None:
+        self._idle += len(line) + 1
+        if self._idle > IDLE_BYTES:
+            raise self._break(f"the stream has {IDLE_BYTES} bytes in a row that bring nothing")
         if not line:
             if self._data:
                 data, self._data = bytes(self._data), bytearray()
@@ -158,7 +164,9 @@ class Streamed:
             deltas = self._assembler.take(event, len(data))
         except BrokenStream as error:
             raise self._break(str(error)) from None
-        self._written += sum(len(delta.text) for delta in deltas)
+        if deltas:
+            self._idle = 0
+            self._written += sum(len(delta.text) for delta in deltas)
         self._passing.put(self._assembler.head, deltas)
 
     def _break(self, why: str) -> ConnectionLost:
