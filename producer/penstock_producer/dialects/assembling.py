@@ -170,9 +170,13 @@ class _Choice:
                 for at, call in enumerate(value):
                     deltas += self._take_call(call, at)
             elif name == "function_call" and isinstance(value, dict):  # of old models
-                before = self._message.setdefault(name, {})
+                before = self._message.get(name)
+                known = dict(before) if isinstance(before, dict) else {}
                 for key, bit in value.items():
-                    before[key] = before.get(key, "") + bit if isinstance(bit, str) else bit
+                    had = known.get(key)
+                    is_more = isinstance(had, str) and isinstance(bit, str)
+                    known[key] = had + bit if is_more else bit
+                self._message[name] = known
                 self.keeps_more = True
             elif isinstance(value, list) and isinstance(self._message.get(name), list):
                 self._message[name] += value
@@ -327,7 +331,9 @@ class OfMessages:
         if kind == "signature_delta":
             block["signature"] = delta.get("signature")
         elif kind == "citations_delta":
-            block["citations"] = [*(block.get("citations") or ()), delta.get("citation")]
+            before = block.get("citations")
+            cited = before if isinstance(before, list) else []
+            block["citations"] = [*cited, delta.get("citation")]
         return [Delta("extra", dump_json(dict(delta)).decode(), 0, at)]
 
     def _ended(self, at: int) -> list[Delta]:
@@ -375,8 +381,7 @@ class OfCandidates:
     def __init__(self) -> None:
         self.held = 0
         self._about: dict[str, Any] = {}
-        self._candidates: dict[int, dict[str, Any]] = {}
-        self._passes_on = True
+        self._candidates: dict[int, _Candidate] = {}
 
     def take(self, event: _Event, size: int) -> Sequence[Delta]:
         given = event.get("candidates", [])
@@ -391,7 +396,8 @@ class OfCandidates:
             index = one.get("index", 0) if isinstance(one, dict) else None
             if type(index) is not int:
                 raise BrokenStream("a candidate of the stream has no index")
-            deltas += self._grown(index, one)
+            candidate = self._candidates.setdefault(index, _Candidate(index))
+            deltas += candidate.take(one)
         self.held += size if given else 0
         return deltas
 
@@ -402,7 +408,7 @@ class OfCandidates:
         return {**self._about, "candidates": []}
 
     def whole(self) -> dict[str, Any] | None:
-        found = [self._candidates[index] for index in sorted(self._candidates)]
+        found = [self._candidates[index].whole() for index in sorted(self._candidates)]
         if not found and "promptFeedback" in self._about:
             return dict(self._about)
         if not found or any(one.get("finishReason") is None for one in found):
@@ -412,28 +418,52 @@ class OfCandidates:
     def usage(self) -> Mapping[str, Any]:
         return geminis_usage(_map(self._about.get("usageMetadata")))
 
-    def _grown(self, index: int, given: Mapping[str, Any]) -> list[Delta]:
-        candidate = self._candidates.setdefault(index, {"content": {"role": "model", "parts": []}})
-        candidate |= {n: v for n, v in given.items() if n != "content" and v is not None}
-        parts, deltas = candidate["content"]["parts"], list[Delta]()
-        for part in _map(given.get("content")).get("parts") or ():
+
+class _Candidate:
+    """One of Gemini's answers: bits of text of one kind in a row are one part."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._about: dict[str, Any] = {}
+        self._parts: list[dict[str, Any]] = []
+        self._bits: list[str] = []  # of the last part, where it may grow
+        self._passes_on = True
+
+    def take(self, given: Mapping[str, Any]) -> list[Delta]:
+        self._about |= {n: v for n, v in given.items() if n != "content" and v is not None}
+        parts, deltas = _map(given.get("content")).get("parts"), list[Delta]()
+        for part in parts if isinstance(parts, list) else ():
             if not isinstance(part, dict):
                 raise BrokenStream("a part of the stream is no object")
-            text, last = _text(part.get("text")), parts[-1] if parts else {}
-            is_plain = text is not None and part.keys() <= {"text", "thought"}
-            if (
-                is_plain
-                and last.keys() == part.keys()
-                and last.get("thought") == part.get("thought")
-            ):
-                last["text"] += text
-            else:
-                parts.append(dict(part))
+            text = self._add(part)
             if text is None:  # a call comes whole, and with the stored answer
                 self._passes_on = False
             elif text and self._passes_on:
-                deltas.append(Delta("thought" if part.get("thought") else "text", text, index))
+                kind: Any = "thought" if part.get("thought") else "text"
+                deltas.append(Delta(kind, text, self._index))
         return deltas
+
+    def whole(self) -> dict[str, Any]:
+        self._join()
+        return {"content": {"role": "model", "parts": self._parts}, **self._about}
+
+    def _add(self, part: dict[str, Any]) -> str | None:
+        """Add a part, or the next bit of the last one; return its text."""
+        text = _text(part.get("text"))
+        grows = text is not None and part.keys() <= {"text", "thought"}
+        if text is not None and grows and self._bits:
+            last = self._parts[-1]
+            if bool(last.get("thought")) == bool(part.get("thought")):
+                self._bits.append(text)
+                return text
+        self._join()
+        self._parts.append(dict(part))
+        self._bits = [text] if text is not None and grows else []
+        return text
+
+    def _join(self) -> None:
+        if self._bits:
+            self._parts[-1]["text"] = "".join(self._bits)
 
 
 _READERS: Final[Mapping[str, Callable[[], Assembler]]] = {
