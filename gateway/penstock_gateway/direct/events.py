@@ -7,12 +7,21 @@ contradicts the beginning.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final, Protocol
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol
 
 import orjson
 
 from penstock_producer.dialects import COMPLETIONS
+from penstock_producer.dialects.answers import (
+    call_item,
+    refusal_part,
+    said_item,
+    text_part,
+    thought_item,
+)
 from penstock_producer.dialects.pieces import Delta
 from penstock_producer.job.endpoints import CHAT, MESSAGES, RESPONSES
 
@@ -62,6 +71,17 @@ def named_event(event: Mapping[str, Any]) -> bytes:
     return b"event: %b\n%b" % (event["type"].encode(), data_event(event))
 
 
+def _object(text: str) -> dict[str, Any]:
+    """Return the object that a delta holds. Raises Held."""
+    try:
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        found = None
+    if not isinstance(found, dict):
+        raise Held
+    return found
+
+
 def missing(had: str, full: str) -> str:
     """Return what ``had`` lacks. Raises Differs."""
     if not full.startswith(had):
@@ -75,6 +95,9 @@ def missing_json(had: str, full: str) -> str:
     Raises Differs."""
     if full.startswith(had):
         return full[len(had) :]
+    begun, packed = _packed(had), _packed(full)
+    if packed.startswith(begun):
+        return packed[len(begun) :]
     value = orjson.loads(full)
     try:
         is_whole = orjson.loads(had) == value
@@ -83,6 +106,14 @@ def missing_json(had: str, full: str) -> str:
     if not is_whole:
         raise Differs
     return ""
+
+
+def _packed(text: str) -> str:
+    """Return JSON, of which the end may be missing, without blanks outside of strings."""
+    return "".join(one for one in _TOKENS.findall(text) if not one.isspace())
+
+
+_TOKENS: Final = re.compile(r'"(?:[^"\\]|\\.)*"?|\s+|[^\s"]+')
 
 
 # -- OpenAI's chat and completions
@@ -291,7 +322,7 @@ class OfMessages:
     def _whole(self, delta: Delta, last: _Block | None) -> bytes:
         """Write a block that is of no other API."""
         self._follows(delta.part, last)
-        block = orjson.loads(delta.text)
+        block = _object(delta.text)
         written = self._ended()
         self._blocks.append(_Block(delta.part, str(block.get("type")), None, None))
         self._blocks[-1].is_open = False
@@ -306,7 +337,7 @@ class OfMessages:
     def _extra(self, delta: Delta, last: _Block | None) -> bytes:
         if last is None or not last.is_open or last.place != delta.part:
             return b""
-        given = orjson.loads(delta.text)
+        given = _object(delta.text)
         last.is_signed = last.is_signed or given.get("type") == "signature_delta"
         return self._event("content_block_delta", delta=given)
 
@@ -392,36 +423,153 @@ def _block(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any
 # -- OpenAI's Responses
 
 
+class _OpenItem(NamedTuple):
+    """An item of a translated answer that grows."""
+
+    place: int
+    at: int  # its index in the output
+    make: Callable[[str], dict[str, Any]]  # the item, of its text
+
+    def events(self, text: str) -> Iterator[dict[str, Any]]:
+        return _of_output(self.at, self.make(text))
+
+
 class OfResponses:
-    """Writes the events of a response: they tell each item whole, so it comes in one piece."""
+    """Writes the events of a response: one item after the other."""
+
+    def __init__(self) -> None:
+        self._ident: str | None = None  # of the response, with which those of its items end
+        self._is_own = False  # the provider's API is this one, too
+        self._number = 0  # of the next event
+        self._written: dict[_Key, list[str]] = {}  # each event, and what its deltas have said
+        self._items: dict[int, Mapping[str, Any]] = {}  # that have begun, as they were told last
+        self._ended: set[int] = set()
+        self._open: _OpenItem | None = None  # of a translated answer
 
     def begin(self, head: Mapping[str, Any], *, is_own: bool) -> bytes:
-        return b""
+        self._ident, self._is_own = str(head.get("id")).removeprefix("resp_"), is_own
+        begun = {**head, "status": "in_progress", "output": [], "usage": None}
+        begun["incomplete_details"] = None
+        return b"".join(
+            self._told({"type": f"response.{kind}", "response": begun})
+            for kind in ("created", "in_progress")
+        )
 
     def pass_on(self, delta: Delta) -> bytes:
-        raise Held
+        if delta.choice or (delta.kind == "extra") != self._is_own or delta.kind == "whole":
+            return b""
+        if self._is_own:
+            event = _object(delta.text)
+            if _EVENT.fullmatch(str(event.get("type"))) is None:
+                raise Held
+            return self._told(event)
+        place, written = _PLACES[_BLOCKS[delta.kind]] + delta.part, b""
+        if self._open is None or self._open.place != place:
+            if self._open is not None and place < self._open.place:
+                raise Held
+            written = self._closed()
+            self._open = _OpenItem(place, len(self._items), self._maker(delta))
+            for event in self._open.events(""):
+                if event["type"].endswith(".delta"):
+                    break
+                written += self._told(event)
+        if delta.text:
+            told = (one for one in self._open.events(delta.text) if one["type"].endswith(".delta"))
+            written += b"".join(map(self._told, told))
+        return written
 
     def rest(self, answer: Mapping[str, Any]) -> bytes:
-        numbered = enumerate(_of_response(answer))
-        return b"".join(named_event({**event, "sequence_number": at}) for at, event in numbered)
+        output = _rows(answer.get("output"))
+        written = [b"" if self._ident is not None else self.begin(answer, is_own=False)]
+        if any(index >= len(output) for index in self._items):
+            raise Differs
+        for index, item in enumerate(output):
+            if index in self._items and _name_of(self._items[index]) != _name_of(item):
+                raise Differs
+            if index not in self._ended:
+                written += [self._told(event) for event in self._missing(_of_output(index, item))]
+            elif _texts_of(self._items[index]) != _texts_of(item):
+                raise Differs
+        state = answer.get("status")
+        state = state if state in _STATES else "completed"
+        written.append(self._told({"type": f"response.{state}", "response": dict(answer)}))
+        return b"".join(written)
+
+    def _missing(self, events: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yield those of an item's events that were not written, and what is missing of a text."""
+        for event in events:
+            had = self._written.get(_key_of(event))
+            if had is None:
+                yield event
+            elif isinstance(event.get("delta"), str):
+                is_json = event["type"].endswith("arguments.delta")
+                lacking = (missing_json if is_json else missing)("".join(had), event["delta"])
+                if lacking:
+                    yield {**event, "delta": lacking}
+
+    def _closed(self) -> bytes:
+        """End the last item of a translated answer."""
+        if self._open is None:
+            return b""
+        said = (bits for key, bits in self._written.items() if key[:2] == (self._open.at, True))
+        events = self._open.events("".join(next(said, ())))
+        return b"".join(map(self._told, self._missing(events)))
+
+    def _maker(self, delta: Delta) -> Callable[[str], dict[str, Any]]:
+        """Return what makes the item that a delta begins, of a text."""
+        ident = str(self._ident)
+        if delta.kind == "thought":
+            return partial(thought_item, ident)
+        if delta.kind == "call":
+            number = sum(one.get("type") == "function_call" for one in self._items.values())
+            return partial(call_item, ident, number, delta.id, delta.name)
+        part = refusal_part if delta.kind == "refusal" else text_part
+        return lambda text: said_item(ident, part(text), "completed")
+
+    def _told(self, event: Mapping[str, Any]) -> bytes:
+        """Write an event, and remember it."""
+        kind, index = str(event.get("type")), event.get("output_index")
+        said = event.get("delta")
+        self._written.setdefault(_key_of(event), []).append(said if isinstance(said, str) else "")
+        if isinstance(index, int) and isinstance(event.get("item"), dict):
+            self._items[index] = event["item"]
+            if kind == "response.output_item.done":
+                self._ended.add(index)
+        numbered = {**event, "type": kind, "sequence_number": self._number}
+        self._number += 1
+        return named_event(numbered)
 
 
-def _of_response(answer: Any) -> Iterator[dict[str, Any]]:
-    response = _map(answer)
-    state = response.get("status", "completed")
-    begun = {**response, "status": "in_progress", "output": [], "usage": None}
-    for kind in ("created", "in_progress"):
-        yield {"type": f"response.{kind}", "response": {**begun, "incomplete_details": None}}
-    for index, item in enumerate(_rows(response.get("output"))):
-        at = {"output_index": index}
-        started = {**item, "status": "in_progress"}
-        started |= {name: [] for name in ("content", "summary") if isinstance(item.get(name), list)}
-        if "arguments" in item:
-            started["arguments"] = ""
-        yield {"type": "response.output_item.added", "item": started, **at}
-        yield from _of_item(item, {"item_id": item.get("id"), **at})
-        yield {"type": "response.output_item.done", "item": dict(item), **at}
-    yield {"type": f"response.{state}", "response": dict(response)}
+_STATES: Final = ("completed", "incomplete", "failed")
+_EVENT: Final = re.compile(r"response\.[a-z0-9_.]+")
+# of an event: its item, whether it is a delta, its type, and the part of the item
+_Key = tuple[Any, bool, str, Any]
+
+
+def _key_of(event: Mapping[str, Any]) -> _Key:
+    kind = str(event.get("type"))
+    part = event.get("content_index", event.get("summary_index"))
+    return event.get("output_index"), kind.endswith(".delta"), kind, part
+
+
+def _name_of(item: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(item.get(name) for name in ("type", "id", "call_id", "name"))
+
+
+def _texts_of(item: Mapping[str, Any]) -> list[Any]:
+    parts = [*_rows(item.get("summary")), *_rows(item.get("content"))]
+    return [part.get("text", part.get("refusal")) for part in parts]
+
+
+def _of_output(index: int, item: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    at = {"output_index": index}
+    started = {**item, "status": "in_progress"}
+    started |= {name: [] for name in ("content", "summary") if isinstance(item.get(name), list)}
+    if "arguments" in item:
+        started["arguments"] = ""
+    yield {"type": "response.output_item.added", "item": started, **at}
+    yield from _of_item(item, {"item_id": item.get("id"), **at})
+    yield {"type": "response.output_item.done", "item": dict(item), **at}
 
 
 def _of_item(item: Mapping[str, Any], at: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -437,14 +585,19 @@ def _of_item(item: Mapping[str, Any], at: Mapping[str, Any]) -> Iterator[dict[st
         yield {"type": f"{kind}_part.done", "part": dict(part), **place}
     for number, part in enumerate(_rows(item.get("content"))):
         place = {**at, "content_index": number}
-        name = "refusal" if part.get("type") == "refusal" else "text"
-        kind = f"response.{'refusal' if name == 'refusal' else 'output_text'}"
-        more = {} if name == "refusal" else {"logprobs": part.get("logprobs") or []}
+        kind, name = _PARTS.get(str(part.get("type")), ("response.output_text", "text"))
+        more = {"logprobs": part.get("logprobs") or []} if kind.endswith("output_text") else {}
         empty = {**part, name: ""}
         yield {"type": "response.content_part.added", "part": empty, **place}
         yield {"type": f"{kind}.delta", "delta": part.get(name), **more, **place}
         yield {"type": f"{kind}.done", name: part.get(name), **more, **place}
         yield {"type": "response.content_part.done", "part": dict(part), **place}
+
+
+_PARTS: Final[Mapping[str, tuple[str, str]]] = {
+    "refusal": ("response.refusal", "refusal"),
+    "reasoning_text": ("response.reasoning_text", "text"),
+}
 
 
 def _map(value: Any) -> Mapping[str, Any]:

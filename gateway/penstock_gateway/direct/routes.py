@@ -354,8 +354,7 @@ async def _streamed(request: Request, asked: Asked, stream: Stream) -> Response:
     telling = Telling(asked.endpoint, asked.bodies[0], with_usage=stream.with_usage)
 
     async def events() -> tuple[bytes, CallAnswer]:
-        shown = telling if asked.endpoint != RESPONSES else None  # comes in one piece
-        answer, told = await _answered(request, replace(asked, telling=shown))
+        answer, told = await _answered(request, replace(asked, telling=telling))
         telling.end()
         return await backend.run_sized(len(answer), telling.rest, answer), told
 

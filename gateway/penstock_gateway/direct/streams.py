@@ -55,6 +55,7 @@ class Telling:
         self._run: str | None = None  # the try whose pieces are shown
         self._next = 0  # number of its next piece
         self._deltas: list[Delta] = []
+        self._size = 0  # of them, in bytes
         self._is_over = False
         self.arrived = asyncio.Event()
 
@@ -69,20 +70,21 @@ class Telling:
         self._next += 1
         self._head = self._head or piece.head
         self._deltas += piece.deltas
-        self._is_over = size_of(self._deltas) > WAITING_BYTES
+        self._size += size_of(piece.deltas)
+        self._is_over = self._size > WAITING_BYTES
         self.arrived.set()
 
     def taken(self) -> bytes:
         """Return the events of what has come since."""
         self.arrived.clear()
-        deltas, self._deltas = self._deltas, []
+        deltas, self._deltas, self._size = self._deltas, [], 0
         written = list[bytes]()
         try:
             if self._head is not None and deltas:
                 written.append(self._begun(self._head))
                 self._head = None
             written += [self._writer.pass_on(delta) for delta in deltas]
-        except (Held, Untranslatable, ValueError):
+        except (Held, Untranslatable):
             self._is_over = True
         return b"".join(written)
 

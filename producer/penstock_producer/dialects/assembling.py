@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from penstock_ledger.lone_surrogates import dump_json, parse_json
-from penstock_producer.dialects import CHAT, COMPLETIONS, GENERATE, MESSAGES
+from penstock_producer.dialects import CHAT, COMPLETIONS, GENERATE, MESSAGES, RESPONSES
 from penstock_producer.dialects.answers import geminis_usage
 from penstock_producer.dialects.pieces import Delta
 
@@ -28,6 +28,8 @@ class Assembler(Protocol):
 
     held: int
     """About how many bytes the answer takes so far."""
+    written: int
+    """How many characters the model has written so far, of any kind."""
 
     def take(self, event: _Event, size: int) -> Sequence[Delta]:
         """Take an event of ``size`` bytes; return what it adds. Raises BrokenStream."""
@@ -59,7 +61,7 @@ class OfChats:
     """Reads chunks of OpenAI's chat and completions."""
 
     def __init__(self) -> None:
-        self.held = 0
+        self.held = self.written = 0
         self._about: dict[str, Any] = {}
         self._choices: dict[int, _Choice] = {}
         self._has_ended = False
@@ -84,7 +86,9 @@ class OfChats:
             if choice is None:
                 choice = self._choices[index] = _Choice(index)
             new = choice.take(given)
-            self.held += size if choice.keeps_more else sum(len(delta.text) for delta in new)
+            written = sum(len(delta.text) for delta in new)
+            self.written += written
+            self.held += size if choice.keeps_more else written
             deltas += new
         return deltas
 
@@ -255,7 +259,7 @@ class OfMessages:
     """Reads the events of Anthropic's Messages."""
 
     def __init__(self) -> None:
-        self.held = 0
+        self.held = self.written = 0
         self._message: dict[str, Any] | None = None
         self._blocks: dict[int, dict[str, Any]] = {}
         self._bits: dict[int, list[str]] = {}
@@ -277,8 +281,9 @@ class OfMessages:
                 return self._begun(_at(event), _map(event.get("content_block")))
             case "content_block_delta":
                 deltas = self._grown(_at(event), _map(event.get("delta")))
-                self.held += size if any(one.kind == "extra" for one in deltas) else 0
-                self.held += sum(len(delta.text) for delta in deltas)
+                written = sum(len(one.text) for one in deltas if one.kind != "extra")
+                self.written += written
+                self.held += written or size
                 return deltas
             case "content_block_stop":
                 return self._ended(_at(event))
@@ -379,7 +384,7 @@ class OfCandidates:
     """Reads what Gemini streams: answers that each have the next parts."""
 
     def __init__(self) -> None:
-        self.held = 0
+        self.held = self.written = 0
         self._about: dict[str, Any] = {}
         self._candidates: dict[int, _Candidate] = {}
 
@@ -399,6 +404,7 @@ class OfCandidates:
             candidate = self._candidates.setdefault(index, _Candidate(index))
             deltas += candidate.take(one)
         self.held += size if given else 0
+        self.written += sum(len(delta.text) for delta in deltas)
         return deltas
 
     def end(self) -> None:
@@ -466,11 +472,52 @@ class _Candidate:
             self._parts[-1]["text"] = "".join(self._bits)
 
 
+class OfResponses:
+    """Reads the events of OpenAI's Responses, the last of which has the whole answer.
+
+    They are passed on as they come: to a caller of the same API, since requests of other APIs are
+    not sent as responses."""
+
+    def __init__(self) -> None:
+        self.held = self.written = 0
+        self._response: dict[str, Any] = {}
+        self._has_ended = False
+
+    def take(self, event: _Event, size: int) -> Sequence[Delta]:
+        kind, index = str(event.get("type")), event.get("output_index")
+        response = event.get("response")
+        if isinstance(response, dict):
+            self._response, self.held = response, size
+            self._has_ended = kind.removeprefix("response.") in _ENDS
+            return ()
+        if not kind.startswith("response.") or type(index) is not int:
+            return ()
+        if not self._response:
+            raise BrokenStream("the stream does not begin with response.created")
+        if kind.endswith(".delta"):
+            self.written += len(_text(event.get("delta")) or "")
+        return [Delta("extra", dump_json(event).decode(), 0, index)]
+
+    def end(self) -> None:
+        """Do nothing: an event of its own says so."""
+
+    def head(self) -> dict[str, Any]:
+        return {**self._response, "output": []}
+
+    def whole(self) -> dict[str, Any] | None:
+        return self._response if self._has_ended else None
+
+    def usage(self) -> Mapping[str, Any]:
+        return _map(self._response.get("usage"))
+
+
+_ENDS: Final = ("completed", "incomplete", "failed")
 _READERS: Final[Mapping[str, Callable[[], Assembler]]] = {
     CHAT: OfChats,
     COMPLETIONS: OfChats,
     MESSAGES: OfMessages,
     GENERATE: OfCandidates,
+    RESPONSES: OfResponses,
 }
 
 

@@ -51,7 +51,7 @@ def _about(answer: Mapping[str, Any], endpoint: str) -> dict[str, Any]:
 def _chunks(answer: Mapping[str, Any], endpoint: str) -> Iterator[dict[str, Any]]:
     about, (choice,) = _about(answer, endpoint), answer["choices"]
     if endpoint == COMPLETIONS:
-        told = [{"text": bit} for bit in _bits(choice["text"])] or [{"text": ""}]
+        told: list[Any] = [{"text": bit} for bit in _bits(choice["text"])] or [{"text": ""}]
         told[-1]["finish_reason"] = choice["finish_reason"]
     else:
         text = choice["message"]["content"]
@@ -69,7 +69,7 @@ def _message(answer: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield {"type": "ping"}
     for index, block in enumerate(answer["content"]):
         is_text = block["type"] == "text"
-        empty = {"text": ""} if is_text else {"input": {}}
+        empty: dict[str, Any] = {"text": ""} if is_text else {"input": {}}
         yield {"type": "content_block_start", "index": index, "content_block": block | empty}
         text = block["text"] if is_text else orjson.dumps(block["input"]).decode()
         kind, field = ("text_delta", "text") if is_text else ("input_json_delta", "partial_json")

@@ -27,6 +27,7 @@ class Passing:
         "_notify",
         "_number",
         "_run",
+        "_size",
         "_stopped",
         "channel",
     )
@@ -37,6 +38,7 @@ class Passing:
         self._run = secrets.token_hex(4)
         self._number = 0
         self._deltas: list[Delta] = []
+        self._size = 0  # of them, in bytes
         self._head: Mapping[str, Any] | None = None
         self._is_due = False  # ``notify`` was called; what says nothing yet waits for the next
         self._stopped = False
@@ -52,7 +54,8 @@ class Passing:
         if self._head is None:
             self._head = head()
         self._deltas += deltas
-        if size_of(self._deltas) > PIECE_BYTES:  # Redis takes them more slowly than they come
+        self._size += size_of(deltas)
+        if self._size > PIECE_BYTES:  # Redis takes them more slowly than they come
             self.stop()
         elif not self._is_due and any(one.text or one.kind == "call" for one in deltas):
             self._is_due = True
@@ -60,7 +63,7 @@ class Passing:
 
     def take(self) -> bytes | None:
         """Return the next piece as it travels; None where there is none, which stops the rest."""
-        deltas, self._deltas = self._deltas, []
+        deltas, self._deltas, self._size = self._deltas, [], 0
         self._is_due = False
         if self._stopped or not deltas:
             return None

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_producer.dialects import CHAT, COMPLETIONS, GENERATE, MESSAGES
+from penstock_producer.dialects import CHAT, COMPLETIONS, GENERATE, MESSAGES, RESPONSES
 from penstock_producer.dialects.assembling import Assembler, BrokenStream, assembler_for
 from penstock_producer.dialects.pieces import Delta
 
@@ -116,8 +116,8 @@ def test_logprobs_are_joined() -> None:
 
 def test_a_completion_has_its_text_beside_its_index() -> None:
     """As OpenAI's old API has it."""
-    about = {"id": "c", "object": "text_completion", "created": 5, "model": "m"}
-    events = [
+    about: Any = {"id": "c", "object": "text_completion", "created": 5, "model": "m"}
+    events: list[Any] = [
         about | {"choices": [{"index": 0, "text": bit, "finish_reason": None}]} for bit in "ab"
     ]
     events[-1]["choices"][0]["finish_reason"] = "stop"
@@ -245,6 +245,19 @@ def test_a_prompt_that_gemini_blocks_is_an_answer() -> None:
     assert read(GENERATE, [blocked]) == (blocked, [])
 
 
+def test_a_response_has_its_whole_in_the_last_event() -> None:
+    """What is between is passed on as it is, to a caller who reads the same API."""
+    bit = {"type": "response.output_text.delta", "output_index": 0, "delta": "Hi"}
+    ended = {"id": "resp", "object": "response", "status": "completed", "output": [1]}
+    reader = of(RESPONSES)
+    assert not reader.take({"type": "response.created", "response": {"id": "resp"}}, 50)
+    (delta,) = reader.take(bit, 50)
+    assert (delta.kind, orjson.loads(delta.text), reader.written) == ("extra", bit, 2)
+    assert reader.whole() is None
+    assert not reader.take({"type": "response.completed", "response": ended}, 90)
+    assert (reader.whole(), reader.held) == (ended, 90)
+
+
 @pytest.mark.parametrize(
     ("endpoint", "events"),
     [
@@ -253,6 +266,7 @@ def test_a_prompt_that_gemini_blocks_is_an_answer() -> None:
         (CHAT, [chunk(content="a", reason="stop"), chunk(1, content="b")]),
         (MESSAGES, MESSAGE[:-1]),
         (GENERATE, [content({"text": "a"})]),
+        (RESPONSES, [{"type": "response.created", "response": {"id": "resp"}}]),
     ],
 )
 def test_a_stream_without_its_end_is_no_answer(endpoint: str, events: list[Any]) -> None:
@@ -276,7 +290,7 @@ NAMES = [
     *("citation", "citations", "candidates", "parts", "thought", "finishReason"),
 ]
 JSON: Any = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=3),
     lambda inner: (
         st.lists(inner, max_size=2)
         | st.dictionaries(
@@ -289,11 +303,13 @@ JSON: Any = st.recursive(
 )
 
 
-@pytest.mark.parametrize("endpoint", [CHAT, COMPLETIONS, MESSAGES, GENERATE])
+@pytest.mark.parametrize("endpoint", [CHAT, COMPLETIONS, MESSAGES, GENERATE, RESPONSES])
 @given(odd=st.lists(st.tuples(st.integers(0, 12), st.lists(JSON, max_size=3)), max_size=4))
 def test_nothing_but_a_broken_stream_is_raised(endpoint: str, odd: Any) -> None:
     """Whatever a server sends between good events, or in their place."""
-    good: list[Any] = {MESSAGES: MESSAGE, GENERATE: [content({"text": "a"})] * 3}.get(
+    response = {"type": "response.created", "response": {}, "output_index": 0, "delta": "a"}
+    streams = {GENERATE: [content({"text": "a"})] * 3, MESSAGES: MESSAGE, RESPONSES: [response] * 3}
+    good: list[Any] = streams.get(
         endpoint, [chunk(content="a"), chunk(function_call={"name": "f"}), chunk(reason="stop")]
     )
     events = orjson.loads(orjson.dumps(good))

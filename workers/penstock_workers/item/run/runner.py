@@ -233,14 +233,14 @@ class ItemRunner:
 
     def _name(self, attempt: Attempt, tried: Tried) -> Failure | Reply:
         """Name what happened, and note what it cost."""
-        if attempt.passing is not None:
-            attempt.passing.stop()  # what did not leave by now comes with the stored answer
         if isinstance(tried, NoAnswer) and not tried.sent:
             attempt.calls -= 1  # earlier ones, in children that died, may have been
         attempt.last_answer, attempt.room = (
             (tried.body, tried.room) if isinstance(tried, Answer) else (None, None)
         )
         happened = attempt.happened = name_failure(tried, time.time())
+        if attempt.passing is not None and isinstance(happened, Failure):
+            attempt.passing.stop()  # what has not left by now was not seen
         spent = spent_on(attempt, happened)
         attempt.spent = spent if attempt.spent is NOTHING_SPENT else attempt.spent.plus(spent)
         self.causes.note(attempt, happened)

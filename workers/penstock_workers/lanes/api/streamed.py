@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace as with_fields
 
 from penstock_ledger.lone_surrogates import dump_json, parse_json
-from penstock_producer.dialects import COMPLETIONS, MESSAGES
+from penstock_producer.dialects import COMPLETIONS, MESSAGES, RESPONSES
 from penstock_producer.dialects.assembling import Assembler, BrokenStream, assembler_for
 from penstock_producer.job.endpoints import CHAT
 from penstock_workers.http import AnswerTooLarge, ConnectionLost, UnusableRequest
@@ -32,6 +32,7 @@ _ADDED: Final[Mapping[str, Mapping[str, msgspec.Raw]]] = {
     CHAT: {"stream": _TRUE, "stream_options": _WITH_USAGE},
     COMPLETIONS: {"stream": _TRUE, "stream_options": _WITH_USAGE},
     MESSAGES: {"stream": _TRUE},
+    RESPONSES: {"stream": _TRUE},
 }
 _DONE: Final = b"[DONE]"
 SHOWN_BYTES: Final = 200  # of an event that cannot be read
@@ -77,8 +78,7 @@ class Streamed:
         self.has_begun = False
         self._open = bytearray()  # a line whose end has not come
         self._data = bytearray()  # of an event whose end has not come
-        self._written = 0  # characters of the answer so far
-        self._idle = 0  # bytes since the last of them
+        self._idle = 0  # bytes since the last bit of the answer
         self._broken: str | None = None  # what is wrong with the stream
         self._error: Any = None  # what the provider says in the stream, instead of an answer
 
@@ -157,8 +157,8 @@ class Streamed:
         if not isinstance(event, dict):
             shown = data[:SHOWN_BYTES].decode("utf-8", "replace")
             raise self._break(f"an event of the stream is not a JSON object: {shown}")
-        if event.get("error"):
-            self._error = event["error"]
+        if event.get("error") or event.get("type") == "error":
+            self._error = event.get("error") or event
             raise ConnectionLost("the provider has given the answer up")
         try:
             deltas = self._assembler.take(event, len(data))
@@ -166,7 +166,6 @@ class Streamed:
             raise self._break(str(error)) from None
         if deltas:
             self._idle = 0
-            self._written += sum(len(delta.text) for delta in deltas)
         self._passing.put(self._assembler.head, deltas)
 
     def _break(self, why: str) -> ConnectionLost:
@@ -185,7 +184,7 @@ class Streamed:
         head, said = self._assembler.head(), self._assembler.usage()
         prompt, completion = counted(said)
         prompt = estimated_prompt(self._request.body) if prompt is None else prompt
-        completion = max(completion or 0, ceil(self._written / EXPECTED_BYTES))
+        completion = max(completion or 0, ceil(self._assembler.written / EXPECTED_BYTES))
         usage = {"prompt_tokens": prompt, "completion_tokens": completion}
         if counts_cache_beside(said):
             usage = {**said, "output_tokens": completion}
