@@ -298,7 +298,7 @@ Path = tuple[Any, str | int]
 def checked_body(given: Mapping[str, Any], endpoint: str, limits: DirectFields) -> dict[str, Any]:
     """Return the body as it is sent. Raises Refused (400), which names the field.
 
-    Whether it is streamed to the caller says ``stream_of``: an answer is whole before it is stored.
+    Whether it is streamed to the caller says ``stream_of``: the worker asks its provider for that.
     """
     _check_names(given, _FIELDS[endpoint] | set(limits.extra_fields), endpoint)
     body = {name: value for name, value in given.items() if name not in _OF_STREAMS}
@@ -347,7 +347,7 @@ def stream_of(given: Mapping[str, Any]) -> Stream | None:
 
 
 _OF_STREAMS: Final = ("stream", "stream_options")
-# The second asks for noise that hides lengths; an answer in one piece shows none of a token.
+# The second asks for noise that hides the lengths of tokens: it is taken, and there is none.
 _STREAM_OPTIONS: Final = ("include_usage", "include_obfuscation")
 
 
