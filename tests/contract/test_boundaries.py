@@ -63,6 +63,8 @@ INTERNAL_SURFACE = {
         "accepting.survey",
         "bucket.place",
         "dialects.answers",
+        "dialects.assembling",
+        "dialects.pieces",
         "dialects.translation",
         "errors",
         "feed.feeder",

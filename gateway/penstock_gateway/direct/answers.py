@@ -19,7 +19,7 @@ from redis import RedisError
 
 from penstock_gateway.backend import Backend
 from penstock_gateway.direct.open_jobs import CallJob, refuse_stopped
-from penstock_gateway.direct.streams import Telling
+from penstock_gateway.direct.streams import LiveAnswer
 from penstock_gateway.refused import Refused
 from penstock_ledger import DoorCallStore, JobStore, PenstockError, in_words, keys
 from penstock_ledger.model import DeadLetter, JobState, Result
@@ -51,16 +51,16 @@ class Answers:
         self._states: dict[str, CallJob] = {}
         self._stored: dict[str, set[str]] = {}  # announced, and not fetched yet
         self._told = asyncio.Event()
-        self._tellings: dict[tuple[str, str], Telling] = {}  # by job and document
+        self._live: dict[tuple[str, str], LiveAnswer] = {}  # by job and document
         self.door = secrets.token_hex(8)  # its channel, for answers that are passed on
 
     @contextlib.contextmanager
     def awaited(
-        self, job: CallJob, doc_ids: Iterable[str], telling: Telling | None = None
+        self, job: CallJob, doc_ids: Iterable[str], live: LiveAnswer | None = None
     ) -> Iterator[dict[str, asyncio.Future[Outcome]]]:
         """Yield the future of each document, which fails (Refused) where the job stops.
 
-        What is passed on of a single one meanwhile goes to ``telling``. Forgotten with the end of
+        What is passed on of a single one meanwhile goes to ``live``. Forgotten with the end of
         the block."""
         loop = asyncio.get_running_loop()
         futures: dict[str, asyncio.Future[Outcome]] = {
@@ -69,14 +69,14 @@ class Answers:
         of_job = self._awaited.setdefault(job.job_id, {})
         of_job.update(futures)
         self._states[job.job_id] = job
-        if telling is not None:
-            self._tellings |= {(job.job_id, doc_id): telling for doc_id in futures}
+        if live is not None:
+            self._live |= {(job.job_id, doc_id): live for doc_id in futures}
         try:
             yield futures
         finally:
             for doc_id, future in futures.items():
                 of_job.pop(doc_id, None)
-                self._tellings.pop((job.job_id, doc_id), None)
+                self._live.pop((job.job_id, doc_id), None)
                 if not future.cancel() and not future.cancelled():
                     future.exception()  # one of them is what the caller was answered
             if not of_job:
@@ -135,9 +135,9 @@ class Answers:
         piece = decode_piece(raw)
         if piece is None:
             return
-        telling = self._tellings.get((piece.job_id, piece.doc_id))
-        if telling is not None:
-            telling.note(piece)
+        live = self._live.get((piece.job_id, piece.doc_id))
+        if live is not None:
+            live.note(piece)
 
     async def _fetch(self) -> None:
         while True:

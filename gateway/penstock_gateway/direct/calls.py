@@ -30,7 +30,7 @@ from penstock_gateway.direct.errors import (
 from penstock_gateway.direct.fields import unsupported
 from penstock_gateway.direct.fleet import Fleet
 from penstock_gateway.direct.open_jobs import CallJob, OpenJobs, Waiting, close_old, too_many
-from penstock_gateway.direct.streams import Telling
+from penstock_gateway.direct.streams import LiveAnswer
 from penstock_gateway.ids import new_id
 from penstock_gateway.refused import Refused
 from penstock_ledger import (
@@ -145,7 +145,7 @@ class Asked:
     size: int  # of the request that they came in, in bytes
     timeout_s: float
     key: str | None = None  # Idempotency-Key
-    telling: Telling | None = None  # its caller reads the answer as it comes
+    live: LiveAnswer | None = None  # its caller reads the answer as it comes
 
     @property
     def model(self) -> str:
@@ -299,8 +299,8 @@ class Calls:
     ) -> CallAnswer:
         bodies = dict(call.documents)
         began = time.monotonic()
-        stream = self.answers.door if asked.telling is not None else None
-        with self.answers.awaited(job, bodies, asked.telling) as futures:
+        stream = self.answers.door if asked.live is not None else None
+        with self.answers.awaited(job, bodies, asked.live) as futures:
             if not await self._pushing.push(job, call, stream):
                 raise _in_use()
             pending = asyncio.gather(*futures.values())

@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import orjson
 
-from penstock_producer.dialects import COMPLETIONS
 from penstock_producer.dialects.answers import (
     call_item,
     refusal_part,
@@ -23,7 +22,7 @@ from penstock_producer.dialects.answers import (
     thought_item,
 )
 from penstock_producer.dialects.pieces import Delta
-from penstock_producer.job.endpoints import CHAT, MESSAGES, RESPONSES
+from penstock_producer.job.endpoints import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 
 __all__ = ["Differs", "Held", "Writer", "data_event", "named_event", "writer_for"]
 
@@ -442,7 +441,7 @@ class OfResponses:
         self._is_own = False  # the provider's API is this one, too
         self._number = 0  # of the next event
         self._written: dict[_Key, list[str]] = {}  # each event, and what its deltas have said
-        self._items: dict[int, Mapping[str, Any]] = {}  # that have begun, as they were told last
+        self._items: dict[int, Mapping[str, Any]] = {}  # that have begun, as they were sent last
         self._ended: set[int] = set()
         self._open: _OpenItem | None = None  # of a translated answer
 

@@ -13,8 +13,7 @@ from typing import Any, Final, NamedTuple
 from penstock_gateway.bodies import checked_metadata
 from penstock_gateway.refused import Refused
 from penstock_gateway.settings import DirectFields
-from penstock_producer.dialects import COMPLETIONS
-from penstock_producer.job.endpoints import CHAT, EMBEDDINGS, MESSAGES, RESPONSES
+from penstock_producer.job.endpoints import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES
 from penstock_producer.job.params import params_of
 
 __all__ = [

@@ -31,16 +31,15 @@ from penstock_gateway.direct.fields import (
     with_messages,
 )
 from penstock_gateway.direct.schemas import PROMPTS, documented
-from penstock_gateway.direct.streams import AnswerStream, Telling, something_of
+from penstock_gateway.direct.streams import AnswerStream, LiveAnswer, something_of
 from penstock_gateway.middleware import request_id_of
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
 from penstock_gateway.settings import DirectFields
 from penstock_ledger.lone_surrogates import parse_json
 from penstock_ledger.model import DeadLetter, Result
-from penstock_producer.dialects import COMPLETIONS
 from penstock_producer.dialects.translation import Untranslatable, answer_for
-from penstock_producer.job.endpoints import CHAT, EMBEDDINGS, MESSAGES, RESPONSES
+from penstock_producer.job.endpoints import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES
 
 __all__ = ["batch_answer", "bodies_of", "gone", "key_of", "object_in", "timeout_of"]
 
@@ -351,20 +350,20 @@ async def _streamed(request: Request, asked: Asked, stream: Stream) -> Response:
     backend = backend_of(request)
     shares, tenant = backend.part(Shares), asked.caller.tenant
 
-    telling = Telling(asked.endpoint, asked.bodies[0], with_usage=stream.with_usage)
+    live = LiveAnswer(asked.endpoint, asked.bodies[0], with_usage=stream.with_usage)
 
     async def events() -> tuple[bytes, CallAnswer]:
-        answer, told = await _answered(request, replace(asked, telling=telling))
-        telling.end()
-        return await backend.run_sized(len(answer), telling.rest, answer), told
+        answer, told = await _answered(request, replace(asked, live=live))
+        live.end()
+        return await backend.run_sized(len(answer), live.rest, answer), told
 
     shares.take("streams", tenant)
     coming = asyncio.create_task(events(), name="streamed answer")
     try:
-        await something_of(coming, telling, SOON_S)
+        await something_of(coming, live, SOON_S)
         if not coming.done():
             leave = partial(shares.leave, "streams", tenant)
-            return AnswerStream(coming, telling, asked.endpoint, request_id_of(request), leave)
+            return AnswerStream(coming, live, asked.endpoint, request_id_of(request), leave)
         written, told = coming.result()
     except BaseException:
         coming.cancel()

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from penstock_producer.dialects import COMPLETIONS
-from penstock_producer.job.endpoints import CHAT, EMBEDDINGS, MESSAGES, RESPONSES
+from penstock_producer.job.endpoints import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES
 
 __all__ = ["PROMPTS", "documented"]
 

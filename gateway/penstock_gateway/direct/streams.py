@@ -30,7 +30,7 @@ from penstock_producer.dialects.pieces import Delta, Piece, size_of
 from penstock_producer.dialects.translation import Untranslatable, answer_for
 from penstock_producer.job.endpoints import MESSAGES, RESPONSES
 
-__all__ = ["AnswerStream", "Telling", "error_event", "events_of"]
+__all__ = ["AnswerStream", "LiveAnswer", "error_event", "events_of"]
 
 log = logging.getLogger("penstock.gateway")
 
@@ -41,8 +41,8 @@ Coming = asyncio.Task[tuple[bytes, Any]]
 WAITING_BYTES: Final = 256 * 1024
 
 
-class Telling:
-    """What is told of one answer: the pieces that workers pass on, then the stored one.
+class LiveAnswer:
+    """One answer that is read as it comes: the pieces that workers pass on, then the rest.
 
     Belongs to the event loop. Pieces come from Redis, where anyone may write who reaches it: they
     are shown as they come, in their order, until one is missing, and the stored answer must go on
@@ -119,14 +119,14 @@ class AnswerStream(EventResponse):
     def __init__(
         self,
         coming: Coming,
-        telling: Telling,
+        live: LiveAnswer,
         endpoint: str,
         request_id: str,
         leave: Callable[[], None],
     ) -> None:
         """Wait for what comes; ``leave`` is called when the last event was sent."""
         super().__init__()
-        self._coming, self._telling = coming, telling
+        self._coming, self._telling = coming, live
         self._endpoint, self._leave = endpoint, leave
         self._request_id = request_id
 
@@ -157,9 +157,9 @@ class AnswerStream(EventResponse):
             return error_event(self._endpoint, refused_for(error), self._request_id)
 
 
-async def something_of(coming: Coming, telling: Telling, longest_s: float) -> None:
+async def something_of(coming: Coming, live: LiveAnswer, longest_s: float) -> None:
     """Wait until the answer is there, or a piece of it."""
-    arrived = asyncio.ensure_future(telling.arrived.wait())
+    arrived = asyncio.ensure_future(live.arrived.wait())
     try:
         await asyncio.wait(
             {coming, arrived}, timeout=longest_s, return_when=asyncio.FIRST_COMPLETED

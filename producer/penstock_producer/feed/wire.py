@@ -10,7 +10,6 @@ what the installed Celery sends.
 from __future__ import annotations
 
 import hashlib
-import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -27,8 +26,10 @@ from penstock_producer.feed.wire_frame import (
     CALLS_HEADER,
     FED_HEADER,
     MESSAGE_VERSION,
+    STREAM_HEADER,
     TASK_NAME,
     URGENT_HEADER,
+    door_of,
     frame_of,
 )
 
@@ -49,15 +50,12 @@ __all__ = [
 
 # what earlier attempts used up: the fields of `Spent`, in workers' item/spent.py
 SPENT_HEADER = "x-penstock-spent"
-# the door whose caller reads the answer as it comes, as ``keys.passed_to`` takes it
-STREAM_HEADER = "x-penstock-stream"
 RETRIES_HEADER = "retries"  # Celery's own: attempts that counted
 # Above this a message carries the document's position instead of its body: a window of 20,000
 # messages then stays below 320 MB of Redis whatever the documents are.
 MAX_INLINE_BODY_BYTES = 16 * 1024
 _MAX_REPR_DOC_CHARS = 64  # what Flower shows of a document id
 
-_DOOR = re.compile(r"[0-9a-f]{1,32}")
 _HEADER_MAX = {
     RETRIES_HEADER: COUNT_MAX,
     CALLS_HEADER: COUNT_MAX,
@@ -146,12 +144,6 @@ def encode_item(
             b"}}",
         )
     )
-
-
-def door_of(headers: Mapping[str, Any]) -> str | None:
-    """Return the door whose caller reads the answer as it comes. Headers come from outside."""
-    door = headers.get(STREAM_HEADER)
-    return door if isinstance(door, str) and _DOOR.fullmatch(door) is not None else None
 
 
 def fed_now() -> int:

@@ -48,7 +48,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def held(fleet: Fleet) -> Iterator[None]:
-    """The provider stands still in the middle of each answer, until it is told to go on."""
+    """The provider stands still in the middle of each answer, until the test lets it go on."""
     fleet.provider.tell(stream_hold_after=BEGUN)
     yield
     fleet.provider.tell(stream_hold_after=None, stream_cut_after=None)

@@ -248,7 +248,7 @@ class AnswerReader:
         self._error: HttpError | None = None
         self._needs_eof = False
         self.has_begun = False  # any byte of the answer is here
-        self.streams = False  # it is an event stream, and goes to whoever asked for one
+        self.streams = False  # it is an event stream, and is read as it comes
         self.complete = False
         self.keeps = False  # the connection is good for another request
 

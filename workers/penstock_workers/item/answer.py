@@ -110,6 +110,24 @@ class AnswerMemory:
             future.set_result(Room(self, size))
 
 
+class ReservedRoom:
+    """What one answer holds of the memory: nothing, until it is found to be large."""
+
+    __slots__ = ("_memory", "room")
+
+    def __init__(self, memory: AnswerMemory) -> None:
+        self._memory = memory
+        self.room: Room | None = None
+
+    async def reserve(self, size: int) -> None:
+        self.room = await self._memory.room(size)
+
+    def release(self) -> None:
+        """Give the room back: the answer came to nothing."""
+        if self.room is not None:
+            self.room.release()
+
+
 class Answer(Struct, frozen=True):
     """A complete HTTP answer (or its in-process equal).
 

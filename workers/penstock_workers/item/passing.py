@@ -17,7 +17,7 @@ from penstock_producer.dialects.pieces import PIECE_BYTES, Delta, Piece, encode_
 class Passing:
     """Takes the deltas of one try on the item loop, and gathers them until the next piece leaves.
 
-    ``has_begun`` is read where a failure is judged: what a caller has seen cannot be taken back."""
+    ``has_begun`` decides whether a failed call is retried: what a caller has seen stays."""
 
     __slots__ = (
         "_deltas",
@@ -81,7 +81,7 @@ class Passing:
         self._stopped, self._deltas = True, []
 
     def unheard(self) -> None:
-        """Note that nobody got the piece that left last; the first one shows nothing then."""
+        """Note that no door got the piece that left last; the first one shows nothing then."""
         self.stop()
         if self._number == 1:
             self._number = 0

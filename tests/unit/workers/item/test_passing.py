@@ -95,7 +95,7 @@ def test_a_piece_that_is_too_large_ends_it() -> None:
 def test_only_calls_that_a_door_awaits_are_passed_on(
     awaited: bool, door: str | None, spec: dict[str, Any]
 ) -> None:
-    """And only those whose answers the job does not judge: it may ask for another one."""
+    """And only those whose answers the job does not check: it may ask for another one."""
     passes = Passes(cast(Any, None))
     item = make_attempt(headers={STREAM_HEADER: DOOR})
     item.job = replace(item.job, awaited=True)

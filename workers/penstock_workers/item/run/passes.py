@@ -26,7 +26,7 @@ GROUP_MAX = 100  # pieces in one pipeline, of 64 KiB at most: while it is writte
 
 
 class Passes:
-    """``of`` is called on the item loop; Redis is told in a thread."""
+    """``of`` is called on the item loop; a thread writes to Redis."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
@@ -46,7 +46,7 @@ class Passes:
     def of(self, attempt: Attempt) -> Passing | None:
         """Return what passes the answer on; None where it is stored before anyone sees it.
 
-        So it is where the job judges answers: what fails its schema or its hook is asked again."""
+        So it is where a job checks answers: what fails its schema or its hook is asked again."""
         door = door_of(attempt.delivery.headers)
         if door is None or not attempt.job.awaited or attempt.confined:
             return None

@@ -1,21 +1,14 @@
 """The `api` lane: real-time calls to a provider over HTTP, bodies passed through untouched.
 
 No SDK and no retry in here: every send is one `infer`, so the quota sees each of them.
-
-In a request of Gemini the model stands in the path, and not in the body.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Final
-
-import msgspec
-from msgspec.structs import replace
 
 from penstock_producer.feed.queues import LISTED
-from penstock_producer.job.endpoints import GENERATE, generate_path
 from penstock_workers.http import (
     AnswerTooLarge,
     CertificateRefused,
@@ -29,14 +22,13 @@ from penstock_workers.http import (
     UnusableRequest,
     make_client,
 )
-from penstock_workers.item.answer import Answer, AnswerMemory, NoAnswer, Room, Tried, kept
+from penstock_workers.item.answer import Answer, AnswerMemory, NoAnswer, ReservedRoom, Tried, kept
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.lanes.api.model_list import ModelList
-from penstock_workers.lanes.api.streamed import USUAL_PACE, Pace, Streamed, streaming
+from penstock_workers.lanes.api.requests import as_sent
+from penstock_workers.lanes.api.streamed import USUAL_PACE, Pace, Streamed
 from penstock_workers.provider_calls import address, headers_of
 from penstock_workers.settings import ANSWER_MEMORY_BYTES, MAX_ANSWER_BYTES, ProviderSettings
-
-_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])  # so that what is in them is not read
 
 # a server that does not even accept in this time is down, whatever the item's own deadline
 CONNECT_TIMEOUT_S = 10.0
@@ -48,23 +40,6 @@ CERTIFICATE_FIX = (
     "this machine does not trust the server's certificate: give workers the file of its authority "
     "in SSL_CERT_FILE, or correct the address"
 )
-
-
-def generating(request: Request, *, streams: bool = False) -> Request:
-    """Return the request with the model in its path; raise UnusableRequest."""
-    try:
-        fields = _fields.decode(request.body)
-        model = msgspec.json.decode(fields.pop("model", b"null"))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UnusableRequest(f"the request is not a JSON object: {error}") from error
-    path = generate_path(model)
-    if path is None:
-        raise UnusableRequest(
-            'the request names no model of Gemini: write "model": "gemini-2.5-flash", say'
-        )
-    if streams:
-        path = path.replace(":generateContent", ":streamGenerateContent?alt=sse")
-    return replace(request, endpoint=path, body=msgspec.json.encode(fields))
 
 
 class ApiLane:
@@ -108,22 +83,15 @@ class ApiLane:
         return {} if listed is None else {LISTED: listed}
 
     async def infer(self, prepared: Prepared) -> Tried:
-        request = prepared.request
-        stream = None if request.passing is None else self._streamed(request)
-        tried = await self._asked(request, stream)
+        stream = Streamed.of(prepared.request, self._max_answer_bytes, self._pace)
+        tried = await self._asked(prepared.request, stream)
         return tried if stream is None else stream.judged(tried)
-
-    def _streamed(self, request: Request) -> Streamed | None:
-        return Streamed.of(request, self._max_answer_bytes, self._pace)
 
     async def _asked(self, request: Request, stream: Streamed | None) -> Tried:
         started = time.monotonic()
         try:
-            if stream is not None:
-                request = streaming(request)
-            if request.endpoint == GENERATE:
-                request = generating(request, streams=stream is not None)
-            return await self._post(request, started, stream)
+            sent = as_sent(request, streams=stream is not None)
+            return await self._post(sent, started, stream)
         except CertificateRefused as error:
             return NoAnswer(
                 "connect_failed", f"{error}; {CERTIFICATE_FIX}", _since(started), sent=False
@@ -155,7 +123,7 @@ class ApiLane:
     async def _post(self, request: Request, started: float, stream: Streamed | None) -> Tried:
         assert self._client is not None, "start() comes first"
         target = self._targets.get((request.provider, request.endpoint))
-        memory = _Reserved(self._memory)
+        memory = ReservedRoom(self._memory)
         try:
             answer = await self._client.post(
                 target or self._target(request.provider, request.endpoint),
@@ -184,24 +152,6 @@ class ApiLane:
         if len(self._targets) < TARGETS_KEPT:
             self._targets[name, endpoint] = target
         return target
-
-
-class _Reserved:
-    """What one answer holds of the memory: nothing, until it is found to be large."""
-
-    __slots__ = ("_memory", "room")
-
-    def __init__(self, memory: AnswerMemory) -> None:
-        self._memory = memory
-        self.room: Room | None = None
-
-    async def reserve(self, size: int) -> None:
-        self.room = await self._memory.room(size)
-
-    def release(self) -> None:
-        """Give the room back: the answer came to nothing."""
-        if self.room is not None:
-            self.room.release()
 
 
 def _since(started: float) -> int:

@@ -6,34 +6,19 @@ with what it has cost so far.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil
 from typing import Any, Final, NamedTuple
 
-import msgspec
-from msgspec.structs import replace as with_fields
-
 from penstock_ledger.lone_surrogates import dump_json, parse_json
-from penstock_producer.dialects import COMPLETIONS, MESSAGES, RESPONSES
 from penstock_producer.dialects.assembling import Assembler, BrokenStream, assembler_for
-from penstock_producer.job.endpoints import CHAT
-from penstock_workers.http import AnswerTooLarge, ConnectionLost, UnusableRequest
+from penstock_workers.http import AnswerTooLarge, ConnectionLost
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.answer_forms import counted, counts_cache_beside
 from penstock_workers.item.lane import Request
 from penstock_workers.item.passing import Passing
 from penstock_workers.item.run.cost import EXPECTED_BYTES, estimated_prompt
 
-_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_TRUE: Final = msgspec.Raw(b"true")
-_WITH_USAGE: Final = msgspec.Raw(b'{"include_usage":true}')
-_ADDED: Final[Mapping[str, Mapping[str, msgspec.Raw]]] = {
-    CHAT: {"stream": _TRUE, "stream_options": _WITH_USAGE},
-    COMPLETIONS: {"stream": _TRUE, "stream_options": _WITH_USAGE},
-    MESSAGES: {"stream": _TRUE},
-    RESPONSES: {"stream": _TRUE},
-}
 _DONE: Final = b"[DONE]"
 SHOWN_BYTES: Final = 200  # of an event that cannot be read
 # times the size of an answer: chunks have some 200 bytes for each token
@@ -52,18 +37,6 @@ class Pace(NamedTuple):
 # A model that thinks may do so for minutes before it writes. Between two tokens servers that are
 # busy say nothing for seconds, and those that think on send comments or pings.
 USUAL_PACE: Final = Pace(first_s=300.0, next_s=60.0)
-
-
-def streaming(request: Request) -> Request:
-    """Return the request as one for a streamed answer; raise UnusableRequest."""
-    added = _ADDED.get(request.endpoint)
-    if added is None:
-        return request  # its path says so
-    try:
-        fields = _fields.decode(request.body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UnusableRequest(f"the request is not a JSON object: {error}") from error
-    return with_fields(request, body=msgspec.json.encode({**fields, **added}))
 
 
 class Streamed:
@@ -85,8 +58,10 @@ class Streamed:
     @classmethod
     def of(cls, request: Request, most: int, pace: Pace) -> Streamed | None:
         """Make a reader of at most ``most`` bytes; None where the answer comes in one piece."""
+        if request.passing is None:
+            return None
         assembler = assembler_for(request.endpoint)
-        if request.passing is None or assembler is None or b'"audio"' in request.body:
+        if assembler is None or b'"audio"' in request.body:
             return None  # sounds come in bits that cannot be joined
         return cls(request, assembler, request.passing, most, pace)
 

@@ -1,4 +1,4 @@
-"""What is told of an answer while it comes: whatever was passed on, the end goes on with it."""
+"""An answer that is read as it comes: whatever was passed on, the end goes on with it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from penstock_gateway.direct.streams import Telling
+from penstock_gateway.direct.streams import LiveAnswer
 from penstock_gateway.refused import Refused
 from penstock_producer.dialects import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from penstock_producer.dialects.assembling import assembler_for
@@ -95,14 +95,14 @@ def told(endpoint: str, sent: str, pieces: int) -> list[Any]:
     """All events for a caller of one API, of an answer of another, of which so many pieces were
     passed on."""
     whole, deltas, head = read(sent)
-    telling = Telling(endpoint, {}, with_usage=True)
+    live = LiveAnswer(endpoint, {}, with_usage=True)
     written = b""
     for number in range(pieces):
-        telling.note(Piece("job", "doc", "run", number, deltas[number], head))
-        written += telling.taken()
-    telling.end()
+        live.note(Piece("job", "doc", "run", number, deltas[number], head))
+        written += live.taken()
+    live.end()
     answer = answer_for(endpoint, orjson.dumps(whole), 1.0, {})
-    return data_of(written + telling.rest(answer))
+    return data_of(written + live.rest(answer))
 
 
 def joined(endpoint: str, events: Sequence[Any]) -> Any:
@@ -154,13 +154,13 @@ def test_texts_come_bit_by_bit(endpoint: str, sent: str) -> None:
 def test_a_stored_answer_that_goes_on_otherwise_is_an_error(endpoint: str, sent: str) -> None:
     """What was sent cannot be taken back: nothing is added that contradicts it."""
     whole, deltas, head = read(sent)
-    telling = Telling(endpoint, {}, with_usage=False)
+    live = LiveAnswer(endpoint, {}, with_usage=False)
     for number, added in enumerate(deltas):
-        telling.note(Piece("job", "doc", "run", number, added, head))
-    telling.taken()
+        live.note(Piece("job", "doc", "run", number, added, head))
+    live.taken()
     other = orjson.dumps(whole).replace(b"Hello", b"Jello")
     with pytest.raises(Refused) as caught:
-        telling.rest(answer_for(endpoint, other, 1.0, {}))
+        live.rest(answer_for(endpoint, other, 1.0, {}))
     assert (caught.value.status, caught.value.code) == (502, "answer_differs")
 
 
@@ -181,42 +181,42 @@ def texts(written: bytes) -> list[str]:
 
 def test_a_piece_that_is_lost_comes_with_the_rest() -> None:
     """What comes behind it is not shown: the order is that of the answer."""
-    telling = Telling(CHAT, {}, with_usage=False)
-    telling.note(piece(0, "a"))
-    telling.note(piece(2, "c"))
-    telling.note(piece(1, "b"))
-    assert texts(telling.taken()) == ["a"]
-    assert texts(telling.rest(chat("abcd"))) == ["bcd"]
+    live = LiveAnswer(CHAT, {}, with_usage=False)
+    live.note(piece(0, "a"))
+    live.note(piece(2, "c"))
+    live.note(piece(1, "b"))
+    assert texts(live.taken()) == ["a"]
+    assert texts(live.rest(chat("abcd"))) == ["bcd"]
 
 
 def test_the_first_piece_may_be_lost_too() -> None:
     """Then nothing is shown before the answer is there."""
-    telling = Telling(CHAT, {}, with_usage=False)
-    telling.note(piece(1, "b"))
-    telling.note(piece(0, "a"))
-    assert telling.taken() == b""
-    assert texts(telling.rest(chat("abcd"))) == ["abcd"]
+    live = LiveAnswer(CHAT, {}, with_usage=False)
+    live.note(piece(1, "b"))
+    live.note(piece(0, "a"))
+    assert live.taken() == b""
+    assert texts(live.rest(chat("abcd"))) == ["abcd"]
 
 
 def test_pieces_of_another_try_are_not_mixed_in() -> None:
     """A second worker that makes the answer again says nothing until it is stored."""
-    telling = Telling(CHAT, {}, with_usage=False)
-    telling.note(piece(0, "a"))
-    telling.note(piece(0, "x", "other"))
-    telling.note(piece(1, "y", "other"))
-    telling.note(piece(1, "b"))
-    assert texts(telling.taken()) == ["a", "b"]
+    live = LiveAnswer(CHAT, {}, with_usage=False)
+    live.note(piece(0, "a"))
+    live.note(piece(0, "x", "other"))
+    live.note(piece(1, "y", "other"))
+    live.note(piece(1, "b"))
+    assert texts(live.taken()) == ["a", "b"]
 
 
 def test_a_slow_reader_fills_no_memory() -> None:
     """What is beyond the bound comes with the stored answer, once."""
-    telling = Telling(CHAT, {}, with_usage=False)
+    live = LiveAnswer(CHAT, {}, with_usage=False)
     text = "x" * 60_000
     for number in range(100):
-        telling.note(piece(number, text))
-    shown = texts(telling.taken())
+        live.note(piece(number, text))
+    shown = texts(live.taken())
     assert len(shown) == 5
-    assert "".join(shown) + "".join(texts(telling.rest(chat(text * 100)))) == text * 100
+    assert "".join(shown) + "".join(texts(live.rest(chat(text * 100)))) == text * 100
 
 
 def test_pieces_are_no_larger_than_their_bound() -> None:
@@ -261,6 +261,6 @@ def test_what_is_no_piece_is_none(raw: bytes) -> None:
 def test_odd_deltas_break_nothing(endpoint: str, delta: Delta) -> None:
     """They are left out, or all the rest comes with the stored answer; no event is forged."""
     for head in ({}, {"id": "c", "choices": []}, {"type": "message"}, {"object": "response"}):
-        telling = Telling(endpoint, {}, with_usage=False)
-        telling.note(Piece("job", "doc", "run", 0, [delta], head))
-        assert b"\n\ndata: injected" not in telling.taken()
+        live = LiveAnswer(endpoint, {}, with_usage=False)
+        live.note(Piece("job", "doc", "run", 0, [delta], head))
+        assert b"\n\ndata: injected" not in live.taken()
