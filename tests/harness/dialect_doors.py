@@ -21,14 +21,15 @@ MODEL = "sim-small"
 
 
 @contextlib.contextmanager
-def fleet_of_kinds(folder: Path, **worker: object) -> Iterator[Fleet]:
+def fleet_of_kinds(folder: Path, *, lease_s: float | None = None) -> Iterator[Fleet]:
     """Start a worker and a provider that is asked under a name for each kind."""
     settings: dict[str, str] = {f"providers__{kind}__kind": kind for kind in KINDS}
+    settings |= {} if lease_s is None else {"visibility_timeout_s": f"{lease_s:g}"}
     with Fleet(folder, appendonly=False, settings=settings) as fleet:
         settings |= {f"providers__{kind}__base_url": fleet.provider.root for kind in KINDS}
         fleet.provider.start("--latency-ms", "5", "--latency-sigma", "0")
         fleet.control()
-        fleet.ready(fleet.worker(16, **worker))
+        fleet.ready(fleet.worker(16))
         with fleet.explained():
             yield fleet
 

@@ -307,9 +307,7 @@ class Calls:
             watch = asyncio.ensure_future(gone())
             either: set[asyncio.Future[Any]] = {pending, watch}
             try:
-                await asyncio.wait(
-                    either, timeout=asked.timeout_s, return_when=asyncio.FIRST_COMPLETED
-                )
+                await self._either(either, asked, began)
             finally:
                 is_gone = watch.done()
                 watch.cancel()
@@ -336,6 +334,20 @@ class Calls:
         ]
         numbers = frozenset(at for at, doc_id in enumerate(bodies) if doc_id in begun)
         return CallAnswer(job.job_id, call.name, outcomes, numbers, late=late, took_s=took_s)
+
+    async def _either(self, either: set[asyncio.Future[Any]], asked: Asked, began: float) -> None:
+        """Wait for one of both as long as the caller does.
+
+        A stream has that time from each token to the next, up to the longest that there is."""
+        ends_at = began + asked.timeout_s
+        while (left_s := ends_at - time.monotonic()) > 0:
+            done, _ = await asyncio.wait(
+                either, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if done or asked.live is None:
+                return
+            latest = asked.live.noted_at + asked.timeout_s
+            ends_at = max(ends_at, min(latest, began + self._limits.max_timeout_s))
 
     def _stop(
         self, job: CallJob, missing: dict[str, bytes], reason: str

@@ -58,6 +58,7 @@ class LiveAnswer:
         self._size = 0  # of them, in bytes
         self._is_over = False
         self.arrived = asyncio.Event()
+        self.noted_at = float("-inf")  # monotonic: of the newest piece
 
     def note(self, piece: Piece) -> None:
         """Take a piece, unless it is of another try than those before it."""
@@ -68,6 +69,7 @@ class LiveAnswer:
             self._is_over = True  # one is missing
             return
         self._next += 1
+        self.noted_at = time.monotonic()
         self._head = self._head or piece.head
         self._deltas += piece.deltas
         self._size += size_of(piece.deltas)

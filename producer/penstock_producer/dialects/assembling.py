@@ -177,9 +177,8 @@ class _Choice:
                 before = self._message.get(name)
                 known = dict(before) if isinstance(before, dict) else {}
                 for key, bit in value.items():
-                    had = known.get(key)
-                    is_more = isinstance(had, str) and isinstance(bit, str)
-                    known[key] = had + bit if is_more else bit
+                    had = _text(known.get(key))
+                    known[key] = had + bit if had is not None and isinstance(bit, str) else bit
                 self._message[name] = known
                 self.keeps_more = True
             elif isinstance(value, list) and isinstance(self._message.get(name), list):

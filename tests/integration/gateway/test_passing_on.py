@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
@@ -31,7 +32,7 @@ LONG = "A lock keeps two threads apart while a queue waits for the thread that h
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with fleet_of_kinds(tmp_path_factory.mktemp("passing"), visibility_timeout_s=3) as fleet:
+    with fleet_of_kinds(tmp_path_factory.mktemp("passing"), lease_s=3) as fleet:
         yield fleet
 
 
@@ -196,6 +197,30 @@ def test_a_stream_that_breaks_before_its_first_token_is_made_again(
 
 
 @pytest.mark.usefixtures("held")
+def test_a_stream_has_its_callers_time_from_each_token_to_the_next(
+    fleet: Fleet, urls: Mapping[str, str]
+) -> None:
+    """An answer that takes longer than that in all is read to its end; one that stands still is
+    not."""
+    limit_s = 2.0
+    began, sent = time.monotonic(), BEGUN
+    stream = chats(urls["openai"]).chat.completions.create(
+        model=MODEL,
+        messages=say(f"slowly {LONG}"),
+        stream=True,
+        extra_headers={"X-Penstock-Timeout": str(limit_s)},
+    )
+    assert first_token(stream)
+    while time.monotonic() - began < 1.5 * limit_s:
+        time.sleep(limit_s / 4)
+        sent += 1
+        fleet.provider.tell(stream_hold_after=sent)
+        assert first_token(stream)
+    with pytest.raises(openai.APIError, match="no answer in"):
+        list(stream)
+
+
+@pytest.mark.usefixtures("held")
 def test_each_caller_reads_its_own_answer(fleet: Fleet, urls: Mapping[str, str]) -> None:
     """Three at one door at a time, while all of their answers are half written."""
     words = ("alpha", "beta", "gamma")
@@ -243,7 +268,7 @@ def test_a_worker_that_is_killed_in_the_middle_is_followed_by_another(
     (worker,) = [one for one in fleet.processes if one.alive and one.name.startswith("api")]
     worker.kill()
     fleet.provider.tell(stream_hold_after=None)
-    fleet.ready(fleet.worker(16, visibility_timeout_s=3))
+    fleet.ready(fleet.worker(16))
     text = first + "".join(chunk.choices[0].delta.content or "" for chunk in stream)
     assert text.count("killed") == 1
     (result,) = outcomes(fleet, "killed")

@@ -14,12 +14,13 @@ from aiohttp.test_utils import TestServer
 
 from penstock_ledger.model import ItemKey
 from penstock_producer.dialects.pieces import decode_piece
-from penstock_producer.job.endpoints import CHAT
+from penstock_producer.job.endpoints import CHAT, GENERATE
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.failures import Failure, name_failure
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.item.passing import Passing
 from penstock_workers.lanes.api.api_lane import ApiLane
+from penstock_workers.lanes.api.requests import as_sent
 from penstock_workers.lanes.api.streamed import Pace
 from penstock_workers.settings import ProviderSettings
 
@@ -49,6 +50,7 @@ class House:
 
     def __init__(self) -> None:
         self.lane: ApiLane
+        self.providers: dict[str, ProviderSettings] = {}
         self.answer: Handler
         self.asked: dict[str, Any] = {}
         self.pieces: list[bytes | None] = []
@@ -95,8 +97,9 @@ async def house(request: pytest.FixtureRequest) -> AsyncIterator[House]:
     app = web.Application()
     app.router.add_post(CHAT, handle)
     async with TestServer(app) as server:
+        made.providers["default"] = ProviderSettings(base_url=str(server.make_url("/v1")))
         made.lane = ApiLane(
-            {"default": ProviderSettings(base_url=str(server.make_url("/v1")))},
+            made.providers,
             CAP,
             2 * CAP,
             request.param,
@@ -123,6 +126,26 @@ async def test_a_stream_is_asked_for_and_becomes_a_whole_answer(house: House) ->
     assert content(await house.ask()) == house.passed == TEXT
     assert house.asked["stream"] is True
     assert house.asked["stream_options"] == {"include_usage": True}
+
+
+def test_how_a_stream_is_asked_for_is_a_setting_of_its_provider() -> None:
+    """`plain` asks without `stream_options`, which some servers refuse; the path says it to
+    Gemini."""
+    asked = Request("t", "default", CHAT, BODY, WAIT_S)
+    plain = json.loads(as_sent(asked, "plain").body)
+    assert plain == {**json.loads(BODY), "stream": True}
+    assert as_sent(asked, "no") is asked
+    gemini = Request("t", "default", GENERATE, b'{"model":"gemini-x","contents":[]}', WAIT_S)
+    assert as_sent(gemini, "usage").endpoint.endswith("gemini-x:streamGenerateContent?alt=sse")
+    assert as_sent(gemini, "no").endpoint.endswith("gemini-x:generateContent")
+
+
+async def test_a_provider_that_cannot_stream_is_not_asked_to(house: House) -> None:
+    """Its answer comes in one piece."""
+    house.providers["default"] = house.providers["default"].model_copy(update={"streams": "no"})
+    house.sends([GOOD])
+    assert isinstance(await house.ask(), Answer)
+    assert "stream" not in house.asked
 
 
 async def test_a_stream_may_be_torn_anywhere(house: House) -> None:

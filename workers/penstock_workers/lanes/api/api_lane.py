@@ -83,14 +83,15 @@ class ApiLane:
         return {} if listed is None else {LISTED: listed}
 
     async def infer(self, prepared: Prepared) -> Tried:
-        stream = Streamed.of(prepared.request, self._max_answer_bytes, self._pace)
+        way = self._providers[prepared.request.provider].streams
+        stream = Streamed.of(prepared.request, way, self._max_answer_bytes, self._pace)
         tried = await self._asked(prepared.request, stream)
         return tried if stream is None else stream.judged(tried)
 
     async def _asked(self, request: Request, stream: Streamed | None) -> Tried:
         started = time.monotonic()
         try:
-            sent = as_sent(request, streams=stream is not None)
+            sent = as_sent(request, "no" if stream is None else stream.way)
             return await self._post(sent, started, stream)
         except CertificateRefused as error:
             return NoAnswer(

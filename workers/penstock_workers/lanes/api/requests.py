@@ -21,6 +21,7 @@ from penstock_producer.job.endpoints import (
 )
 from penstock_workers.http import UnusableRequest
 from penstock_workers.item.lane import Request
+from penstock_workers.settings import Streams
 
 _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])  # so that what is in them is not read
 _TRUE: Final = msgspec.Raw(b"true")
@@ -33,16 +34,18 @@ _OF_STREAMS: Final[Mapping[str, Mapping[str, msgspec.Raw]]] = {
 }
 
 
-def as_sent(request: Request, *, streams: bool) -> Request:
+def as_sent(request: Request, streams: Streams) -> Request:
     """Return the request as its provider wants it; raise UnusableRequest.
 
-    ``streams`` asks for the answer as events."""
-    if not streams and request.endpoint != GENERATE:
+    ``streams`` says whether, and how, it asks for the answer as events."""
+    if streams == "no" and request.endpoint != GENERATE:
         return request
     try:
         fields = _fields.decode(request.body)
         if request.endpoint != GENERATE:
             fields |= _OF_STREAMS.get(request.endpoint, {})
+            if streams == "plain":
+                fields.pop("stream_options", None)
             return replace(request, body=msgspec.json.encode(fields))
         model = msgspec.json.decode(fields.pop("model", b"null"))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -52,6 +55,6 @@ def as_sent(request: Request, *, streams: bool) -> Request:
         raise UnusableRequest(
             'the request names no model of Gemini: write "model": "gemini-2.5-flash", say'
         )
-    if streams:
+    if streams != "no":
         path = path.replace(":generateContent", ":streamGenerateContent?alt=sse")
     return replace(request, endpoint=path, body=msgspec.json.encode(fields))

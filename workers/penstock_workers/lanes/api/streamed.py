@@ -18,6 +18,7 @@ from penstock_workers.item.answer_forms import counted, counts_cache_beside
 from penstock_workers.item.lane import Request
 from penstock_workers.item.passing import Passing
 from penstock_workers.item.run.cost import EXPECTED_BYTES, estimated_prompt
+from penstock_workers.settings import Streams
 
 _DONE: Final = b"[DONE]"
 SHOWN_BYTES: Final = 200  # of an event that cannot be read
@@ -43,9 +44,16 @@ class Streamed:
     """Reads one event stream. Implements ``http.PartReader``."""
 
     def __init__(
-        self, request: Request, assembler: Assembler, passing: Passing, most: int, pace: Pace
+        self,
+        request: Request,
+        assembler: Assembler,
+        passing: Passing,
+        way: Streams,
+        most: int,
+        pace: Pace,
     ) -> None:
         self._request, self._assembler, self._passing = request, assembler, passing
+        self.way: Streams = way
         self._most, self._left = most, most * OVERHEAD
         self.first_s, self.next_s = pace
         self.has_begun = False
@@ -56,14 +64,14 @@ class Streamed:
         self._error: Any = None  # what the provider says in the stream, instead of an answer
 
     @classmethod
-    def of(cls, request: Request, most: int, pace: Pace) -> Streamed | None:
+    def of(cls, request: Request, way: Streams, most: int, pace: Pace) -> Streamed | None:
         """Make a reader of at most ``most`` bytes; None where the answer comes in one piece."""
-        if request.passing is None:
+        if request.passing is None or way == "no":
             return None
         assembler = assembler_for(request.endpoint)
         if assembler is None or b'"audio"' in request.body:
             return None  # sounds come in bits that cannot be joined
-        return cls(request, assembler, request.passing, most, pace)
+        return cls(request, assembler, request.passing, way, most, pace)
 
     def feed(self, part: bytes) -> int:
         self.has_begun = True
