@@ -30,7 +30,7 @@ from penstock_producer.dialects.pieces import Delta, Piece, size_of
 from penstock_producer.dialects.translation import Untranslatable, answer_for
 from penstock_producer.job.endpoints import MESSAGES, RESPONSES
 
-__all__ = ["AnswerStream", "LiveAnswer", "error_event", "events_of"]
+__all__ = ["AnswerStream", "LiveAnswer", "error_event", "something_of"]
 
 log = logging.getLogger("penstock.gateway")
 
@@ -168,11 +168,6 @@ async def something_of(coming: Coming, live: LiveAnswer, longest_s: float) -> No
         )
     finally:
         arrived.cancel()
-
-
-def events_of(endpoint: str, answer: bytes, *, with_usage: bool) -> bytes:
-    """Return all events of an answer. ``with_usage`` asks a chat for its usage, too."""
-    return writer_for(endpoint, with_usage=with_usage).rest(parse_json(answer))
 
 
 def error_event(endpoint: str, refused: Refused, request_id: str) -> bytes:

@@ -274,3 +274,25 @@ def test_a_worker_that_is_killed_in_the_middle_is_followed_by_another(
     (result,) = outcomes(fleet, "killed")
     assert isinstance(result, Result)
     assert result.json()["choices"][0]["message"]["content"] == text
+
+
+@pytest.mark.usefixtures("held")
+def test_a_server_beside_a_gpu_worker_streams_too(fleet: Fleet, urls: Mapping[str, str]) -> None:
+    """Lane `gpu` asks such a server as lane `api` asks a provider. The last test here: the doors
+    ask that worker for a while after its end."""
+    fleet.ready(fleet.worker(8, lane="gpu", gpu__upstream_url=fleet.provider.url))
+    client = chats(urls["openai"])
+    until(
+        lambda: any(one.owned_by == "penstock" for one in client.models.list()),
+        WAIT_S,
+        "the model is served",
+    )
+    stream = streamed(urls["openai"], f"beside {LONG}")
+    assert first_token(stream)
+    assert fleet.provider.in_flight() == 1
+    fleet.provider.tell(stream_hold_after=None)
+    assert list(stream)[-1].choices[0].finish_reason == "stop"
+    (result,) = outcomes(fleet, "beside")
+    assert isinstance(result, Result)
+    with contextlib.closing(open_database(fleet.database_url)) as database:
+        assert JobStore(database).get(result.key.job_id).lane == "gpu"
