@@ -49,7 +49,6 @@ MAY_NAME_LANES = {
     "cli/penstock_cli/job/options.py": "as above",
     "cli/penstock_cli/job/jobspec.py": "as above",
     "cli/penstock_cli/commands/run.py": "as above",
-    "cli/penstock_cli/commands/estimate.py": "as above",
     "cli/penstock_cli/commands/plan.py": "as above",
     "cli/penstock_cli/commands/submit.py": "as above",
     "cli/penstock_cli/commands/preview.py": "as above",

@@ -54,9 +54,15 @@ def _chunks(answer: Mapping[str, Any], endpoint: str) -> Iterator[dict[str, Any]
         told: list[Any] = [{"text": bit} for bit in _bits(choice["text"])] or [{"text": ""}]
         told[-1]["finish_reason"] = choice["finish_reason"]
     else:
-        text = choice["message"]["content"]
-        first = {"delta": {"role": "assistant", "content": "", "refusal": None}}
-        told = [first, *({"delta": {"content": bit}} for bit in _bits(text))]
+        message = choice["message"]
+        told = [{"delta": {"role": "assistant", "content": "", "refusal": None}}]
+        told += [{"delta": {"content": bit}} for bit in _bits(message["content"] or "")]
+        for at, call in enumerate(message.get("tool_calls", ())):
+            begun = call | {"index": at, "function": call["function"] | {"arguments": ""}}
+            told.append({"delta": {"tool_calls": [begun]}})
+            for bit in _bits(call["function"]["arguments"]):
+                more = {"index": at, "function": {"arguments": bit}}
+                told.append({"delta": {"tool_calls": [more]}})
         told.append({"delta": {}, "finish_reason": choice["finish_reason"]})
     for one in told:
         yield about | {"choices": [{"index": 0, "logprobs": None, "finish_reason": None} | one]}
@@ -88,9 +94,12 @@ def _candidates(answer: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield answer
         return
     (candidate,) = answer["candidates"]
-    text = candidate["content"]["parts"][0]["text"]
+    (part,) = candidate["content"]["parts"]
+    if "text" not in part:  # a call of a function comes whole
+        yield answer
+        return
     about = {name: answer[name] for name in ("modelVersion", "responseId")}
-    for bit in _bits(text):
+    for bit in _bits(part["text"]):
         content = {"parts": [{"text": bit}], "role": "model"}
         yield about | {"candidates": [{"content": content, "index": 0}]}
     content = {"parts": [{"text": ""}], "role": "model"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -145,6 +146,39 @@ def test_a_responses_tokens_come_before_its_answer_is_there(
     assert [one.sequence_number for one in seen if hasattr(one, "sequence_number")] == list(
         range(len(seen))
     )
+
+
+TOOL: Any = {
+    "type": "object",
+    "properties": {"category": {"type": "string"}, "reason": {"type": "string"}},
+    "required": ["category", "reason"],
+}
+
+
+def test_calls_of_tools_are_the_same_as_without_a_stream(
+    urls: Mapping[str, str], kind: str
+) -> None:
+    """Put together by each of the clients, from the bits that each provider sends."""
+    function: Any = {"type": "function", "function": {"name": "sort", "parameters": TOOL}}
+    call: Any = {"model": MODEL, "messages": say(LONG), "tools": [function]}
+    call["tool_choice"] = {"type": "function", "function": {"name": "sort"}}
+    with chats(urls[kind]).chat.completions.stream(**call) as stream:
+        found = stream.get_final_completion().choices[0].message.tool_calls
+    whole = chats(urls[kind]).chat.completions.create(**call).choices[0].message.tool_calls
+    assert found is not None
+    assert whole is not None
+    (one,), (other,) = found, whole
+    assert other.type == "function"
+    assert (one.id, one.function.name) == (other.id, other.function.name)
+    assert json.loads(one.function.arguments) == json.loads(other.function.arguments)
+    message: Any = {"model": MODEL, "max_tokens": 100, "messages": say(LONG)}
+    message["tools"] = [{"name": "sort", "input_schema": TOOL}]
+    message["tool_choice"] = {"type": "tool", "name": "sort"}
+    with claude(urls[kind]).messages.stream(**message) as written:
+        used = written.get_final_message()
+    plain = claude(urls[kind]).messages.create(**message)
+    assert used.stop_reason == plain.stop_reason == "tool_use"
+    assert [one.to_dict() for one in used.content] == [one.to_dict() for one in plain.content]
 
 
 @pytest.mark.usefixtures("held")
