@@ -128,7 +128,7 @@ class AnswerStream(EventResponse):
     ) -> None:
         """Wait for what comes; ``leave`` is called when the last event was sent."""
         super().__init__()
-        self._coming, self._telling = coming, live
+        self._coming, self._live = coming, live
         self._endpoint, self._leave = endpoint, leave
         self._request_id = request_id
 
@@ -136,8 +136,8 @@ class AnswerStream(EventResponse):
         try:
             await self.begin(send)
             while not self._coming.done():
-                await self.send_piece(send, self._telling.taken() or STILL_THERE)
-                await something_of(self._coming, self._telling, QUIET_S)
+                await self.send_piece(send, self._live.taken() or STILL_THERE)
+                await something_of(self._coming, self._live, QUIET_S)
             await self.send_piece(send, self._events())
             await self.end(send)
         except TimeoutError:

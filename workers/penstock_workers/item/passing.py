@@ -62,7 +62,7 @@ class Passing:
             self._notify(self)
 
     def take(self) -> bytes | None:
-        """Return the next piece as it travels; None where there is none, which stops the rest."""
+        """Return the next piece as it travels; None where there is none, or it is too large."""
         deltas, self._deltas, self._size = self._deltas, [], 0
         self._is_due = False
         if self._stopped or not deltas:

@@ -173,6 +173,13 @@ async def test_a_stream_that_is_cut_has_cost_something(house: House) -> None:
     assert failure.model == "m"
 
 
+async def test_a_stream_that_has_said_nothing_has_cost_nothing(house: House) -> None:
+    """No more than a call whose connection is lost before its answer."""
+    house.sends([chunk("")], "break")
+    tried = failed(await house.ask())
+    assert (tried.failure, tried.cut) == ("connection_lost", None)
+
+
 @pytest.mark.parametrize(
     ("parts", "failure", "said"),
     [
@@ -181,7 +188,7 @@ async def test_a_stream_that_is_cut_has_cost_something(house: House) -> None:
         ([chunk("a"), b'data: "\xf0\x9f"\n\n', END], "invalid_answer", "not a JSON object"),
         ([chunk("a"), b"data: [1]\n\n", END], "invalid_answer", "not a JSON object"),
         ([chunk("a"), b'data: {"x":1}\n\n', END], "invalid_answer", "has no choices"),
-        ([chunk("a", index="0"), END], "invalid_answer", "has no index"),
+        ([chunk("a"), chunk("b", index="0"), END], "invalid_answer", "has no index"),
     ],
     ids=["no end", "html", "half a character", "a list", "another API", "no index"],
 )

@@ -26,6 +26,8 @@ SHOWN_BYTES: Final = 200  # of an event that cannot be read
 OVERHEAD: Final = 16
 # lines and events in a row that bring nothing, such as pings: 20,000 chunks of that kind
 IDLE_BYTES: Final = 4 * 1024 * 1024
+# that one of them counts at most: a large one brings something, such as the whole at the end
+IDLE_EVENT_BYTES: Final = 1024
 
 
 class Pace(NamedTuple):
@@ -104,11 +106,12 @@ class Streamed:
             said = dump_json({"error": self._error, **self._cost()})
             return Answer(200, tried.headers, said, tried.latency_ms)
         if self._broken is not None:
-            return replace(tried, failure="invalid_answer", detail=self._broken, cut=self._cost())
+            cut = self._cost() or None
+            return replace(tried, failure="invalid_answer", detail=self._broken, cut=cut)
         answer = self._whole()  # it may be whole although the connection did not end well
         if answer is not None and tried.failure != "answer_too_large":
             return Answer(200, tried.headers, dump_json(answer), tried.latency_ms)
-        return replace(self._waited(tried, self.next_s), cut=self._cost())
+        return replace(self._waited(tried, self.next_s), cut=self._cost() or None)
 
     def _waited(self, tried: NoAnswer, longest_s: float) -> NoAnswer:
         if tried.failure != "timeout" or tried.latency_ms >= self._request.timeout_s * 1000:
@@ -117,7 +120,7 @@ class Streamed:
         return replace(tried, detail=f"no token of the answer came for {longest_s:g} s {when}")
 
     def _read(self, line: bytes | bytearray) -> None:
-        self._idle += len(line) + 1
+        self._idle += min(len(line) + 1, IDLE_EVENT_BYTES)
         if self._idle > IDLE_BYTES:
             raise self._break(f"the stream has {IDLE_BYTES} bytes in a row that bring nothing")
         if not line:
@@ -163,8 +166,12 @@ class Streamed:
             return None
 
     def _cost(self) -> dict[str, Any]:
-        """Return the model and the usage so far: what the provider said, else an estimate."""
+        """Return the model and the usage so far: what the provider said, else an estimate.
+
+        Nothing where it has neither said nor written anything."""
         head, said = self._assembler.head(), self._assembler.usage()
+        if not self._assembler.written and counted(said) == (None, None):
+            return {}
         prompt, completion = counted(said)
         prompt = estimated_prompt(self._request.body) if prompt is None else prompt
         completion = max(completion or 0, ceil(self._assembler.written / EXPECTED_BYTES))
