@@ -74,7 +74,7 @@ def show(found: Estimated) -> None:
     """Print for people: documents and tokens, then the lanes."""
     from penstock_cli.run.lane_choice import table
     from penstock_cli.show.terminal import console as make_console
-    from penstock_producer.reporting.prices import known_from, per_million
+    from penstock_producer.reporting.money import known_from, per_million
 
     console, guess = make_console(), found.guess
     bad = (

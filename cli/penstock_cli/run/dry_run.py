@@ -18,7 +18,7 @@ from penstock_producer.job.lanes import packs
 from penstock_producer.pins import skipped_in_words
 from penstock_producer.reporting.account import changes, saved_tokens
 from penstock_producer.reporting.advice import on_terminal
-from penstock_producer.reporting.prices import known_from, per_million
+from penstock_producer.reporting.money import known_from, per_million
 from penstock_producer.reporting.text import (
     count,
     counted,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock_ledger.texts import SetOption, Text
 from penstock_producer.reporting.advice import as_flag
-from penstock_producer.reporting.prices import UNKNOWN, Money, per_million, usd_or_unknown
+from penstock_producer.reporting.money import UNKNOWN, Money, per_million, usd_or_unknown
 from penstock_producer.reporting.text import count, counted, duration, one_line, safe, usd
 
 __all__ = [
