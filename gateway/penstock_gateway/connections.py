@@ -62,7 +62,7 @@ class ConnectionBook:
     def __init__(self, most: int, metrics: DoorMetrics, *, of_address: int) -> None:
         self._most = most
         self._of_address = of_address
-        self._metrics = metrics
+        self._metrics = metrics.connections
         self._open: dict[Connection, str | None] = {}  # its address
         self._kinds: dict[Connection, Waiting | None] = {}
         self._all = _Order()
@@ -82,7 +82,7 @@ class ConnectionBook:
         self._open[connection] = address
         for order in self._orders(address):
             order.number += 1
-        self._metrics.connections.set(len(self._open))
+        self._metrics.open.set(len(self._open))
         self.waits(connection, Waiting.FOR_A_REQUEST)
 
     def waits(self, connection: Connection, kind: Waiting | None, *, again: bool = True) -> None:
@@ -135,7 +135,7 @@ class ConnectionBook:
             order.number -= 1
         if address is not None and not self._by_address[address].number:
             del self._by_address[address]
-        self._metrics.connections.set(len(self._open))
+        self._metrics.open.set(len(self._open))
 
     def _has_place(self, address: str | None, more: int = 0) -> bool:
         """Return whether there is a place for a newcomer, also by dropping another connection.

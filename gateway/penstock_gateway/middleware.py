@@ -51,7 +51,7 @@ class RequestIds:
             await self._app(scope, receive, send)
             return
         request_id, started, status = new_id("req"), time.perf_counter(), 0
-        metrics = metrics_of(HTTPConnection(scope))
+        metrics = metrics_of(HTTPConnection(scope)).requests
         metrics.in_flight.inc()
         scope.setdefault("state", {})[_STATE] = request_id
 
@@ -87,7 +87,7 @@ class RequestIds:
         finally:
             took_s, route = time.perf_counter() - started, route_of(HTTPConnection(scope))
             metrics.in_flight.dec()
-            metrics.requests.labels(route, scope["method"], str(status)).inc()
+            metrics.answered.labels(route, scope["method"], str(status)).inc()
             metrics.seconds.labels(route).observe(took_s)
             log.info(
                 "%s %s %d %.0f ms (%s)",
