@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from penstock_cli import files
 from penstock_cli.connect import Books
-from penstock_cli.disk import free_bytes, is_full, is_read_only, megabytes
+from penstock_cli.disk import is_full, is_read_only, megabytes
 from penstock_cli.errors import EXIT_INTERRUPTED, EXIT_OK, Interrupted, JobStopped, StateBusy
 from penstock_cli.job.counting import for_a_look, meter
 from penstock_cli.processes.signals import Interrupts
@@ -39,6 +39,7 @@ from penstock_cli.show.figures import KeptFigures
 from penstock_cli.show.progress import for_console
 from penstock_cli.show.terminal import console as make_console
 from penstock_producer.reporting.text import count
+from penstock_producer.storage import free_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console

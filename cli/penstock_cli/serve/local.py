@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock_cli.disk import ENOUGH_BYTES, free_bytes, megabytes
+from penstock_cli.disk import ENOUGH_BYTES, megabytes
 from penstock_cli.errors import EXIT_OK, Interrupted, UsageProblem
 from penstock_cli.job.options import ProviderFlags
 from penstock_cli.processes.signals import Interrupts
@@ -30,6 +30,7 @@ from penstock_cli.show.terminal import this_command
 from penstock_cli.state import StateFolder
 from penstock_producer.job.lanes import AUTO, AUTO_LANES, LANES, has_own_model, packs
 from penstock_producer.job.options import DEFAULT_ENGINES, DEFAULT_WORKERS
+from penstock_producer.storage import free_bytes
 
 if TYPE_CHECKING:
     from penstock_gateway import GatewaySettings
