@@ -137,9 +137,7 @@ class DoorCallStore:
             .order_by(jobs.c.created_at)
             .limit(OPEN_MAX)
         )
-        return self._db.read(
-            lambda connection: [(row[0], row[1], row[2]) for row in connection.execute(query)]
-        )
+        return [(row[0], row[1], row[2]) for row in self._db.rows(query)]
 
     def _push(
         self, connection: Connection, job_id: str, calls: Sequence[PushedCall]

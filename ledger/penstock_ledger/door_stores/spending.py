@@ -240,14 +240,14 @@ class SpendingStore:
     def tenants(self, since: float) -> dict[str, str | None]:
         """Return the tenant of each job."""
         query = select(jobs.c.job_id, jobs.c.tenant).where(jobs.c.created_at >= since)
-        return {row.job_id: row.tenant for row in self._rows(query)}
+        return {row.job_id: row.tenant for row in self._db.rows(query)}
 
     def by_tenant(self, since: float, tenants: Tenants = None) -> list[Spending]:
         """Return what whole accounts hold, whatever became of the documents."""
         chosen = _chosen(since, tenants)
         found = {
             row.tenant: Spending(row.tenant, row.jobs, *_NONE)
-            for row in self._rows(
+            for row in self._db.rows(
                 select(jobs.c.tenant, func.count().label("jobs"))
                 .where(*chosen)
                 .group_by(jobs.c.tenant)
@@ -259,7 +259,7 @@ class SpendingStore:
         ]
         parts += [_kept(since, tenants), _purged_before(since, tenants)]
         for query in parts:
-            for row in self._rows(query):  # a job may have come meanwhile
+            for row in self._db.rows(query):  # a job may have come meanwhile
                 before = found.get(row.tenant, Spending(row.tenant, 0, *_NONE))
                 found[row.tenant] = before.plus((0, *_figures(row)))
         return list(found.values())
@@ -286,9 +286,11 @@ class SpendingStore:
             .group_by(lane_tallies.c.lane)
         )
         lanes = {
-            row.lane: Spending(row.lane, int(row.jobs), *_figures(row)) for row in self._rows(query)
+            row.lane: Spending(row.lane, int(row.jobs), *_figures(row))
+            for row in self._db.rows(query)
         }
-        for row in self._rows(_kept(since, tenants, spending.c.lane).where(spending.c.lane != "")):
+        kept = _kept(since, tenants, spending.c.lane).where(spending.c.lane != "")
+        for row in self._db.rows(kept):
             lanes[row.lane] = lanes.get(row.lane, Spending(row.lane, 0, *_NONE)).plus(
                 (0, *_figures(row))
             )
@@ -299,12 +301,6 @@ class SpendingStore:
         for one in found:
             rest = rest.plus((0, *one[2:]), -1)
         return [*found, rest] if any(rest[1:]) else found
-
-    def _rows(self, query: Any) -> Iterator[Row[Any]]:
-        def fetch(connection: Connection) -> Sequence[Row[Any]]:
-            return connection.execute(query).all()
-
-        return iter(self._db.read(fetch))
 
 
 LAST_YEAR: Final = 253_000_000_000.0  # Unix seconds: the last that calendars know

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
-    Connection,
     Row,
     Select,
     Text,
@@ -86,7 +85,7 @@ class CommitOrder:
             .order_by(self._number.desc())
             .limit(number)
         )
-        rows = self._db.read(lambda connection: connection.execute(query).all())
+        rows = self._db.rows(query)
         return [found for found in map(outcome_from, rows) if isinstance(found, Result)]
 
     def last(self, job_id: str) -> Place | None:
@@ -145,12 +144,11 @@ class CommitOrder:
             number = _OLD
             yield from self._old(query, after, page, make)
         query = query.where(self._number <= end).order_by(self._number)
-        rows = self._rows(query.where(self._number > number))
+        rows = self._db.rows(query.where(self._number > number))
         while rows:
             yield from ((_place(row), make(row)) for row in rows)
-            rows = (
-                self._rows(query.where(self._number > rows[-1].number)) if len(rows) == page else []
-            )
+            behind = query.where(self._number > rows[-1].number)
+            rows = self._db.rows(behind) if len(rows) == page else []
 
     def _old(
         self,
@@ -164,7 +162,7 @@ class CommitOrder:
             return
         query = query.where(self._number == _OLD).order_by(outcomes.c.generation, outcomes.c.doc_id)
         while True:
-            rows = self._rows(query if after is None else query.where(_beyond(after)))
+            rows = self._db.rows(query if after is None else query.where(_beyond(after)))
             yield from ((_place(row), make(row)) for row in rows)
             if len(rows) < page:
                 return
@@ -175,7 +173,7 @@ class CommitOrder:
         lowest = (
             select(func.min(self._number)).select_from(outcomes).where(outcomes.c.job_id == job_id)
         )
-        return int(self._rows(lowest)[0][0] or _OLD)
+        return int(self._db.rows(lowest)[0][0] or _OLD)
 
     def _check(self, job_id: str, place: Place) -> None:
         named = (
@@ -187,7 +185,7 @@ class CommitOrder:
                 outcomes.c.doc_id == place.doc_id,
             )
         )
-        found = self._rows(named)
+        found = self._db.rows(named)
         if not found or found[0][0] != place.number:
             raise PlaceLost(job_id)
 
@@ -205,7 +203,7 @@ class CommitOrder:
             .order_by(self._number.desc())
             .limit(1)
         )
-        rows = self._rows(highest)
+        rows = self._db.rows(highest)
         if not rows or self._db.is_sqlite:
             return rows[0][0] if rows else None
         end: int = rows[0][0]
@@ -220,12 +218,6 @@ class CommitOrder:
 
     def _writers(self) -> set[str]:
         return self._db.read(lambda connection: set(connection.execute(_WRITERS).scalars()))
-
-    def _rows(self, query: Select[Any]) -> Sequence[Row[Any]]:
-        def fetch(connection: Connection) -> Sequence[Row[Any]]:
-            return connection.execute(query).all()
-
-        return self._db.read(fetch)
 
 
 def _beyond(place: Place) -> ColumnElement[bool]:

@@ -55,7 +55,7 @@ class Spool:
     def take(self, job_id: str, limit: int) -> list[SpoolRow]:
         """Return documents that were not fed yet, in the order of their arrival."""
         query = _rows(job_id).where(~spool.c.fed).order_by(spool.c.seq).limit(limit)
-        return self._db.read(lambda connection: [_row(row) for row in connection.execute(query)])
+        return [_row(row) for row in self._db.rows(query)]
 
     def mark_fed(self, job_id: str, seqs: Iterable[int]) -> None:
         wanted = list(seqs)
