@@ -33,11 +33,12 @@ from penstock_gateway.files.multipart import FormPart
 from penstock_gateway.files.store import FileStore
 from penstock_gateway.files.uploads import uploaded
 from penstock_gateway.ids import is_id
-from penstock_gateway.jobs.schemas import Estimate, NewJob, Preview, RequestResponse
-from penstock_gateway.jobs.submitting import estimate, preview, submit
+from penstock_gateway.jobs.schemas import NewJob, PreviewResponse, RequestResponse
+from penstock_gateway.jobs.submitting import preview, submit
 from penstock_gateway.refused import Refused, not_found
 from penstock_gateway.routing import Router
 from penstock_ledger import DoorFile, PenstockError
+from penstock_producer.reporting.advice import on_page
 from penstock_producer.reporting.text import count, one_line, usd
 from penstock_producer.source_formats import FORMATS
 
@@ -53,10 +54,8 @@ REQUESTS_SHOWN: Final = 3
 PROBLEMS_SHOWN: Final = 5
 MIB: Final = 2**20
 KEY_CHARS: Final = 80  # of a file's name in the name of its job
-_OPTIONS: Final = ("prompt", "model", "id_field")
-_FIELDS: Final = {TOKEN: VALUE_BYTES, "prompt": PROMPT_BYTES, "model": VALUE_BYTES} | {
-    "id_field": VALUE_BYTES
-}
+_OPTIONS: Final = ("prompt", "model", "id_field", "max_bad_rows", "encoding")
+_FIELDS: Final = dict.fromkeys((TOKEN, *_OPTIONS), VALUE_BYTES) | {"prompt": PROMPT_BYTES}
 
 Writer = Annotated[Viewer, Depends(viewer_with("write"))]
 
@@ -128,7 +127,7 @@ async def send(request: Request, viewer: Writer) -> Response:
     try:
         job = await submit(request, Response(), given, viewer.caller)
     except (PenstockError, Refused) as error:
-        return await _preview_page(request, viewer, file, typed, refused_for(error))
+        return await _preview_page(request, viewer, file, typed, refused_for(error, on_page))
     return RedirectResponse(f"/ui/jobs/{job.id}?done=submit", 303)
 
 
@@ -155,6 +154,8 @@ def _plain(typed: str) -> str:
 
 def _job(file: DoorFile, typed: Mapping[str, str], **more: Any) -> NewJob:
     options: dict[str, Any] = {name: typed[name] for name in _OPTIONS if typed[name]}
+    if (most := typed["max_bad_rows"]).isdecimal():
+        options["max_bad_rows"] = int(most)
     return NewJob(source=file.file_id, **more, **options)
 
 
@@ -181,20 +182,18 @@ async def _preview_page(
     refused: Refused | None = None,
 ) -> Response:
     """Show what would be sent, or why nothing can be."""
-    seen: Preview | None = None
-    whole: Estimate | None = None
+    seen: PreviewResponse | None = None
     try:
-        given = _job(file, typed)
-        seen = await preview(request, given, viewer.caller, REQUESTS_SHOWN)
-        whole = await estimate(request, given, viewer.caller)
+        seen = await preview(request, _job(file, typed), viewer.caller, REQUESTS_SHOWN)
     except (PenstockError, Refused) as error:
-        refused = refused or refused_for(error)
+        refused = refused or refused_for(error, on_page)
+    fault = refused.message if refused is not None else (seen and seen.refusal) or ""
     return page(
         "new_job_preview.html.jinja",
         viewer,
         request,
         status=200 if refused is None else refused.status,
-        fault="" if refused is None else refused.message,
+        fault=fault.replace(file.place, file.filename),
         file=file.file_id,
         file_name=one_line(file.filename),
         file_size=_size(file.bytes),
@@ -204,8 +203,8 @@ async def _preview_page(
         if seen is None
         else [f"line {one.line}: {one_line(one.message, 300)}" for one in seen.problems],
         problems_shown=PROBLEMS_SHOWN,
-        tiles=[] if whole is None else _tiles(whole),
-        tokens_by="" if whole is None else one_line(whole.tokens_by),
+        tiles=[] if seen is None else _tiles(seen),
+        tokens_by="" if seen is None else one_line(seen.tokens_by),
     )
 
 
@@ -216,7 +215,7 @@ def _request(one: RequestResponse) -> _Request:
     return _Request(one_line(one.doc_id, VALUE_BYTES), shown(body), facts)
 
 
-def _tiles(whole: Estimate) -> list[tuple[str, str, str]]:
+def _tiles(whole: PreviewResponse) -> list[tuple[str, str, str]]:
     """Return figure, name and more of what the job would be."""
     most = "at most" if whole.tokens_out_capped else "about"
     return [
@@ -233,7 +232,7 @@ def _tiles(whole: Estimate) -> list[tuple[str, str, str]]:
     ]
 
 
-def _cost(whole: Estimate, most: str) -> tuple[str, str]:
+def _cost(whole: PreviewResponse, most: str) -> tuple[str, str]:
     if whole.cost_usd is None:
         return "unknown", "no price is set for this model"
     return usd(whole.cost_usd), most
