@@ -215,14 +215,14 @@ class Calls:
 
         Raises Refused, and errors of the ledger.
         """
-        metrics = self._backend.metrics
-        with metrics.calls_waiting.track_inprogress(), metrics.call_seconds.time():
+        metrics = self._backend.metrics.calls
+        with metrics.waiting.track_inprogress(), metrics.seconds.time():
             try:
                 told = await self._answered(asked, gone)
             except Exception:
-                metrics.calls.labels("refused").inc()
+                metrics.ended.labels("refused").inc()
                 raise
-        metrics.calls.labels(told.how).inc()
+        metrics.ended.labels(told.how).inc()
         return told
 
     async def _answered(self, asked: Asked, gone: Gone) -> CallAnswer:

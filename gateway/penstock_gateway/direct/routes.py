@@ -18,8 +18,8 @@ from starlette.responses import Response
 
 from penstock_gateway.backend import backend_of
 from penstock_gateway.bodies import object_of
+from penstock_gateway.callers.admission import Shares
 from penstock_gateway.callers.caller import Caller, caller_with
-from penstock_gateway.callers.shares import Shares
 from penstock_gateway.direct.calls import Asked, CallAnswer, Calls
 from penstock_gateway.direct.errors import refused_for_dead_letter
 from penstock_gateway.direct.fields import (
