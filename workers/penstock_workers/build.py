@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Beside:
+class BesideItems:
     """What runs beside the items, once the worker has started."""
 
     tracing: Tracing | None = None
@@ -74,7 +74,7 @@ class WorkerEngine:
         self._lane = LaneHere(settings, lane)
         self._tally = OutcomeTally(tuple(settings.providers))
         self._closing = contextlib.AsyncExitStack()
-        self._beside = Beside()
+        self._beside = BesideItems()
         self._worker: ItemWorker | None = None
 
     async def start(self, bridge: Bridge) -> None:
