@@ -52,12 +52,12 @@ class Answer:
 
     @property
     def row(self) -> Record | None:
-        """The row that went in; None where it is not at hand."""
+        """Return the row that went in; None where it is not at hand."""
         return self._record()
 
     @property
     def status(self) -> str:
-        """`succeeded`, `failed`, or `waiting` while it has no outcome."""
+        """Say `succeeded`, `failed`, or `waiting` while it has no outcome."""
         return WAITING if self._values is None else str(self[STATUS])
 
     @property
@@ -70,7 +70,7 @@ class Answer:
 
     @property
     def value(self) -> Any:
-        """What was asked for: None for a row that failed.
+        """Return what was asked for: None for a row that failed.
 
         It is an instance of the class that `response_format` named, a dict for a schema, a vector
         for an embedding, else the text.
@@ -85,7 +85,7 @@ class Answer:
 
     @property
     def cost_usd(self) -> float | None:
-        """None where no price is known."""
+        """Return what the answer cost; None where no price is known."""
         return None if self._values is None else self["cost_usd"]
 
     @property
@@ -134,13 +134,13 @@ class Answers(Sequence[Answer]):
 
     @property
     def cost_usd(self) -> float | None:
-        """What all answers cost; None where a price is not known."""
+        """Return what all answers cost; None where a price is not known."""
         cost: float | None = self.report.get("cost_usd")
         return cost
 
     @property
     def dead(self) -> list[Answer]:
-        """Those that failed for good, each with its ``error``."""
+        """Return those that failed for good, each with its ``error``."""
         return [one for one in self if one.status == "failed"]
 
     @cached_property

@@ -155,21 +155,7 @@ def run(
     **options: Any,
 ) -> Answers: ...
 @overload
-def run(
-    rows: Any,
-    *,
-    prompt: str | None = None,
-    model: str | None = None,
-    response_format: Any = None,
-    base_url: str | None = None,
-    api_key_env: str | None = None,
-    id_field: str | None = None,
-    job: str | None = None,
-    state: str | os.PathLike[str] | None = None,
-    progress: bool = True,
-    wait: Literal[False],
-    **options: Any,
-) -> Job: ...
+def run(rows: Any, *, wait: Literal[False], **options: Any) -> Job: ...
 def run(rows: Any, *, progress: bool = True, wait: bool = True, **options: Any) -> Answers | Job:
     """Ask a model about each row, and return the rows with their answers.
 

@@ -81,11 +81,11 @@ class Child:
 
     @property
     def stopped(self) -> bool:
-        """Whether it was asked to stop before it came to its end."""
+        """Return whether it was asked to stop before it came to its end."""
         return self._stops > 0 and self.report is None
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until something has changed or the time is over; returns whether it has ended."""
+        """Wait until something has changed or the time is over; return whether it has ended."""
         with self.changed:
             if self.status is None:
                 self.changed.wait(timeout_s)

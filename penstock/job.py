@@ -7,6 +7,7 @@ import json
 import shutil
 import time
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -74,7 +75,7 @@ class Books(Protocol):
     def spec(self) -> Mapping[str, Any]: ...
 
     def is_kept(self) -> bool:
-        """Whether the job was accepted."""
+        """Return whether the job was accepted."""
         ...
 
     def rows(self, after: str | None = None) -> Iterator[tuple[str, Row]]:
@@ -168,7 +169,7 @@ class Ledger:
         return self.producer.status(self._key).job.spec
 
 
-class Job:
+class Job(ABC):
     """A job that goes on, or has ended; iterated, it yields each answer as it comes."""
 
     def __init__(self, key: str, where: str, books: Books, given: Given) -> None:
@@ -182,33 +183,35 @@ class Job:
 
     # -- of each kind of job
 
+    @abstractmethod
     def _ended(self, timeout_s: float) -> bool:
-        """Wait for a change, at most so long; returns whether the job has come to its end."""
-        raise NotImplementedError
+        """Wait for a change, at most so long; return whether the job has come to its end."""
 
+    @abstractmethod
     def _conclude(self) -> None:
         """Raise what the job ended with, where that is no list of answers."""
 
-    def _view(self) -> progress.View:
-        raise NotImplementedError
+    @abstractmethod
+    def _view(self) -> progress.View: ...
 
     def _report(self) -> Mapping[str, Any]:
         return self._books.report()
 
+    @abstractmethod
     def stop(self) -> None:
         """Stop the job in an orderly way; the same call goes on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def leave(self) -> None:
         """Do what an interrupt of the call does to the job, and return once that is done."""
 
+    @abstractmethod
     def left(self) -> str:
         """Return what to say after that."""
-        raise NotImplementedError
 
+    @abstractmethod
     def forget(self) -> None:
         """Remove all that is kept of the job."""
-        raise NotImplementedError
 
     # -- of all
 
@@ -218,7 +221,7 @@ class Job:
 
     @property
     def answers(self) -> Answers:
-        """What there is so far."""
+        """Return the answers that there are so far."""
         return Answers(
             job=self.key,
             place=self.place,
@@ -275,7 +278,7 @@ class Job:
                 return
 
     def _is_kept(self) -> bool:
-        """Whether there are books of the job to look at by now."""
+        """Return whether there are books of the job to look at by now."""
         return True
 
     def _source(self) -> Source:
@@ -307,7 +310,7 @@ class LocalJob(Job):
     """A job that a process of this one works on."""
 
     def __init__(self, folder: Path, key: str, given: Given, child: Child | None) -> None:
-        """Without a ``child`` it has ended, and is only read."""
+        """Follow the run of ``child``; without one the job has ended, and is only read."""
         self._ledger = Ledger(_url(folder), lambda: self.key)
         super().__init__(key, str(folder), self._ledger, given)
         self._folder, self._child = folder, child
@@ -320,7 +323,7 @@ class LocalJob(Job):
 
     @property
     def has_ended(self) -> bool:
-        """Whether an earlier call has brought it to its end."""
+        """Return whether an earlier call has brought it to its end."""
         return self._is_kept() and self.status.state in FINAL
 
     def stop(self) -> None:

@@ -80,6 +80,9 @@ class RemoteJob(Job):
         self._looked_at = float("-inf")
         self._began = time.monotonic()
 
+    def leave(self) -> None:
+        """Leave the job as it is: it goes on without this process."""
+
     def left(self) -> str:
         return (
             f"job {self.key} goes on at {self.place}; the same call waits for it, and "
@@ -271,7 +274,7 @@ class Server:
 
 
 class NotThere(BadCall):
-    """The doors know no such thing."""
+    """What the doors do not know."""
 
 
 def _refusal(error: urllib.error.HTTPError, shown: str) -> Exception:

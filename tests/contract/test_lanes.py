@@ -24,7 +24,7 @@ from penstock_workers.item.answer import Answer, Tried
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.item.outcome import Done, Outcome
-from penstock_workers.lanes.embed.admission import Unpaced
+from penstock_workers.lanes.embed.row import Unpaced
 from penstock_workers.lanes.embed.settings import EmbedSettings
 from penstock_workers.lanes.gpu.settings import GpuSettings
 from penstock_workers.lanes.lane_fields import LaneFields

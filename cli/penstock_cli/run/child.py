@@ -27,7 +27,6 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Final, Self, cast
 
 from penstock_cli.entry import NEW_OBJECTS
@@ -288,12 +287,7 @@ class EventProgress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         return None
 
 

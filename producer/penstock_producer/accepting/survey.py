@@ -13,7 +13,6 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Protocol, Self
 
 from penstock_ledger.model import Shard
@@ -55,12 +54,7 @@ class SeenIds:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._db.close()
 
     def add(self, doc_id: str, line: int) -> None:

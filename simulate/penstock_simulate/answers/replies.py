@@ -163,15 +163,10 @@ def answer_body(call: Call, tier: str = "standard") -> tuple[bytes, Usage]:
         return embedding_body(call.model, call.texts, dimensions, encoding, usage), usage
     text, finish = call.answer()
     if call.endpoint == MESSAGES:
-        return message_body(
-            _message(call, text, finish, usage, tier), forced_tool(call.body)
-        ), usage
+        said = Answer(_ident(call), call.model, text, finish, usage, call.cache, tier)
+        return message_body(said, forced_tool(call.body)), usage
     make = _BODIES.get(call.endpoint, completion_body)
     return make(_ident(call), call.model, text, finish, usage), usage
-
-
-def _message(call: Call, text: str, finish: str, usage: Usage, tier: str) -> Answer:
-    return Answer(_ident(call), call.model, text, finish, usage, call.cache, tier)
 
 
 def _ident(call: Call) -> str:

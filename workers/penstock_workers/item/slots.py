@@ -14,6 +14,9 @@ from penstock_workers.item.outcome import Released
 
 TURN = 1.0  # what a slot costs its flow: how long the item will take is not known yet
 IDLE_SHARE = 8  # one slot in so many may wait for the group commit while items wait for slots
+# CPU of an item, at least: in less time than the slots turn round once, no commit lets more items
+# in, and each costs as much as ten of them (benchmarks/RESULTS.md, 2026-11-28)
+ITEM_CPU_S = 0.0001
 
 
 class Slots:
@@ -54,10 +57,15 @@ class Slots:
         await self.take(flow)
         return SlotPlace(self, flow)
 
-    def are_short(self, answered: int) -> bool:
-        """Return whether items wait for slots while many are held by outcomes to be stored."""
+    def are_short(self, answered: int, since_s: float) -> bool:
+        """Return whether items wait for slots while many are held by outcomes to be stored.
+
+        ``since_s`` is how long ago others were."""
         return (
-            self.taken >= self.size and answered * IDLE_SHARE >= self.size and bool(self._waiting)
+            self.taken >= self.size
+            and answered * IDLE_SHARE >= self.size
+            and since_s >= self.size * ITEM_CPU_S
+            and bool(self._waiting)
         )
 
     def resize(self, size: int) -> None:
@@ -144,7 +152,7 @@ class Waiting:
 
 
 class ItemWaits:
-    """All of an item loop."""
+    """All that items of one loop wait for."""
 
     def __init__(self, concurrency: int) -> None:
         self.slots = Slots(concurrency)
