@@ -252,7 +252,7 @@ def test_a_table_becomes_another_and_new_rows_alone_are_paid(
     """Each row stands in the table of labels once, with its own columns; a second night asks for
     what has come since, and the same program again for nothing."""
     before = provider.stats()["requests"]
-    shown = run("table_to_table", tmp_path, "--base-url", provider.url)
+    shown = run("tables", tmp_path, "--base-url", provider.url)
     assert re.findall(r"^(\d+) rows are new behind (\d+)$", shown, re.MULTILINE) == [
         (str(DOCS - 5), "0"),
         ("5", str(DOCS - 5)),
@@ -264,5 +264,5 @@ def test_a_table_becomes_another_and_new_rows_alone_are_paid(
         answered = shop.execute("SELECT count(*) FROM labels WHERE answer IS NOT NULL").fetchone()
     assert labelled == asked
     assert answered == (DOCS,)
-    run("table_to_table", tmp_path, "--base-url", provider.url, again=True)
+    run("tables", tmp_path, "--base-url", provider.url, again=True)
     assert provider.stats()["requests"] == before + DOCS

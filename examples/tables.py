@@ -1,7 +1,7 @@
 """A table of a database becomes another one beside it, and each night only the new rows are paid.
 
-    python examples/table_to_table.py                        # a simulated provider answers: no key
-    python examples/table_to_table.py --base-url https://api.openai.com/v1 --api-key-env
+    python examples/tables.py                        # a simulated provider answers: no key
+    python examples/tables.py --base-url https://api.openai.com/v1 --api-key-env
     OPENAI_API_KEY --model gpt-5-mini
 
 It is one `penstock run`, whose query asks for the rows behind the last one that has a label; a
