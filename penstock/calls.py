@@ -96,11 +96,7 @@ class Calls:
         started = self.start(rows, options)
         if not wait:
             return started
-        try:
-            return started.wait(progress=progress)
-        except KeyboardInterrupt:
-            started.leave()
-            raise KeyboardInterrupt(started.left()) from None
+        return started.waited_or_left(progress=progress)
 
     async def arun(self, rows: Any, *, progress: bool = True, **options: Any) -> Answers:
         """Do as ``penstock.arun`` does."""

@@ -202,7 +202,7 @@ class Job(ABC):
         """Stop the job in an orderly way; the same call goes on."""
 
     @abstractmethod
-    def leave(self) -> None:
+    def leave(self, draw: Callable[[], None] = lambda: None) -> None:
         """Do what an interrupt of the call does to the job, and return once that is done."""
 
     @abstractmethod
@@ -247,6 +247,22 @@ class Job(ABC):
                     raise TimeoutError(f"job {self.key} has not ended within {timeout:g} s")
         self._conclude()
         return self.answers
+
+    def waited_or_left(self, *, progress: bool) -> Answers:
+        """Wait as ``wait`` does; an interrupt ends what this process does for the job, too."""
+        try:
+            with _Drawn(self, progress) as drawn:
+                try:
+                    while not self._ended(POLL_S):
+                        drawn.draw()
+                except KeyboardInterrupt:
+                    self.leave(drawn.draw)
+                    raise
+            self._conclude()
+            return self.answers
+        except KeyboardInterrupt:
+            self.leave()  # at once, where that is done
+            raise KeyboardInterrupt(self.left()) from None
 
     def __await__(self) -> Generator[Any, None, Answers]:
         return self.awaited(progress=False).__await__()
@@ -333,14 +349,14 @@ class LocalJob(Job):
     def forget(self) -> None:
         place.forget(self._folder)
 
-    def leave(self) -> None:
+    def leave(self, draw: Callable[[], None] = lambda: None) -> None:
         """Stop it and wait until its processes are gone; another interrupt makes it hurry."""
         child = self._child
         while child is not None and child.status is None:
             try:
                 child.stop()
                 while not child.wait(POLL_S):
-                    pass
+                    draw()
             except KeyboardInterrupt:
                 continue
 
@@ -408,6 +424,9 @@ class LocalJob(Job):
             figures = {**figures, **{name: report[name] for name in _OF_REPORT}}
             figures["cost_microusd"] = round((report["known_usd"] or 0) * 1_000_000)
             figures["unpriced"] = report["cost_usd"] is None
+        elif figures and child.status is not None:
+            now = self.status
+            figures = {**figures, "succeeded": now.succeeded, "dead": now.dead}
         return progress.View(self.key, figures, child.note, (), child.said)
 
     def _report(self) -> Mapping[str, Any]:

@@ -57,14 +57,14 @@ def _in_notebook() -> bool:
     return type(shell).__name__ in _KERNELS
 
 
-def line(view: View) -> str:
+def line(view: View, *, with_bar: bool = True) -> str:
     """Return `tickets:  45%|█████████           | 450/1000 [00:12<00:15, 36.2 rows/s, $0.0123]`."""
     figures = view.figures
     if not figures:
         return f"{view.title}: {view.note or 'starting'}"
     done, total = figures["succeeded"] + figures["dead"], figures["total"]
     share = 0.0 if not total else min(1.0, done / total)
-    left = figures["seconds_left"]
+    left = 0.0 if done == total else figures["seconds_left"]
     rate = figures["per_second"]
     parts = [
         f"{_clock(figures['seconds'])}<{'?' if left is None else _clock(left)}",
@@ -76,7 +76,8 @@ def line(view: View) -> str:
     whole, part = divmod(round(share * BAR_CHARS * 8), 8)
     drawn = ("█" * whole + (_EIGHTHS[part] if part else "")).ljust(BAR_CHARS)
     of = "?" if total is None else f"{total}"
-    return f"{view.title}: {share:4.0%}|{drawn}| {done}/{of} [{', '.join(parts)}]"
+    bar_drawn = f"|{drawn}|" if with_bar else ""
+    return f"{view.title}: {share:4.0%}{bar_drawn} {done}/{of} [{', '.join(parts)}]"
 
 
 def cost(figures: Mapping[str, Any]) -> str:
@@ -206,7 +207,7 @@ class Notebook:
         total = (figures.get("total") or 0) if figures else 0
         done = figures["succeeded"] + figures["dead"] if figures else 0
         head = f'<progress value="{done}" max="{total or 1}" style="width:40%"></progress>'
-        text = html.escape(line(view))
+        text = html.escape(line(view, with_bar=False))
         below = [*view.said, *notes(view), *view.latest]
         rest = "".join(f"<div><small>{html.escape(one)}</small></div>" for one in below)
         self._handle.update(self._html(f"{head}<pre style='margin:0'>{text}</pre>{rest}"))

@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -80,7 +80,7 @@ class RemoteJob(Job):
         self._looked_at = float("-inf")
         self._began = time.monotonic()
 
-    def leave(self) -> None:
+    def leave(self, draw: Callable[[], None] = lambda: None) -> None:
         """Leave the job as it is: it goes on without this process."""
 
     def left(self) -> str:

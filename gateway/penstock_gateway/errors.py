@@ -5,7 +5,7 @@ One table says of each exception of the producer, the ledger or the framework wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
@@ -230,12 +230,12 @@ ERRORS: Final[Mapping[type[PenstockError], Row]] = {
 }
 
 
-def refused_for(error: Exception) -> Refused:
-    """Return what the caller is answered."""
+def refused_for(error: Exception, write: Callable[[str], str] = over_http) -> Refused:
+    """Return what the caller is answered; ``write`` puts its advice into the caller's words."""
     if isinstance(error, Refused):
         return error
     if isinstance(error, PenstockError):
-        return _of_penstock(error)
+        return _of_penstock(error, write)
     # no room, or locked by others
     if isinstance(error, DBAPIError) and trouble_of(error) is Trouble.AWAY:
         return _away(_AWAY.code)
@@ -257,7 +257,7 @@ def refused_for(error: Exception) -> Refused:
     )
 
 
-def _of_penstock(error: PenstockError) -> Refused:
+def _of_penstock(error: PenstockError, write: Callable[[str], str]) -> Refused:
     status, code = next(ERRORS[kind] for kind in type(error).__mro__ if kind in ERRORS)
     if status == 500:
         return Refused(500, "the server cannot do this now; its log says why", code=code)
@@ -265,17 +265,17 @@ def _of_penstock(error: PenstockError) -> Refused:
         return _away(code)
     if isinstance(error, SpecError) and error.problems:
         first = error.problems[0]
-        message = over_http(error.public_message)
+        message = write(error.public_message)
         return Refused(
             400, message, code=first.code, param=_dotted(first.pointer), problems=_told(error)
         )
     if isinstance(error, ContentError):
-        return Refused(400, over_http(error.public_message), code=error.code)
+        return Refused(400, write(error.public_message), code=error.code)
     if isinstance(error, JobRefused):
         return _of_job(error)
     if isinstance(error, JobNotFound):
         return Refused(404, f"No such job: {error.name[:80]!r}", code=code, param="job")
-    return Refused(status, over_http(error.public_message), code=code)
+    return Refused(status, write(error.public_message), code=code)
 
 
 def _of_job(error: JobRefused) -> Refused:

@@ -310,20 +310,18 @@ class TooManyBadRows(SourceError):
                 " to make dead letters of such rows:\n  ",
                 Text("\n  ").join(_alike(rows)),
             ),
-            public=f"{found} of {uri} {are} unusable and max_bad_rows allows {limit}: "
-            + "; ".join(
-                f"{row.place}: {row.code}{f' ({row.field})' if row.field else ''}"
-                for row in self.rows
+            public=Text(
+                f"{found} of {uri} {are} unusable, and ",
+                SetOption("max_bad_rows"),
+                f" allows {limit}: {'; '.join(_alike_in_public(rows))}",
             ),
         )
 
 
 def _alike(rows: Sequence[BadRow]) -> Iterable[str]:
     """Yield rows with the same fault at the same field once, with their number and first lines."""
-    groups: dict[tuple[str, str | None], list[BadRow]] = {}
-    for row in rows:
-        groups.setdefault((row.code, row.field), []).append(row)
-    for alike in list(groups.values())[:MAX_FAULTS_SHOWN]:
+    groups = _by_fault(rows)
+    for alike in groups[:MAX_FAULTS_SHOWN]:
         yield alike[0].text
         if len(alike) > 1:
             others = ", ".join(_line(row, alike[0]) for row in alike[1 : 1 + MAX_LINES_SHOWN])
@@ -332,6 +330,22 @@ def _alike(rows: Sequence[BadRow]) -> Iterable[str]:
             yield f"  {len(alike) - 1} more like it, in {unit}{others}{more}"
     if len(groups) > MAX_FAULTS_SHOWN:
         yield f"… and {len(groups) - MAX_FAULTS_SHOWN} other kinds of faults"
+
+
+def _alike_in_public(rows: Sequence[BadRow]) -> Iterable[str]:
+    """Yield the same without what the rows hold."""
+    for alike in _by_fault(rows)[:MAX_FAULTS_SHOWN]:
+        first = alike[0]
+        lines = ", ".join((first.place, *(_line(row, first) for row in alike[1:MAX_LINES_SHOWN])))
+        more = f" and {len(alike) - MAX_LINES_SHOWN} more" if len(alike) > MAX_LINES_SHOWN else ""
+        yield f"{first.code}{f' ({first.field})' if first.field else ''} in {lines}{more}"
+
+
+def _by_fault(rows: Sequence[BadRow]) -> list[list[BadRow]]:
+    groups: dict[tuple[str, str | None], list[BadRow]] = {}
+    for row in rows:
+        groups.setdefault((row.code, row.field), []).append(row)
+    return list(groups.values())
 
 
 def _line(row: BadRow, first: BadRow) -> str:

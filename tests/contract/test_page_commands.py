@@ -93,6 +93,18 @@ def test_commands_of_the_pages_exist(penstock: Any) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_keys_of_the_pages_can_be_sent() -> None:
+    """Who runs a snippet as it stands, against a server without keys, gets an answer: what stands
+    for a key fits into a header."""
+    keys = [
+        (page.name, key)
+        for page in PAGES
+        for key in re.findall(r"(?:api_key=\"|Bearer )([^\"\s]+)\"", page.read_text("utf-8"))
+    ]
+    assert len(keys) > 5
+    assert [one for one in keys if not one[1].isascii()] == []
+
+
 @pytest.mark.parametrize(
     ("line", "fault"),
     [

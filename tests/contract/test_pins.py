@@ -3,10 +3,12 @@ with all extras."""
 
 import tomllib
 from collections.abc import Iterator
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -51,6 +53,20 @@ def test_a_pin_fits_what_is_asked_for(requirement: str) -> None:
         assert wanted.specifier.contains(pinned, prereleases=True), (
             f"constraints.txt has {wanted.name} {pinned}"
         )
+
+
+def test_pins_are_to_be_had_for_every_python_that_we_name() -> None:
+    """Debian's own Python is 3.11.2, and what asks for a later one cannot be installed there."""
+    oldest = Version("3.11.0")
+    pinned = pins()
+    late = [
+        f"{one.name} {one.version}: {asks}"
+        for one in distributions()
+        if pinned.get(canonicalize_name(one.name)) == Version(one.version)
+        and (asks := one.metadata["Requires-Python"])
+        and oldest not in SpecifierSet(asks)
+    ]
+    assert not late
 
 
 def test_the_packages_that_vllm_shares_with_us_are_pinned() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -311,7 +312,7 @@ def started(folder: Path, url: str) -> subprocess.Popen[str]:
 def test_an_end_in_the_middle_leaves_no_process_and_pays_nothing_twice(
     folder: Path, how: signal.Signals
 ) -> None:
-    """Ctrl-C ends workers and queue in order and says how to go on; kill -9 of the caller ends them
+    """Ctrl-C ends workers and queue in order and says how far it is and how to go on; kill -9 of the caller ends them
     as well. The same script then goes on."""
     with simulator("--latency-ms", "200") as slow:
         script = started(folder, slow.url)
@@ -322,6 +323,9 @@ def test_an_end_in_the_middle_leaves_no_process_and_pays_nothing_twice(
         if how is signal.SIGINT:
             assert "finished and kept in" in told
             assert "The same call goes on" in told
+            said = re.search(r"stopped: (\d+) of 150 rows", told)
+            assert said is not None
+            assert f" {said[1]}/150 [" in told, "the bar ends where the job has stopped"
         eventually(lambda: not at_work(folder))
         again = started(folder, slow.url)
         out, told = again.communicate(timeout=180)
@@ -408,7 +412,7 @@ def test_a_preview_shows_what_a_call_would_send_and_cost(
     }
     assert penstock.preview(rows, **unpriced).cost_range_usd is None
     with pytest.raises(penstock.BadCall, match="no column 'txt'"):
-        penstock.preview(rows, **asked | {"prompt": "{txt}"})
+        penstock.preview(rows, **{**asked, "prompt": "{txt}"})
     with pytest.raises(penstock.BadCall, match="budget_usd"):
         penstock.preview(rows, **unpriced, budget_usd=1)
     assert provider.stats()["requests"] == before

@@ -32,6 +32,7 @@ from penstock_producer import JobRefused, SpecError
 from penstock_producer.job.options import OPTIONS, seconds_of
 from penstock_producer.job.spec import OFF
 from penstock_producer.operations.jobs import Changed
+from penstock_producer.reporting.advice import on_page
 from penstock_producer.reporting.prices import money_of
 from penstock_producer.reporting.text import count, one_line
 
@@ -114,7 +115,7 @@ async def limit(request: Request, viewer: Writer, job_id: str) -> Response:
     try:
         await viewer.backend.run(operations.limit, job, _limits_in(form, job))
     except SHOWN as error:
-        return await _limit_page(request, viewer, job, form, refused_for(error))
+        return await _limit_page(request, viewer, job, form, refused_for(error, on_page))
     return _to_job(job, "limit")
 
 
@@ -145,7 +146,9 @@ async def replay(request: Request, viewer: Writer, job_id: str) -> Response:
     try:
         await viewer.backend.run(send)
     except SHOWN as error:
-        return await _replay_page(request, viewer, job, reason, words, chosen, refused_for(error))
+        return await _replay_page(
+            request, viewer, job, reason, words, chosen, refused_for(error, on_page)
+        )
     return RedirectResponse(f"/ui/jobs/{job.job_id}/letters?done=replay", 303)
 
 
@@ -164,7 +167,7 @@ async def replay_one(request: Request, viewer: Writer, job_id: str) -> Response:
     try:
         await viewer.backend.run(send)
     except SHOWN as error:
-        refused = refused_for(error)
+        refused = refused_for(error, on_page)
         return await dead_letter_page(request, viewer, job, doc_id, refused=refused, typed=typed)
     return RedirectResponse(f"/ui/jobs/{job.job_id}/letters?done=replay-one", 303)
 

@@ -21,6 +21,7 @@ from penstock_ledger import (
     Account,
     BatchFigures,
     Cause,
+    CommitOrder,
     Depth,
     DoorBatchStore,
     Feed,
@@ -35,6 +36,7 @@ from penstock_ledger import (
     PenstockError,
     QuotaSeen,
     RedisLedger,
+    Result,
     SpendingStore,
     WorkerSeen,
     quotas_seen,
@@ -65,6 +67,8 @@ _NOTHING: Final[HotJob] = ({}, [], None, [], None, None, [])
 
 STATE_LEDGER: Final = "penstock.db"  # in the folder that --state names
 LANES_MAX: Final = 50  # whose queues are read for one page
+LATEST: Final = 20  # answers of one job
+LATEST_BYTES: Final = 64 * 1024  # of one that is read for the few words of it that are shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,7 @@ class JobSeenNow:
     job: Job
     report: Report
     timeline: Timeline | None  # None: it is being counted
+    latest: Sequence[Result]  # the newest first; bodies that are too long to read are empty
     moves: Sequence[LaneMove]
     shards: Sequence[tuple[Feed, str | None]]
     batches: str | None
@@ -99,6 +104,7 @@ class Desk:
         self.database = backend.database
         self.jobs = JobStore(backend.database)
         self.outcomes = OutcomeStore(backend.database)
+        self._order = CommitOrder(backend.database)
         self.pages = JobPages(backend.database)
         self.batches = DoorBatchStore(backend.database)
         self.spending = SpendingStore(backend.database)
@@ -157,6 +163,7 @@ class Desk:
             job=job,
             report=report,
             timeline=self.timelines.of(job, finished),
+            latest=self._order.latest(job.job_id, LATEST, body_bytes=LATEST_BYTES),
             moves=LaneMoves(self.database).of(job.job_id) if job.moves else (),
             shards=self.jobs.shards(job.job_id),
             batches=batches_line(sums, is_cancelled=job.state == "cancelling")

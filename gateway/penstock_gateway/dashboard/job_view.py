@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from penstock_gateway.dashboard.desk import JobSeenNow
+from penstock_gateway.dashboard.foreign import answer_of
 from penstock_gateway.dashboard.jobs_view import ago
 from penstock_gateway.dashboard.quotas_view import stops
 from penstock_gateway.dashboard.workers_view import serve_again, start_of
@@ -53,6 +54,7 @@ __all__ = ["JobView", "Note", "Reason", "Tier", "Tile", "job_view", "options_tol
 REASON_CHARS: Final = 800
 REASONS_SHOWN: Final = 30
 OPTION_CHARS: Final = 2_000
+ANSWER_CHARS: Final = 240  # of one of the latest
 CENTS: Final = 1e-9
 _HIDDEN_OPTIONS: Final = frozenset({"response_schema", "examples"})  # too long for one line
 
@@ -89,6 +91,15 @@ class Note(NamedTuple):
     command: str = ""
 
 
+class Latest(NamedTuple):
+    """One of the answers that came last."""
+
+    doc_id: str
+    name: str
+    text: str
+    took: str
+
+
 class Move(NamedTuple):
     at: str
     before: str
@@ -123,6 +134,8 @@ class JobView:
     reasons: Sequence[Reason]
     dead: int
     has_outcomes: bool
+    latest: Sequence[Latest]
+    spoken: str  # to those who hear the page, now and then
     chart: Chart | None
     counting: bool
     latencies: Sequence[tuple[str, str]]
@@ -139,7 +152,7 @@ def job_view(seen: JobSeenNow, now: float | None = None) -> JobView:
     return JobView(
         job_id=job.job_id,
         key=one_line(job.job_key, REASON_CHARS),
-        state=INTERRUPTED if seen.is_interrupted else str(job.state),
+        state=_state(seen),
         ended=job.state.final,
         pausable=job.state == "running",
         resumable=job.state == "paused",
@@ -161,6 +174,8 @@ def job_view(seen: JobSeenNow, now: float | None = None) -> JobView:
         reasons=_reasons(seen),
         dead=report.dead,
         has_outcomes=report.finished > 0,
+        latest=_latest(seen),
+        spoken=_spoken(seen),
         chart=None if seen.timeline is None else rate_chart(seen.timeline.stretches),
         counting=seen.timeline is None and report.finished > 0,
         latencies=_latencies(seen),
@@ -179,6 +194,10 @@ def job_view(seen: JobSeenNow, now: float | None = None) -> JobView:
         options=_options(seen),
         read_at=moment(at),
     )
+
+
+def _state(seen: JobSeenNow) -> str:
+    return INTERRUPTED if seen.is_interrupted else str(seen.job.state)
 
 
 def _facts(seen: JobSeenNow, now: float) -> list[str]:
@@ -436,6 +455,25 @@ def _reasons(seen: JobSeenNow) -> list[Reason]:
         )
         for reason, number in rows[:REASONS_SHOWN]
     ]
+
+
+def _latest(seen: JobSeenNow) -> list[Latest]:
+    return [
+        Latest(
+            one.key.doc_id,
+            one_line(one.key.doc_id, REASON_CHARS),
+            one_line(answer_of(one.body).head, ANSWER_CHARS) if one.body else "(a long answer)",
+            milliseconds(one.latency_ms) if one.latency_ms else "",
+        )
+        for one in seen.latest
+    ]
+
+
+def _spoken(seen: JobSeenNow) -> str:
+    report = seen.report
+    of = "" if seen.job.total is None else f" of {count(report.total)}"
+    ended = f"{count(report.finished)}{of} documents have ended"
+    return f"{_state(seen)}: {ended}, {count(report.dead)} of them failed."
 
 
 def _latencies(seen: JobSeenNow) -> list[tuple[str, str]]:

@@ -36,6 +36,7 @@ from penstock_gateway.jobs.submitting import preview, submit
 from penstock_gateway.refused import Refused, not_found
 from penstock_gateway.routing import Router
 from penstock_ledger import DoorFile, PenstockError
+from penstock_producer.reporting.advice import on_page
 from penstock_producer.reporting.text import count, one_line, usd
 from penstock_producer.source_formats import FORMATS
 
@@ -51,10 +52,8 @@ REQUESTS_SHOWN: Final = 3
 PROBLEMS_SHOWN: Final = 5
 MIB: Final = 2**20
 KEY_CHARS: Final = 80  # of a file's name in the name of its job
-_OPTIONS: Final = ("prompt", "model", "id_field")
-_FIELDS: Final = {TOKEN: VALUE_BYTES, "prompt": PROMPT_BYTES, "model": VALUE_BYTES} | {
-    "id_field": VALUE_BYTES
-}
+_OPTIONS: Final = ("prompt", "model", "id_field", "max_bad_rows", "encoding")
+_FIELDS: Final = dict.fromkeys((TOKEN, *_OPTIONS), VALUE_BYTES) | {"prompt": PROMPT_BYTES}
 
 Writer = Annotated[Viewer, Depends(viewer_with("write"))]
 
@@ -126,7 +125,7 @@ async def send(request: Request, viewer: Writer) -> Response:
     try:
         job = await submit(request, Response(), given, viewer.caller)
     except (PenstockError, Refused) as error:
-        return await _preview_page(request, viewer, file, typed, refused_for(error))
+        return await _preview_page(request, viewer, file, typed, refused_for(error, on_page))
     return RedirectResponse(f"/ui/jobs/{job.id}?done=submit", 303)
 
 
@@ -153,6 +152,8 @@ def _plain(typed: str) -> str:
 
 def _job(file: DoorFile, typed: Mapping[str, str], **more: Any) -> NewJob:
     options: dict[str, Any] = {name: typed[name] for name in _OPTIONS if typed[name]}
+    if (most := typed["max_bad_rows"]).isdecimal():
+        options["max_bad_rows"] = int(most)
     return NewJob(source=file.file_id, **more, **options)
 
 
@@ -183,14 +184,14 @@ async def _preview_page(
     try:
         seen = await preview(request, _job(file, typed), viewer.caller, REQUESTS_SHOWN)
     except (PenstockError, Refused) as error:
-        refused = refused or refused_for(error)
+        refused = refused or refused_for(error, on_page)
     fault = refused.message if refused is not None else (seen and seen.refusal) or ""
     return page(
         "new_job_preview.html.jinja",
         viewer,
         request,
         status=200 if refused is None else refused.status,
-        fault=fault,
+        fault=fault.replace(file.place, file.filename),
         file=file.file_id,
         file_name=one_line(file.filename),
         file_size=_size(file.bytes),

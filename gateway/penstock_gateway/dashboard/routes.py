@@ -114,7 +114,6 @@ async def jobs(request: Request, viewer: Reader) -> Response:
             "tabs": tabs(desk.pages.states(viewer.tenants, without=CALLS), state, search),
         }
 
-    again = request.url.include_query_params(part="1")
     return page(
         "jobs_part.html.jinja" if given.get("part") else "jobs.html.jinja",
         viewer,
@@ -123,7 +122,7 @@ async def jobs(request: Request, viewer: Reader) -> Response:
         state=state,
         search=search,
         filtered=bool(state or search),
-        live=f"{again.path}?{again.query}",
+        live=_again(request),
         read_at=moment(time.time()),
         by_http=_by_http(viewer),
         door=str(request.base_url).rstrip("/"),
@@ -136,7 +135,7 @@ async def job(request: Request, viewer: Reader, job_id: str) -> Response:
     seen = await viewer.backend.run(viewer.desk.look, found)
     template = "job_part.html.jinja" if request.query_params.get("part") else "job.html.jinja"
     said = actions.DONE.get(request.query_params.get("done", ""), "")
-    return page(template, viewer, request, job=job_view(seen), done=said)
+    return page(template, viewer, request, job=job_view(seen), done=said, live=_again(request))
 
 
 @router.get("/ui/jobs/{job_id}/letters")
@@ -314,6 +313,12 @@ async def spending(request: Request, viewer: Reader) -> Response:
         period=period,
         period_name=words,
     )
+
+
+def _again(request: Request) -> str:
+    """Return where the part of a page that changes is fetched again."""
+    url = request.url.include_query_params(part="1")
+    return f"{url.path}?{url.query}"
 
 
 def _by_http(viewer: Viewer) -> bool:

@@ -32,7 +32,7 @@ log = logging.getLogger("penstock.gateway")
 KEPT: Final = 256  # jobs, each some kilobytes; the one that was looked at longest ago goes first
 AT_ONCE: Final = 20_000  # documents that a page waits for: some hundredths of a second
 SHARE: Final = 20.0  # times as long as a count took pass until the next one
-PAUSE_S: Final = 5.0  # and at least so long
+PAUSE_S: Final = 2.0  # and at least so long: less than between two looks of a page
 
 
 class _Look(NamedTuple):

@@ -376,7 +376,7 @@ def _held(leased: LeasedBatch) -> tuple[ColumnElement[bool], ...]:
 def _due() -> Select[str]:
     """Build the statement once: that costs more than its run, and each door looks all the time."""
     columns, of_tenant = door_batches.c, func.coalesce(door_batches.c.tenant, "")
-    now = bindparam("now", type_=Float)
+    now: ColumnElement[float] = bindparam("now", type_=Float)
     is_live = columns.state.in_(map(str, LIVE))
     held = (
         select(of_tenant.label("tenant"), func.count().label("number"))

@@ -23,6 +23,7 @@ from sqlalchemy import (
     Row,
     Select,
     Text,
+    case,
     func,
     literal_column,
     select,
@@ -36,11 +37,15 @@ from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import outcomes
 from penstock_ledger.stores.outcome_rows import (
     RESULT,
+    RESULT_COLUMNS,
     outcome_from,
+    result_from,
     stored_from,
 )
 
 PAGE: Final = 1_000  # rows read at a time
+# outcomes of all jobs that SQLite looks through for the latest of one: some hundredths of a second
+LATEST_AMONG: Final = 50_000
 WRITERS_WAIT_S: Final = 5.0  # a group commit takes milliseconds
 WRITERS_LOOK_S: Final = 0.01  # between two looks at them
 
@@ -77,17 +82,28 @@ class CommitOrder:
         self._number: ColumnElement[int] = _ROWID if db.is_sqlite else _SEQ
         self._job: ColumnElement[str] = _JOB_IN_SQLITE if db.is_sqlite else outcomes.c.job_id
 
-    def latest(self, job_id: str, number: int) -> list[Result]:
-        """Return the results that were stored last, the newest first."""
+    def latest(self, job_id: str, number: int, *, body_bytes: int | None = None) -> list[Result]:
+        """Return the results that were stored last, the newest first.
+
+        Bodies of more than ``body_bytes`` stay where they are and come back empty.
+        """
+        whole = outcomes.c.body
+        body = (
+            whole
+            if body_bytes is None
+            else case((func.length(whole) <= body_bytes, whole), else_=b"")
+        )
         query = (
-            select(outcomes)
+            select(*(body if one is whole else one for one in RESULT_COLUMNS))
             .where(self._job == job_id, outcomes.c.superseded_by.is_(None))
             .where(outcomes.c.kind == RESULT)
             .order_by(self._number.desc())
             .limit(number)
         )
-        rows = self._db.read(lambda connection: connection.execute(query).all())
-        return [found for found in map(outcome_from, rows) if isinstance(found, Result)]
+        if self._db.is_sqlite:  # whose order has no index by job
+            newest = select(func.max(_ROWID)).select_from(outcomes).scalar_subquery()
+            query = query.where(newest - LATEST_AMONG < _ROWID)
+        return [result_from(row) for row in self._rows(query)]
 
     def last(self, job_id: str) -> Place | None:
         """Return the place behind all outcomes of a job that has ended; None where it has none."""

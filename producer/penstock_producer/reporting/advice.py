@@ -132,7 +132,22 @@ _HTTP: Final[_Table] = {
     Replay: _replay_request,
     Run: lambda one: _ELSEWHERE[one.command][0],
 }
-_PAGE: Final[_Table] = {Run: lambda one: _ELSEWHERE[one.command][1]}
+# What stands above the fields of the form for a new job.
+_FORM: Final[Mapping[str, str]] = {
+    "encoding": "Encoding",
+    "id_field": "Column of ids",
+    "max_bad_rows": "Rows that may be unusable",
+}
+
+
+def _form_field(one: SetOption) -> str:
+    label = _FORM.get(one.field)
+    if label is None:
+        return str(one)
+    return f"“{label}”" if one.value is None else f"“{label}”: {one.value}"
+
+
+_PAGE: Final[_Table] = {SetOption: _form_field, Run: lambda one: _ELSEWHERE[one.command][1]}
 
 
 def _written(text: str, table: _Table) -> str:

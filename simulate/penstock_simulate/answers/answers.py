@@ -157,6 +157,9 @@ def write_answer(body: Mapping[str, Any], question: str) -> str:
     wanted = body.get("response_format")
     kind = wanted.get("type") if isinstance(wanted, dict) else None
     subject = _subject(question)
+    if function := forced_function(body):
+        takes = function.get("parameters") or {"type": "object"}
+        return orjson.dumps(instance(takes, _summary(subject))).decode()
     if kind == "json_schema" and isinstance(wanted, dict):
         given = wanted.get("json_schema")
         schema = given.get("schema") if isinstance(given, dict) else None
@@ -168,6 +171,20 @@ def write_answer(body: Mapping[str, Any], question: str) -> str:
     return f"Category: {_category(subject)}\nSummary: {_summary(subject)}"
 
 
+def forced_function(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the function that the answer of a chat must call."""
+    choice, tools = body.get("tool_choice"), body.get("tools")
+    if choice in (None, "auto", "none") or not isinstance(tools, list):
+        return None
+    named = choice.get("function") if isinstance(choice, dict) else None
+    name = named.get("name") if isinstance(named, dict) else None
+    for tool in tools:
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if isinstance(function, dict) and (choice == "required" or function.get("name") == name):
+            return function
+    return None
+
+
 def cut_answer(text: str, max_tokens: int | None) -> tuple[str, str]:
     """Return the answer within ``max_tokens``, and its finish reason."""
     if max_tokens is not None and len(text) > max_tokens * CHARS_PER_TOKEN:
@@ -175,8 +192,20 @@ def cut_answer(text: str, max_tokens: int | None) -> tuple[str, str]:
     return text, "stop"
 
 
-def chat_body(ident: str, model: str, text: str, finish: str, usage: Usage) -> bytes:
-    message = {"role": "assistant", "content": text, "refusal": None}
+def chat_body(
+    ident: str,
+    model: str,
+    text: str,
+    finish: str,
+    usage: Usage,
+    tool: Mapping[str, Any] | None = None,
+) -> bytes:
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+    if tool is not None and finish == "stop":
+        function = {"name": tool.get("name"), "arguments": text}
+        called = {"id": "call_" + ident, "type": "function", "function": function}
+        message |= {"content": None, "tool_calls": [called]}
+        finish = "tool_calls"
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
     return _answer("chatcmpl-" + ident, "chat.completion", model, choice, usage)
 

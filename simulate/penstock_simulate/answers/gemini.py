@@ -12,6 +12,7 @@ from penstock_simulate.answers.refusals import Refusal
 from penstock_simulate.reply import Usage
 
 SCHEMA_DEPTH = 32  # nested schemas that are read; deeper ones are left as they are
+_OBJECT = {"type": "object"}
 _FINISH = {"stop": "STOP", "length": "MAX_TOKENS"}
 
 
@@ -56,6 +57,9 @@ def max_tokens(body: Mapping[str, Any]) -> int | None:
 def wanted(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the request's wish for JSON as a chat's `response_format`; empty where it has none."""
     config = body.get("generationConfig", {})
+    if tool := forced_tool(body):
+        schema = tool.get("parametersJsonSchema") or tool.get("parameters")
+        config = {"responseMimeType": "application/json", "responseJsonSchema": schema or _OBJECT}
     if config.get("responseMimeType") != "application/json":
         return {}
     schema = config.get("responseJsonSchema") or config.get("responseSchema")
@@ -69,7 +73,30 @@ def wanted(body: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def content_body(ident: str, model: str, text: str, finish: str, usage: Usage) -> bytes:
+def forced_tool(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the function that the answer must call."""
+    config = body.get("toolConfig")
+    calling = config.get("functionCallingConfig") if isinstance(config, dict) else None
+    if not isinstance(calling, dict) or calling.get("mode") != "ANY":
+        return None
+    tools, named = body.get("tools"), calling.get("allowedFunctionNames")
+    names = named if isinstance(named, list) else []
+    for tool in tools if isinstance(tools, list) else ():
+        declared = tool.get("functionDeclarations") if isinstance(tool, dict) else None
+        for one in declared if isinstance(declared, list) else ():
+            if isinstance(one, dict) and (not names or one.get("name") in names):
+                return one
+    return None
+
+
+def content_body(
+    ident: str,
+    model: str,
+    text: str,
+    finish: str,
+    usage: Usage,
+    tool: Mapping[str, Any] | None = None,
+) -> bytes:
     """Return the body; a blocked prompt has no candidate, but a reason."""
     counted = {
         "promptTokenCount": usage.prompt,
@@ -79,7 +106,10 @@ def content_body(ident: str, model: str, text: str, finish: str, usage: Usage) -
     about = {"usageMetadata": counted, "modelVersion": model, "responseId": ident}
     if finish == "refusal":
         return orjson.dumps({"promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}} | about)
-    content = {"parts": [{"text": text}], "role": "model"}
+    part: dict[str, Any] = {"text": text}
+    if tool is not None and finish == "stop":
+        part = {"functionCall": {"name": tool.get("name"), "args": orjson.loads(text)}}
+    content = {"parts": [part], "role": "model"}
     return orjson.dumps(
         {"candidates": [{"content": content, "finishReason": _FINISH[finish], "index": 0}]} | about
     )

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import NamedTuple
 
-from penstock_simulate.answers import refusals
+from penstock_simulate.answers import gemini, refusals
 from penstock_simulate.answers.answers import (
     EMBEDDING_DIMENSIONS,
     chat_body,
     completion_body,
     embedding_body,
+    forced_function,
 )
 from penstock_simulate.answers.calls import CHAT, EMBEDDINGS, GENERATE, MESSAGES, Call
 from penstock_simulate.answers.faults import Draw, Fates, Fault, Poison, document_of
-from penstock_simulate.answers.gemini import content_body
 from penstock_simulate.answers.headers import WRITERS, Meters, RetryHeaders
 from penstock_simulate.answers.messages import Answer, forced_tool, message_body
 from penstock_simulate.answers.refusals import Refusal
@@ -165,12 +165,18 @@ def answer_body(call: Call, tier: str = "standard") -> tuple[bytes, Usage]:
     if call.endpoint == MESSAGES:
         said = Answer(_ident(call), call.model, text, finish, usage, call.cache, tier)
         return message_body(said, forced_tool(call.body)), usage
-    make = _BODIES.get(call.endpoint, completion_body)
-    return make(_ident(call), call.model, text, finish, usage), usage
+    about = (_ident(call), call.model, text, finish, usage)
+    if call.endpoint not in _FUNCTIONS:
+        return completion_body(*about), usage
+    make, tool_of = _FUNCTIONS[call.endpoint]
+    return make(*about, tool_of(call.body)), usage
 
 
 def _ident(call: Call) -> str:
     return blake2b(call.document.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
 
-_BODIES = {CHAT: chat_body, GENERATE: content_body}
+_FUNCTIONS = {
+    CHAT: (chat_body, forced_function),
+    GENERATE: (gemini.content_body, gemini.forced_tool),
+}

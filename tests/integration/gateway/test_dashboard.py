@@ -19,9 +19,11 @@ from penstock_ledger import (
     ApiKeyStore,
     Database,
     DeadLetter,
+    ItemKey,
     JobState,
     JobStore,
     OutcomeStore,
+    Result,
     ScheduleStore,
     open_database,
 )
@@ -157,6 +159,7 @@ def test_all_that_only_shows_is_there_without_scripts(house: House, browser: Bro
         page.get_by_role("link", name="tickets-2026-11").click()
         assert "924" in page.inner_text("main")
         assert page.get_by_role("img", name="Documents per second over").count() == 1
+        assert page.get_by_role("link", name="doc-000899").count() == 1, "one of the latest answers"
         page.get_by_role("link", name="Pause").click()
         assert JobStore(house.database).get(ids.running).state == "running", (
             "a link changes nothing"
@@ -247,11 +250,12 @@ def test_what_is_live_is_drawn_again(house: House, context: BrowserContext) -> N
     page.clock.install()
     page.goto(f"{house.url}/ui/jobs/{house.ids.paused}")
     page.evaluate("window.stays = true")
-    assert "paused" in page.inner_text("main")
+    assert page.get_by_role("link", name="Resume").count() == 1
     jobs = JobStore(house.database)
     jobs.set_state(house.ids.paused, JobState.RUNNING, expect=[JobState.PAUSED])
     page.clock.run_for(3_500)
     page.get_by_text("Paused: provider openai").wait_for(state="detached")
+    assert page.get_by_role("link", name="Pause").count() == 1, "what is said above it, too"
     assert page.evaluate("window.stays") is True
     jobs.set_state(
         house.ids.paused,
@@ -259,6 +263,50 @@ def test_what_is_live_is_drawn_again(house: House, context: BrowserContext) -> N
         why=by_hand("provider openai: again"),
         expect=[JobState.RUNNING],
     )
+
+
+def test_answers_stream_in(house: House, context: BrowserContext, told: list[str]) -> None:
+    """The latest twenty stand on the page of their job as they come, newest first and cut, and what
+    is open stays open. Nothing moves under a reader with a keyboard, and screen readers say how far
+    the job is at most twice a minute."""
+    store, job = OutcomeStore(house.database, "api"), house.ids.left
+
+    def settle(number: int, said: str) -> None:
+        body = json.dumps({"choices": [{"message": {"content": said}}]}).encode()
+        key = ItemKey(job, 1, f"new-{number:03d}")
+        store.settle([Result(key, 200, body, None, "m", "stop", 9, 9, 5, 1_400, 1, 1)], [])
+
+    page = context.new_page()
+    page.clock.install()
+    page.goto(f"{house.url}/ui/jobs/{job}")
+    rows = page.get_by_role("region", name="Latest answers").locator("li")
+    assert rows.count() == 20
+    assert rows.nth(5).is_hidden()
+    page.get_by_text("15 before these").click()
+    assert rows.nth(5).is_visible()
+    settle(1, HOSTILE)
+    settle(2, "word " * 9_000)
+    settle(3, "x" * 100_000)
+    page.clock.run_for(3_500)
+    page.get_by_role("link", name="new-003").wait_for()
+    assert (rows.count(), rows.nth(5).is_visible()) == (20, True)
+    assert "(a long answer)" in rows.nth(0).inner_text()
+    assert 200 < len(rows.nth(1).inner_text()) < 300
+    assert "<script>document.title='owned'</script>" in rows.nth(2).inner_text()
+    marked = page.eval_on_selector_all(".came", "them => them.map(one => one.dataset.doc)")
+    assert marked == ["new-003", "new-002", "new-001"]
+    status = page.locator("main > [role=status]")
+    assert status.text_content() == ""
+    rows.nth(0).get_by_role("link").focus()
+    page.keyboard.press("Shift+Tab")
+    settle(4, "later")
+    page.clock.run_for(3_500)
+    page.get_by_text("Held while you read it").wait_for()
+    page.evaluate("document.activeElement.blur()")
+    page.clock.run_for(30_000)
+    page.get_by_role("link", name="new-004").wait_for()
+    assert "124 of 500 documents have ended, 0 of them failed" in (status.text_content() or "")
+    assert not told
 
 
 def test_colours_are_chosen_and_kept(house: House, context: BrowserContext) -> None:
@@ -427,6 +475,45 @@ def test_a_job_begins_with_a_file_without_scripts(
     assert spec == ("Summarise: {text}", "gpt-5-mini", "nr")
 
 
+def test_a_messy_file_becomes_a_job_too(
+    house: House, context: BrowserContext, tmp_path: Path
+) -> None:
+    """What is wrong is said by the file's name and the form's own words: rows without a text are
+    dead letters where the form allows them, and a spreadsheet's encoding is named."""
+    table = tmp_path / "Tickets.csv"
+    rows = "".join(f'{n};"{"" if n % 3 else "late"}";x\n' for n in range(30))
+    table.write_text("Nr;Text;Käufer\n" + rows, encoding="cp1252")
+    page = context.new_page()
+    page.goto(f"{house.url}/ui/new")
+    page.get_by_label("Prompt").fill("Summarise: {Text}")
+    page.get_by_label("Model").fill("gpt-5-mini")
+    page.get_by_label("File").set_input_files(table)
+    page.get_by_role("button", name="Upload and preview").click()
+    fault = page.get_by_role("alert")
+    assert "it is not utf-8; name the encoding (“Encoding”: cp1252)" in fault.inner_text()
+    page.get_by_label("Encoding").fill("cp1252")
+    page.get_by_role("button", name="Preview again").click()
+    assert "Tickets.csv has no column 'id'; name the id column (“Column of ids”)" in (
+        fault.inner_text()
+    )
+    page.get_by_label("Column of ids").fill("Nr")
+    page.get_by_role("button", name="Preview again").click()
+    said = fault.inner_text()
+    assert "20 rows of Tickets.csv are unusable, and “Rows that may be unusable” allows 1:" in said
+    assert said.count("missing_field") == 1
+    allowed = page.get_by_label("Rows that may be unusable")
+    for typed, refused in (("many", True), ("25", False), ("70%", False)):
+        allowed.fill(typed)
+        page.get_by_role("button", name="Preview again").click()
+        assert (fault.count() == 1) is refused, typed
+    page.get_by_role("button", name="Submit the job").click()
+    page.wait_for_url("**/ui/jobs/job_*")
+    job = JobStore(house.database).get(page.url.rpartition("/")[2].partition("?")[0])
+    assert (job.total, job.spec["max_bad_rows"]) == (30, "70%")
+    assert job.spec["encoding"] == "cp1252"
+    assert OutcomeStore(house.database).counts(job.job_id).dead == 20
+
+
 def test_schedules_are_paused_and_resumed(house: House, browser: Browser) -> None:
     """The list says when the next job starts; a schedule is paused and resumed there and on its own
     page, without scripts, and by no form of another site."""
@@ -571,7 +658,12 @@ def test_each_tenant_sees_its_own(tmp_path: Path, browser: Browser) -> None:
             unknown.status,
             words,
         )
-        for place in ("/ui/workers", "/ui/quotas", f"/ui/jobs/{ids.paused}/results"):
+        for place in (
+            "/ui/workers",
+            "/ui/quotas",
+            f"/ui/jobs/{ids.paused}?part=1",
+            f"/ui/jobs/{ids.paused}/results",
+        ):
             answer = page.goto(url + place)
             assert answer is not None
             assert answer.status == 404, place

@@ -64,6 +64,23 @@ def docs(found: Iterator[tuple[Place, Result | DeadLetter]]) -> list[str]:
     return [outcome.key.doc_id for _, outcome in found]
 
 
+def test_the_latest_results_come_first(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many of one job, without dead letters, and without bodies that are too long; SQLite looks
+    at the latest of all jobs only."""
+    store, order = OutcomeStore(db), CommitOrder(db)
+    assert order.latest("job", 2) == []
+    for name in ("a", "b"):
+        store.settle([result(name, body=b"1" * 5)], [])
+    store.settle([result("c")], [])
+    store.settle([result("d", "other")], [letter("e")])
+    assert [one.key.doc_id for one in order.latest("job", 2)] == ["c", "b"]
+    found = {one.key.doc_id: one.body for one in order.latest("job", 9, body_bytes=4)}
+    assert found == {"c": b"{}", "b": b"", "a": b""}
+    assert order.latest("job", 9)[-1] == result("a", body=b"11111")
+    monkeypatch.setattr(commit_order, "LATEST_AMONG", 3)
+    assert len(order.latest("job", 9)) == (1 if db.is_sqlite else 3)
+
+
 def test_outcomes_come_as_they_were_stored(db: Database) -> None:
     """Commits come one after the other whatever their ids are, without other jobs' outcomes, over
     any size of page."""

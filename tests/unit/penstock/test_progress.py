@@ -28,6 +28,9 @@ def test_a_line_is_read_as_those_of_tqdm() -> None:
         "[00:12<1:01:40, 36.2 rows/s, $0.0123, 10 failed, 3 retries]"
     )
     assert line(View("tickets", {}, "reading rows")) == "tickets: reading rows"
+    ended = FIGURES | {"succeeded": 990}
+    assert "| 1000/1000 [00:12<00:00," in line(View("tickets", ended, None)), "nothing is left"
+    assert ":  45% 450/1000 [" in line(View("tickets", FIGURES, None), with_bar=False)
     begun = FIGURES | {"total": None, "seconds_left": None, "per_second": 0.0}
     assert "| 450/? [00:12<?, ? rows/s," in line(View("tickets", begun, None))
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel, Field
 
-from penstock_simulate.answers.calls import CHAT, COMPLETIONS, EMBEDDINGS
+from penstock_simulate.answers.calls import CHAT, COMPLETIONS, EMBEDDINGS, GENERATE
 from penstock_simulate.checks import BadSetting
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.provider import Provider
@@ -110,6 +110,56 @@ class Ticket(BaseModel):
     parts: list[Part]
     pair: tuple[int, str]
     more: dict[str, int]
+
+
+TAKES = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+ADD = {"name": "add", "parameters": TAKES}
+SAY = {"name": "say"}
+
+
+@pytest.mark.parametrize(
+    ("choice", "called"),
+    [
+        ("required", "say"),
+        ({"type": "function", "function": {"name": "add"}}, "add"),
+        ("auto", None),
+        ({"function": []}, None),
+    ],
+)
+def test_a_tool_that_must_be_used_is_called(choice: Any, called: str | None) -> None:
+    """A chat calls it, with arguments of its schema; the model's own choice is an answer in words."""
+    tools = [7, {"type": "function", "function": SAY}, {"type": "function", "function": ADD}]
+    body = json.loads(ask(Provider(SimulatorConfig()), chat(tools=tools, tool_choice=choice)).body)
+    (made,) = body["choices"]
+    assert (made["finish_reason"], "tool_calls" in made["message"]) == (
+        "tool_calls" if called else "stop",
+        called is not None,
+    )
+    for one in made["message"].get("tool_calls", ()):
+        assert one["function"]["name"] == called
+        arguments = json.loads(one["function"]["arguments"])
+        assert isinstance(arguments.get("a", 0), int)
+        assert set(arguments) == ({"a"} if called == "add" else set())
+
+
+@pytest.mark.parametrize("names", [["add"], None, 7])
+def test_geminis_tool_that_must_be_used_is_called(names: Any) -> None:
+    """As in a chat."""
+    contents = [{"role": "user", "parts": [{"text": PROMPT}]}]
+    given = {"name": "add", "parametersJsonSchema": TAKES}
+    calling = {"mode": "ANY", "allowedFunctionNames": names}
+    body = {
+        "contents": contents,
+        "tools": [{"functionDeclarations": [given]}],
+        "toolConfig": {"functionCallingConfig": calling},
+    }
+    provider = Provider(SimulatorConfig())
+    call = provider.open_call(GENERATE, json.dumps(body).encode(), "job:doc", None)
+    call.model = "gemini"
+    answer = json.loads(provider.decide(call, now=0.0).body)
+    (part,) = answer["candidates"][0]["content"]["parts"]
+    assert part["functionCall"]["name"] == "add"
+    assert set(part["functionCall"]["args"]) == {"a"}
 
 
 def test_an_answer_fits_the_schema_of_a_model() -> None:

@@ -21,35 +21,60 @@ for (const box of document.querySelectorAll(".command")) {
   box.append(button);
 }
 
-// The part of the page that changes is drawn by the server, which escapes what documents say; it replaces the old one whole,
-// but not while a reader is inside it with the keyboard or has selected some of its text.
+// The part of the page that changes is drawn by the server, which escapes what documents say. What differs replaces what was
+// there, but not while a reader is inside it with the keyboard or has selected some of its text. Answers that have come since
+// are marked; screen readers say how far it is twice a minute, and at its end.
 const SLOWEST_MS = 60000;
+const SPOKEN_MS = 30000;
 const live = document.querySelector("[data-live]");
 if (live) {
   const every = Number(live.dataset.every) * 1000;
-  let wait = every;
+  const spoken = document.getElementById("spoken");
+  let wait = every, spokenAt = Date.now();
   const busy = () => {
     const selected = document.getSelection();
-    return live.contains(document.activeElement) || (selected && !selected.isCollapsed && live.contains(selected.anchorNode));
+    return live.querySelector(":focus-visible") || (selected && !selected.isCollapsed && live.contains(selected.anchorNode));
+  };
+  const note = (text) => {
+    const said = live.querySelector("[data-age]");
+    if (said) said.textContent = text;
+  };
+  const draw = (drawn) => {
+    const open = [...live.querySelectorAll("details[open][id]")].map((one) => one.id);
+    const known = new Set([...live.querySelectorAll("[data-doc]")].map((one) => one.dataset.doc));
+    [...drawn].forEach((one, place) => {
+      const was = live.children[place];
+      if (!was) live.append(one);
+      else if (!was.isEqualNode(one)) was.replaceWith(one);
+    });
+    while (live.children.length > drawn.length) live.lastElementChild.remove();
+    for (const id of open) { const one = document.getElementById(id); if (one) one.open = true; }
+    for (const one of live.querySelectorAll("[data-doc]")) one.classList.toggle("came", !known.has(one.dataset.doc));
+  };
+  const say = (hasEnded) => {
+    const said = live.querySelector("[data-spoken]");
+    if (!spoken || !said || (!hasEnded && Date.now() - spokenAt < SPOKEN_MS)) return;
+    spoken.textContent = said.dataset.spoken;
+    spokenAt = Date.now();
   };
   const again = async () => {
-    if (!document.hidden && !busy()) {
+    if (!document.hidden && busy()) note("Held while you read it.");
+    else if (!document.hidden) {
       try {
         const answer = await fetch(live.dataset.live, { headers: { accept: "text/html" }, redirect: "error" });
         if (answer.status === 404 || answer.status === 401) { location.reload(); return; }
         if (!answer.ok) throw new Error(String(answer.status));
-        const text = await answer.text();
+        const drawn = new DOMParser().parseFromString(await answer.text(), "text/html").body.children;
         if (!busy()) {
-          const open = [...live.querySelectorAll("details[open][id]")].map((one) => one.id);
-          live.replaceChildren(...new DOMParser().parseFromString(text, "text/html").body.childNodes);
-          for (const id of open) { const one = document.getElementById(id); if (one) one.open = true; }
+          draw([...drawn]);
+          const hasEnded = live.querySelector("[data-ended]");
+          say(hasEnded);
+          if (hasEnded) return;
         }
         wait = every;
-        if (live.querySelector("[data-ended]")) return;
       } catch {
         wait = Math.min(wait * 2, SLOWEST_MS);
-        const said = live.querySelector("[data-age]");
-        if (said) said.textContent = `no answer from the server; asked again in ${Math.round(wait / 1000)} s`;
+        note(`no answer from the server; asked again in ${Math.round(wait / 1000)} s`);
       }
     }
     setTimeout(again, wait);

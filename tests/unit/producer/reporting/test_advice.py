@@ -31,9 +31,9 @@ from penstock_producer.reporting.advice import on_page, on_terminal, over_http
 from penstock_producer.reporting.fixes import FIXES
 
 WRITTEN: list[tuple[Action, str, str, str]] = [
-    (SetOption("id_field"), "--id-field", "id_field", "id_field"),
+    (SetOption("id_field"), "--id-field", "id_field", "“Column of ids”"),
     (SetOption("timeout_s"), "--timeout", "timeout_s", "timeout_s"),
-    (SetOption("encoding", "cp1252"), "--encoding cp1252", "encoding=cp1252", "encoding=cp1252"),
+    (SetOption("encoding", "cp1252"), "--encoding cp1252", "encoding=cp1252", "“Encoding”: cp1252"),
     (SetOption("query", "SELECT 'a'"), "--query 'SELECT '\"'\"'a'\"'\"''", "query=SELECT 'a'", ""),
     (SetParam("max_tokens"), "--param max_tokens=…", "params.max_tokens", "params.max_tokens"),
     (SetParam("n", 2), "--param n=2", "params.n=2", "params.n=2"),

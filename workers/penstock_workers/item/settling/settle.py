@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from time import monotonic
 
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.failure_log import FailureLog
@@ -50,11 +49,9 @@ class Settler:
         group_max: int,
         linger_s: float,
         on_durable: Durable | None = None,
-        is_short: Callable[[int, float], bool] = lambda _number, _since_s: False,
+        is_short: Callable[[int], bool] = lambda _: False,
     ) -> None:
-        """Take ``is_short``: whether others wait for what so many outcomes hold.
-
-        It is given the seconds since the latest group, too."""
+        """Take ``is_short``: whether others wait for what so many outcomes hold."""
         self._bridge = bridge
         self._records = records
         self._on_durable = on_durable
@@ -64,11 +61,8 @@ class Settler:
             self._commit,
             group_max=group_max,
             linger_s=linger_s,
-            at_once=lambda settled: (
-                is_awaited(settled) or is_short(len(self._gatherer), monotonic() - self._began_at)
-            ),
+            at_once=lambda settled: is_awaited(settled) or is_short(len(self._gatherer)),
         )
-        self._began_at = 0.0  # the latest group
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="settle")
         self._unstorable = Unstorable(log)
         failure_log = FailureLog(log)
@@ -102,7 +96,6 @@ class Settler:
         }
 
     async def _commit(self, group: Sequence[Settled]) -> None:
-        self._began_at = monotonic()
         self.backlog.take()
         group = await self._store(self._sql, self._write_sql, group, self._unstorable.by_sql)
         for settled in group:  # no death of this process repeats a call for it any more

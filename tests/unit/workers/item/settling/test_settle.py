@@ -445,7 +445,7 @@ async def test_a_group_does_not_linger_while_others_wait_for_what_it_holds() -> 
         group_max=500,
         linger_s=3600.0,
         on_durable=lambda _: held.set(),
-        is_short=lambda waiting, _since_s: waiting >= 3,
+        is_short=lambda waiting: waiting >= 3,
     )
     settler.start()
     for doc in ("d1", "d2", "d3"):
