@@ -157,7 +157,7 @@ INTERNAL_SURFACE = {
     },
     "penstock_simulate": set(),
     "penstock_gateway": set(),
-    "penstock_cli": {"errors", "state"},
+    "penstock_cli": {"errors", "run.child", "run.preview", "state"},
     "penstock": set(),
 }
 # Of a checkout only: no user installs them.

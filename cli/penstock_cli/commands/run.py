@@ -71,7 +71,7 @@ def run(given: GivenJob, typed: RunFlags, provider: ProviderFlags) -> None:
 
 def _tell_sample(request: RunRequest) -> None:
     """Print what a sample of this job, if one was run, says about the whole job."""
-    from penstock_cli.plan.extrapolated import of_sample
+    from penstock_cli.run.extrapolated import of_sample
     from penstock_cli.show.terminal import console
 
     for line in of_sample(request):

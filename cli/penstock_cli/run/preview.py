@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from penstock_producer.job.spec import JobSpec
     from penstock_workers.settings import ProviderSettings, WorkerSettings
 
+__all__ = ["look", "previewed"]
+
 SHOWN_CHARS: Final = 20_000  # of one request
 PROBLEMS_SHOWN: Final = 10  # to people
 PROBLEMS_TOLD: Final = 100  # to programs
