@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from penstock.job import Job as Job
     from penstock.job import RunStopped as RunStopped
     from penstock.place import forget as forget
+    from penstock.previews import Preview as Preview
+    from penstock.previews import preview as preview
     from penstock.remote import connect as connect
 
 _HOMES = {
@@ -32,11 +34,13 @@ _HOMES = {
     "BadCall": "errors",
     "Job": "job",
     "PenstockError": "errors",
+    "Preview": "previews",
     "RunFailed": "errors",
     "RunStopped": "job",
     "arun": "calls",
     "connect": "remote",
     "forget": "place",
+    "preview": "previews",
     "run": "calls",
     "stream": "calls",
 }
@@ -46,11 +50,13 @@ __all__ = [  # noqa: PLE0604, RUF100 - as above, for type checkers
     "BadCall",
     "Job",
     "PenstockError",
+    "Preview",
     "RunFailed",
     "RunStopped",
     "arun",
     "connect",
     "forget",
+    "preview",
     "run",
     "stream",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Final, overload
+from typing import Any, Final, NamedTuple, overload
 
 from penstock.rows import Record, Rows
 from penstock_producer.tables.columns import Row, Table, as_json
@@ -20,6 +20,13 @@ SUCCEEDED: Final = "succeeded"
 WAITING: Final = "waiting"
 # of the columns beside an answer's own: those that one looks at first
 _FIRST: Final = (STATUS, "error_code", "error_message", "cost_usd")
+
+
+class Source(NamedTuple):
+    """The rows of a job, as far as they are known."""
+
+    rows: Rows | None
+    ids: Sequence[str] | None  # of its rows, in their order; None: those that have an outcome
 
 
 class Answer:
@@ -45,12 +52,12 @@ class Answer:
 
     @property
     def row(self) -> Record | None:
-        """The row that went in; None where the engine has read it elsewhere."""
+        """Return the row that went in; None where it is not at hand."""
         return self._record()
 
     @property
     def status(self) -> str:
-        """`succeeded`, `failed`, or `waiting` while it has no outcome."""
+        """Say `succeeded`, `failed`, or `waiting` while it has no outcome."""
         return WAITING if self._values is None else str(self[STATUS])
 
     @property
@@ -63,7 +70,7 @@ class Answer:
 
     @property
     def value(self) -> Any:
-        """What was asked for: None for a row that failed.
+        """Return what was asked for: None for a row that failed.
 
         It is an instance of the class that `response_format` named, a dict for a schema, a vector
         for an embedding, else the text.
@@ -78,7 +85,7 @@ class Answer:
 
     @property
     def cost_usd(self) -> float | None:
-        """None where no price is known."""
+        """Return what the answer cost; None where no price is known."""
         return None if self._values is None else self["cost_usd"]
 
     @property
@@ -106,8 +113,7 @@ class Answers(Sequence[Answer]):
         *,
         job: str,
         place: str,
-        rows: Rows | None,
-        ids: Sequence[str] | None,
+        source: Callable[[], Source],
         spec: Mapping[str, Any],
         outcomes: Callable[[], Iterator[Row]],
         report: Mapping[str, Any],
@@ -116,27 +122,25 @@ class Answers(Sequence[Answer]):
     ) -> None:
         """Keep what answers are made of, which is read on first use.
 
-        ``ids`` of the rows, None where the engine has read them itself; ``outcomes`` yields rows of
-        the job's table.
+        ``source`` reads the rows; ``outcomes`` yields rows of the job's table.
         """
         self.job = job
         self.place = place
         self.report = dict(report)
-        self._rows, self._spec, self._outcomes, self._model = rows, spec, outcomes, model
-        self._ids = ids
+        self._read, self._spec, self._outcomes, self._model = source, spec, outcomes, model
         self._forget = forget
         self._table = Table(spec)
         self._at = {column.name: at for at, column in enumerate(self._table.columns)}
 
     @property
     def cost_usd(self) -> float | None:
-        """What all answers cost; None where a price is not known."""
+        """Return what all answers cost; None where a price is not known."""
         cost: float | None = self.report.get("cost_usd")
         return cost
 
     @property
     def dead(self) -> list[Answer]:
-        """Those that failed for good, each with its ``error``."""
+        """Return those that failed for good, each with its ``error``."""
         return [one for one in self if one.status == "failed"]
 
     @cached_property
@@ -144,8 +148,17 @@ class Answers(Sequence[Answer]):
         return {row[0]: row for row in self._outcomes()}
 
     @cached_property
+    def _source(self) -> Source:
+        return self._read()
+
+    @property
+    def _rows(self) -> Rows | None:
+        return self._source.rows
+
+    @cached_property
     def _names(self) -> Sequence[str]:
-        return list(self._by_id) if self._ids is None else self._ids
+        ids = self._source.ids
+        return list(self._by_id) if ids is None else ids
 
     def forget(self) -> None:
         """Remove all that is kept of the job: the same call begins anew, and pays again."""

@@ -18,8 +18,10 @@ from penstock.rows import ID, Once, Rows, SpooledRows, rows_of, rows_of_file, sp
 
 __all__ = ["Calls", "Prepared", "arun", "run", "stream"]
 
-# What may change without making another job.
-_LIMITS: Final = (
+# What may change without making another job: its limits, and what its answers stand beside.
+_MAY_CHANGE: Final = (
+    "keep_columns",
+    "order",
     "budget_usd",
     "deadline_s",
     "over_budget",
@@ -51,11 +53,11 @@ class Here:
     """This machine."""
 
     def begin(self, call: Prepared) -> LocalJob:
-        key = call.folder.name
+        key, options = call.folder.name, call.options
+        sample = options.machine.get("sample")
         ended = LocalJob(call.folder, key, call.held, None)
-        if not call.named and ended.has_ended:
+        if not call.named and sample is None and ended.has_ended:
             return ended
-        options = call.options
         request = {
             "source": call.source,
             "options": options.job,
@@ -65,6 +67,7 @@ class Here:
             "job": key,
             "workers": options.machine.get("workers"),
             "concurrency": options.machine.get("concurrency"),
+            "sample": sample,
         }
         return LocalJob(call.folder, key, call.held, Child(request, call.folder / "run.log"))
 
@@ -148,21 +151,7 @@ def run(
     **options: Any,
 ) -> Answers: ...
 @overload
-def run(
-    rows: Any,
-    *,
-    prompt: str | None = None,
-    model: str | None = None,
-    response_format: Any = None,
-    base_url: str | None = None,
-    api_key_env: str | None = None,
-    id_field: str | None = None,
-    job: str | None = None,
-    state: str | os.PathLike[str] | None = None,
-    progress: bool = True,
-    wait: Literal[False],
-    **options: Any,
-) -> Job: ...
+def run(rows: Any, *, wait: Literal[False], **options: Any) -> Job: ...
 def run(rows: Any, *, progress: bool = True, wait: bool = True, **options: Any) -> Answers | Job:
     """Ask a model about each row, and return the rows with their answers.
 
@@ -215,7 +204,9 @@ def prepared(rows: Any, given: Mapping[str, Any]) -> Prepared:
     if found is None:
         source, content = _elsewhere(rows)
         folder = _folder(base, name, Path(source).name.split(".")[0], content, read)
-        return Prepared(folder, name is not None, source, Given(None, None, read.model), read)
+        keep = None if read.spec.order == "done" else read.spec.keep_columns
+        held = Given(None, None, read.model, keep)
+        return Prepared(folder, name is not None, source, held, read)
     if read.spec.takes_records:
         read = options_of({**options, "id_field": ID})
     columns = columns_needed(found.columns, read, id_field)
@@ -232,7 +223,7 @@ def _folder(base: Path, name: str | None, stem: str, content: str, read: Options
     """Return the folder of the job that these rows and options are, made where there is none."""
     identity = {
         "rows": content,
-        "options": {key: value for key, value in read.job.items() if key not in _LIMITS},
+        "options": {key: value for key, value in read.job.items() if key not in _MAY_CHANGE},
         "provider": {key: read.provider.get(key) for key in ("api", "base_url")},
     }
     key = place.job_name(stem, identity) if name is None else place.safe_name(name)

@@ -30,17 +30,22 @@ def _is_there(name: str) -> bool:
     return name in sys.modules or importlib.util.find_spec(name) is not None
 
 
+def check_installed() -> None:
+    """Raise RunFailed where what a run needs is not installed."""
+    missing = [name for name in _NEEDED if not _is_there(name)]
+    if missing or not sys.executable:
+        raise RunFailed(
+            f"running a job on this machine needs {', '.join(missing) or 'a Python program'}; "
+            "install it with: pip install 'penstock[worker]'"
+        )
+
+
 class Child:
     """One run. A thread of its own reads what it says; everyone else looks at the fields."""
 
     def __init__(self, request: Mapping[str, Any], log: Path) -> None:
         """Start it. Raises RunFailed where no such process can be started."""
-        missing = [name for name in _NEEDED if not _is_there(name)]
-        if missing or not sys.executable:
-            raise RunFailed(
-                f"running a job on this machine needs {', '.join(missing) or 'a Python program'}; "
-                "install it with: pip install 'penstock[worker]'"
-            )
+        check_installed()
         self._log = log
         with log.open("ab") as errors:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
@@ -56,6 +61,7 @@ class Child:
         self.figures: Mapping[str, Any] = {}
         self.note: str | None = None
         self.said: list[str] = []
+        self.job: str | None = None  # of a sample, once it is drawn
         self.report: Mapping[str, Any] | None = None  # None: it did not come to its end
         self.error: Mapping[str, str] | None = None
         self.status: int | None = None  # None: it runs
@@ -75,11 +81,11 @@ class Child:
 
     @property
     def stopped(self) -> bool:
-        """Whether it was asked to stop before it came to its end."""
+        """Return whether it was asked to stop before it came to its end."""
         return self._stops > 0 and self.report is None
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until something has changed or the time is over; returns whether it has ended."""
+        """Wait until something has changed or the time is over; return whether it has ended."""
         with self.changed:
             if self.status is None:
                 self.changed.wait(timeout_s)
@@ -123,6 +129,8 @@ class Child:
                 self.figures = figures
             case {"note": note}:
                 self.note = note
+            case {"job": key}:
+                self.job = key
             case {"say": line}:
                 self.said.append(line)
             case {"concluded": ended}:

@@ -6,6 +6,8 @@ import asyncio
 import json
 import shutil
 import time
+import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -13,11 +15,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 from penstock import place, progress
-from penstock.answers import Answer, Answers
+from penstock.answers import Answer, Answers, Source
 from penstock.child import Child
 from penstock.errors import BadCall, PenstockError, RunFailed
-from penstock.rows import Rows
-from penstock_producer import JobNotFound, Producer
+from penstock.rows import ListRows, Rows
+from penstock_producer import JobNotFound, Producer, SourceError
 from penstock_producer.tables.columns import Row, Table, text_of
 
 __all__ = [
@@ -52,6 +54,7 @@ class Given(NamedTuple):
     rows: Rows | None  # None: the engine reads them elsewhere
     ids: Sequence[str] | None  # of the rows
     model: Callable[[str], Any] | None  # from an answer's text to what `response_format` names
+    keep: str | None = None  # columns of rows that the engine reads; None: of the answers alone
 
 
 class Status(NamedTuple):
@@ -72,7 +75,7 @@ class Books(Protocol):
     def spec(self) -> Mapping[str, Any]: ...
 
     def is_kept(self) -> bool:
-        """Whether the job was accepted."""
+        """Return whether the job was accepted."""
         ...
 
     def rows(self, after: str | None = None) -> Iterator[tuple[str, Row]]:
@@ -91,8 +94,13 @@ class Books(Protocol):
 class Ledger:
     """The books of a job in a database."""
 
-    def __init__(self, database_url: str, key: str) -> None:
-        self._url, self._key = database_url, key
+    def __init__(self, database_url: str, key: Callable[[], str]) -> None:
+        """``key`` returns the job's, which a sample gets late."""
+        self._url, self._name = database_url, key
+
+    @property
+    def _key(self) -> str:
+        return self._name()
 
     @cached_property
     def producer(self) -> Producer:
@@ -134,6 +142,24 @@ class Ledger:
         """Return the figures that a report begins with."""
         return {"job": self._key, **self.status()._asdict()}
 
+    def source(self, keep: str) -> Source:
+        """Return ids and rows of what the engine has read itself, in its order.
+
+        Rows are None where they have no columns to keep, ids too where the source cannot be read
+        again: a warning says so.
+        """
+        try:
+            kept = self.producer.source_rows(self._key, keep_columns=keep)
+            if kept is None:
+                return Source(None, None)
+            read = list(kept)
+        except SourceError as error:
+            warnings.warn(f"the source's own columns are left out: {error}", stacklevel=2)
+            return Source(None, None)
+        names = [column.name for column in kept.columns]
+        records = [dict(zip(names, one.values, strict=True)) for one in read]
+        return Source(ListRows(records) if names else None, [one.doc_id for one in read])
+
     @property
     def spec(self) -> Mapping[str, Any]:
         return self._spec
@@ -143,43 +169,49 @@ class Ledger:
         return self.producer.status(self._key).job.spec
 
 
-class Job:
+class Job(ABC):
     """A job that goes on, or has ended; iterated, it yields each answer as it comes."""
 
     def __init__(self, key: str, where: str, books: Books, given: Given) -> None:
-        self.key = key
+        self._key = key
         self.place = where
         self._books, self._given = books, given
 
+    @property
+    def key(self) -> str:
+        return self._key
+
     # -- of each kind of job
 
+    @abstractmethod
     def _ended(self, timeout_s: float) -> bool:
-        """Wait for a change, at most so long; returns whether the job has come to its end."""
-        raise NotImplementedError
+        """Wait for a change, at most so long; return whether the job has come to its end."""
 
+    @abstractmethod
     def _conclude(self) -> None:
         """Raise what the job ended with, where that is no list of answers."""
 
-    def _view(self) -> progress.View:
-        raise NotImplementedError
+    @abstractmethod
+    def _view(self) -> progress.View: ...
 
     def _report(self) -> Mapping[str, Any]:
         return self._books.report()
 
+    @abstractmethod
     def stop(self) -> None:
         """Stop the job in an orderly way; the same call goes on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def leave(self, draw: Callable[[], None] = lambda: None) -> None:
         """Do what an interrupt of the call does to the job, and return once that is done."""
 
+    @abstractmethod
     def left(self) -> str:
         """Return what to say after that."""
-        raise NotImplementedError
 
+    @abstractmethod
     def forget(self) -> None:
         """Remove all that is kept of the job."""
-        raise NotImplementedError
 
     # -- of all
 
@@ -189,12 +221,11 @@ class Job:
 
     @property
     def answers(self) -> Answers:
-        """What there is so far."""
+        """Return the answers that there are so far."""
         return Answers(
             job=self.key,
             place=self.place,
-            rows=self._given.rows,
-            ids=self._given.ids,
+            source=self._source,
             spec=self._books.spec,
             outcomes=lambda: (row for _, row in self._books.rows()),
             report=self._report(),
@@ -263,8 +294,11 @@ class Job:
                 return
 
     def _is_kept(self) -> bool:
-        """Whether there are books of the job to look at by now."""
+        """Return whether there are books of the job to look at by now."""
         return True
+
+    def _source(self) -> Source:
+        return Source(self._given.rows, self._given.ids)
 
     def _numbers(self) -> Mapping[str, int]:
         return {name: number for number, name in enumerate(self._given.ids or ())}
@@ -292,8 +326,9 @@ class LocalJob(Job):
     """A job that a process of this one works on."""
 
     def __init__(self, folder: Path, key: str, given: Given, child: Child | None) -> None:
-        """Without a ``child`` it has ended, and is only read."""
-        super().__init__(key, str(folder), Ledger(_url(folder), key), given)
+        """Follow the run of ``child``; without one the job has ended, and is only read."""
+        self._ledger = Ledger(_url(folder), lambda: self.key)
+        super().__init__(key, str(folder), self._ledger, given)
         self._folder, self._child = folder, child
 
     @property
@@ -304,7 +339,7 @@ class LocalJob(Job):
 
     @property
     def has_ended(self) -> bool:
-        """Whether an earlier call has brought it to its end."""
+        """Return whether an earlier call has brought it to its end."""
         return self._is_kept() and self.status.state in FINAL
 
     def stop(self) -> None:
@@ -338,6 +373,21 @@ class LocalJob(Job):
 
     def _ended(self, timeout_s: float) -> bool:
         return self._child is None or self._child.wait(timeout_s)
+
+    @property
+    def key(self) -> str:
+        """That of the sample, where one is asked for and was drawn."""
+        return (self._child and self._child.job) or super().key
+
+    def _source(self) -> Source:
+        if self._given.keep is not None:
+            return self._ledger.source(self._given.keep)
+        if self.key == super().key or self._given.rows is None or self._given.ids is None:
+            return super()._source()
+        drawn = set(self._ledger.source("none").ids or ())
+        numbers = [at for at, doc_id in enumerate(self._given.ids) if doc_id in drawn]
+        ids = [self._given.ids[at] for at in numbers]
+        return Source(self._given.rows.take(numbers), ids)
 
     def _conclude(self) -> None:
         child = self._child

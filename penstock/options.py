@@ -20,9 +20,9 @@ from penstock_producer.sources import columns_read
 __all__ = ["Options", "columns_needed", "options_of"]
 
 COLUMNS_SHOWN: Final = 20
-_MACHINE: Final = ("workers", "concurrency")
+_MACHINE: Final = ("workers", "concurrency", "sample")
 # of `penstock run`, and decided by the call itself
-_OWN: Final = ("out", "state", "sample", "no_progress")
+_OWN: Final = ("out", "state", "no_progress")
 _PROVIDER: Final = tuple(name for name in RUN_OPTIONS if name not in (*_MACHINE, *_OWN))
 
 

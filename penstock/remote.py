@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -80,6 +80,9 @@ class RemoteJob(Job):
         self._looked_at = float("-inf")
         self._began = time.monotonic()
 
+    def leave(self, draw: Callable[[], None] = lambda: None) -> None:
+        """Leave the job as it is: it goes on without this process."""
+
     def left(self) -> str:
         return (
             f"job {self.key} goes on at {self.place}; the same call waits for it, and "
@@ -143,7 +146,7 @@ class Fleet:
                 "penstock_producer.Producer, or give the rows themselves"
             )
         key = call.folder.name
-        ledger = Ledger(self._url, key)
+        ledger = Ledger(self._url, lambda: key)
         options = {name: value for name, value in call.options.job.items() if name != "id_field"}
         if not ledger.is_kept() or ledger.producer.status(key).job.total is None:
             with ledger.producer.open_job(options, job_key=key) as job:
@@ -153,7 +156,7 @@ class Fleet:
         return FleetJob(key, self.shown, ledger, call.held)
 
     def find(self, key: str) -> Job:
-        ledger = Ledger(self._url, key)
+        ledger = Ledger(self._url, lambda: key)
         if not ledger.is_kept():
             raise BadCall(f"there is no job {key!r} in {self.shown}")
         return FleetJob(key, self.shown, ledger, Given(None, None, None))
@@ -271,7 +274,7 @@ class Server:
 
 
 class NotThere(BadCall):
-    """The doors know no such thing."""
+    """What the doors do not know."""
 
 
 def _refusal(error: urllib.error.HTTPError, shown: str) -> Exception:

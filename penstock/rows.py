@@ -42,6 +42,10 @@ class Rows(Protocol):
         """Return one row, the first is number 0."""
         ...
 
+    def take(self, numbers: Sequence[int]) -> Rows:
+        """Return some of the rows, in this order."""
+        ...
+
     def to_pandas(self) -> Any: ...
 
     def to_polars(self) -> Any: ...
@@ -126,6 +130,9 @@ class PandasRows:
     def record(self, number: int) -> Record:
         return dict(zip(self.columns, self._frame.iloc[number].tolist(), strict=True))
 
+    def take(self, numbers: Sequence[int]) -> Rows:
+        return PandasRows(self._frame.iloc[list(numbers)])
+
     def to_pandas(self) -> Any:
         return self._frame
 
@@ -159,6 +166,9 @@ class PolarsRows:
         found: Record = self._frame.row(number, named=True)
         return found
 
+    def take(self, numbers: Sequence[int]) -> Rows:
+        return PolarsRows(self._frame[list(numbers)])
+
     def to_pandas(self) -> Any:
         return self._frame.to_pandas()
 
@@ -186,6 +196,9 @@ class ArrowRows:
         found: Record = self._table.slice(number, 1).to_pylist()[0]
         return found
 
+    def take(self, numbers: Sequence[int]) -> Rows:
+        return ArrowRows(self._table.take(list(numbers)))
+
     def to_pandas(self) -> Any:
         return self._table.to_pandas()
 
@@ -211,6 +224,9 @@ class ListRows:
     def record(self, number: int) -> Record:
         return _record(self._rows[number])
 
+    def take(self, numbers: Sequence[int]) -> Rows:
+        return ListRows([self.record(number) for number in numbers])
+
     def to_pandas(self) -> Any:
         import pandas as pd
 
@@ -233,6 +249,9 @@ class DatasetRows(ListRows):
     def __init__(self, dataset: Any) -> None:
         self._rows = dataset.with_format(None)  # which gives Python's own values
         self.columns = list(dataset.column_names)
+
+    def take(self, numbers: Sequence[int]) -> Rows:
+        return DatasetRows(self._rows.select(list(numbers)))
 
     def to_pandas(self) -> Any:
         return self._rows.to_pandas()

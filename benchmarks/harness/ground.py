@@ -54,11 +54,11 @@ def folder() -> Iterator[Path]:
 @contextlib.contextmanager
 def tests_on_path() -> Iterator[None]:
     """For the real servers that tests start, too."""
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path.insert(0, str(ROOT / "tests/harness"))
     try:
         yield
     finally:
-        sys.path.remove(str(ROOT / "tests"))
+        sys.path.remove(str(ROOT / "tests/harness"))
 
 
 @contextlib.contextmanager

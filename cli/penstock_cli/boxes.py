@@ -30,8 +30,8 @@ BOXES: Final[Mapping[str, str]] = {
     "Shares of a fleet": "priority weight tenant feeders",
     "When": "name timezone catch-up overlap new-files events",
     "The plan": "documents within job-workers tokens-in tokens-out latency seed",
-    "What is shown": "rows json",
-    "This machine": "job state workers concurrency dry-run sample no-progress port host",
+    "What is shown": "dry-run rows first json",
+    "This machine": "job state workers concurrency sample no-progress port host",
 }
 HELP: Final = "Help"
 ALL: Final = "help-all"
@@ -41,9 +41,7 @@ USUAL_BOX: Final = "The usual options"
 USUAL: Final[Mapping[str, str]] = {
     "run": "prompt model base-url api-key-env id-field out output-format budget-usd sample dry-run",
     "submit": "prompt model id-field job deadline budget-usd output-format lane provider priority",
-    "preview": "prompt model id-field system param format query where rows json",
-    "estimate": "prompt model id-field param usd-per-mtok-in usd-per-mtok-out deadline "
-    "max-attempts rpm json",
+    "preview": "prompt model id-field param usd-per-mtok-in usd-per-mtok-out rpm rows first json",
     "plan": "documents within model prompt rpm tpm tokens-in tokens-out from-job workers",
     "add": "name prompt model id-field timezone catch-up new-files from-schedule output-format "
     "deadline",

@@ -34,13 +34,9 @@ SERVE: Final = _examples(
     "penstock serve --lane gpu --model Qwen/Qwen3-8B --state serving",
 )
 PREVIEW: Final = _examples(
-    'penstock preview tickets.jsonl --prompt "Summarise: {text}" --model gpt-4o-mini',
-    "penstock preview night.yaml -n 10",
-)
-ESTIMATE: Final = _examples(
-    'penstock estimate tickets.jsonl --prompt "Summarise: {text}" --model gpt-5-mini --param '
+    'penstock preview tickets.jsonl --prompt "Summarise: {text}" --model gpt-5-mini --param '
     "max_tokens=200 --rpm 5000",
-    "penstock estimate night.yaml --json",
+    "penstock preview night.yaml -n 10",
 )
 PLAN: Final = _examples(
     "penstock plan --documents 100M --within 24h --tokens-in 400 --tokens-out 100 --model "

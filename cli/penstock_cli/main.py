@@ -46,7 +46,6 @@ COMMANDS: Mapping[str, Command] = {
     "run": Command(ONE_MACHINE, "penstock_cli.commands.run:run", examples.RUN),
     "submit": Command(JOBS, "penstock_cli.commands.submit:submit", examples.SUBMIT),
     "preview": Command(JOBS, "penstock_cli.commands.preview:preview", examples.PREVIEW),
-    "estimate": Command(JOBS, "penstock_cli.commands.estimate:estimate", examples.ESTIMATE),
     "plan": Command(JOBS, "penstock_cli.commands.plan:plan", examples.PLAN),
     "status": Command(JOBS, "penstock_cli.commands.jobs:status", examples.STATUS),
     "jobs": Command(JOBS, "penstock_cli.commands.jobs:list_jobs", examples.JOBS),
@@ -73,6 +72,8 @@ COMMANDS: Mapping[str, Command] = {
     "simulate": Command(ONE_MACHINE, "penstock_simulate.command:simulate", examples.SIMULATE),
 }
 """In the order of `penstock --help`."""
+RENAMED: Mapping[str, str] = {"estimate": "preview"}
+"""Commands by the names that they had; they are called so by scripts."""
 
 
 def command_line(words: Sequence[str] = ()) -> typer.Typer:
@@ -123,7 +124,12 @@ def main() -> None:
         # commands that end in an orderly way bring their own
         signal.signal(signal.SIGINT, _interrupted)
     try:
-        command_line(sys.argv[1:])(prog_name="penstock")
+        words = sys.argv[1:]
+        if words and words[0] in RENAMED:
+            new = RENAMED[words[0]]
+            typer.echo(f"penstock: `{words[0]}` is `{new}` now", err=True)
+            words[0] = new
+        command_line(words)(words, prog_name="penstock")
     except SystemExit:
         raise
     except BrokenPipeError:

@@ -7,11 +7,11 @@ from typing import Any
 
 from penstock_gateway.ids import is_id
 from penstock_ledger.model import DeadLetter, Job
-from penstock_ledger.reasons import By, explain
-from penstock_producer.reporting.advice import as_field, over_http
-from penstock_producer.reporting.pauses import advice_for
+from penstock_ledger.reasons import By
+from penstock_producer.reporting.advice import over_http
+from penstock_producer.reporting.pauses import serialize_pause
 
-__all__ = ["dead_letter_for", "error_for", "serialize_pause", "shown_source", "without_places"]
+__all__ = ["dead_letter_for", "error_for", "pause_for", "shown_source", "without_places"]
 
 
 def shown_source(job: Job) -> str:
@@ -37,17 +37,10 @@ def without_places(job: Job, text: str) -> str:
     return text if uri == shown or not uri else text.replace(uri, shown)
 
 
-def serialize_pause(job: Job) -> dict[str, Any] | None:
+def pause_for(job: Job) -> dict[str, Any] | None:
     """Return why a job is paused, and what to do about it, as its tenant may read it."""
     if job.pause is None:
         return None
-    advice = [
-        {
-            "text": without_places(job, over_http(one.text)),
-            "change": None if one.action is None else as_field(one.action),
-        }
-        for one in advice_for(job.pause)
-    ]
     # what a provider or a person has said stays as it is
     ours = job.pause.by not in (By.PROVIDER, By.PERSON, By.STOP_LOSS)
     params = {
@@ -63,7 +56,7 @@ def serialize_pause(job: Job) -> dict[str, Any] | None:
             if isinstance(one, dict)
         ]
     pause = replace(job.pause, params=params)
-    return pause.to_json() | {"message": explain(pause), "advice": advice}
+    return serialize_pause(pause, lambda text: without_places(job, over_http(text)))
 
 
 def dead_letter_for(job: Job, letter: DeadLetter) -> DeadLetter:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from penstock_ledger.schedule import CatchUp as CatchUp
     from penstock_ledger.schedule import Firing as Firing
     from penstock_ledger.schedule import Schedule as Schedule
+    from penstock_producer.accepting.sampling import Preview as Preview
     from penstock_producer.async_producer import AsyncOpenJob as AsyncOpenJob
     from penstock_producer.async_producer import AsyncProducer as AsyncProducer
     from penstock_producer.errors import ContentError as ContentError
@@ -70,7 +71,6 @@ if TYPE_CHECKING:
     from penstock_producer.open_job import LineFate as LineFate
     from penstock_producer.open_job import OpenJob as OpenJob
     from penstock_producer.open_job import PushedLine as PushedLine
-    from penstock_producer.producer import JobEstimate as JobEstimate
     from penstock_producer.producer import JobStatus as JobStatus
     from penstock_producer.producer import Producer as Producer
     from penstock_producer.schedules.api import Schedules as Schedules
@@ -90,6 +90,7 @@ else:
             ),
             "penstock_ledger.model": "Counts DeadLetter ItemKey Job JobState Result",
             "penstock_ledger.schedule": "CatchUp Firing Schedule",
+            "penstock_producer.accepting.sampling": "Preview",
             "penstock_producer.async_producer": "AsyncOpenJob AsyncProducer",
             "penstock_producer.tables.reading": "Committed",
             "penstock_producer.errors": (
@@ -100,7 +101,7 @@ else:
             ),
             "penstock_producer.jobfile": "JobFile",
             "penstock_producer.open_job": "LineFate OpenJob PushedLine",
-            "penstock_producer.producer": "JobEstimate JobStatus Producer",
+            "penstock_producer.producer": "JobStatus Producer",
             "penstock_producer.schedules.api": "Schedules",
             "penstock_producer.schedules.marks": "OutcomesOf",
             "penstock_producer.settings": "ProducerSettings",

@@ -10,8 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from penstock_ledger import (
     POOL_SIZE,
@@ -38,7 +37,6 @@ from penstock_ledger.model import (
 )
 from penstock_ledger.texts import Command, Run, Text
 from penstock_ledger.vectors import Vectors
-from penstock_producer.accepting.acceptance import estimated_usd
 from penstock_producer.accepting.new_jobs import (
     MAX_JOB_KEY_CHARS,
     Content,
@@ -47,18 +45,20 @@ from penstock_producer.accepting.new_jobs import (
 )
 from penstock_producer.accepting.remote_limits import RemoteLimits
 from penstock_producer.accepting.results_probe import ResultsProbe
-from penstock_producer.accepting.sampling import FirstRows, Sample, first_rows, sample_of
+from penstock_producer.accepting.sampling import Preview, Sample, preview, sample_of
 from penstock_producer.accepting.survey import Check, survey
 from penstock_producer.errors import (
     JobCancelled,
     JobRefused,
     Problem,
     Refusal,
+    SinkUnfit,
     SourceError,
     SpecError,
     seen,
 )
 from penstock_producer.job.options import STOP_FIELDS
+from penstock_producer.job.sinks import columns_problem
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.open_job import (
     TAKES_NO_MORE,
@@ -74,6 +74,7 @@ from penstock_producer.schedules.api import Schedules
 from penstock_producer.schedules.marks import taken_key
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.databases.source import key_pages
+from penstock_producer.sources.kept import Kept, kept_rows
 from penstock_producer.sources.listings.chosen import choose
 from penstock_producer.sources.listings.new_files import Taken, TakenBetween, gone_files, taken_by
 from penstock_producer.sources.of_feed import SPOOL, SPOOL_PIN
@@ -115,19 +116,6 @@ class JobStatus:
         return None if self.job.total is None else self.job.total - self.finished
 
 
-class JobEstimate(NamedTuple):
-    """What a source holds, and about what its job would take."""
-
-    documents: int
-    unusable: int  # rows that would be dead letters
-    tokens_in: int
-    tokens_out: int
-    # whether every request says how long its answer may be: ``tokens_out`` is the most then
-    tokens_out_capped: bool
-    tokens_by: str  # what prompts were counted by
-    usd: float | None  # None: no price is known
-
-
 class Producer:
     """Accepts jobs into the ledger; workers find them there. Needs the database only, not Redis.
 
@@ -167,12 +155,7 @@ class Producer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -240,47 +223,22 @@ class Producer:
         came = Submission(job_key, started_by, door=door, sample_of=sample_of)
         return self._new.create_surveyed(spec, found, came, key_pages(opened))
 
-    def estimate(
+    def preview(
         self,
         source: str | Path,
         spec: JobSpec | Mapping[str, Any],
+        shown: int = 3,
         *,
         timeout_s: float | None = None,
         uploaded: bool = False,
-    ) -> JobEstimate:
-        """Return what a submit of these would accept, and about what it may cost.
+    ) -> Preview:
+        """Return the first requests of a job, what a submit would accept, and its cost.
 
-        Nothing is accepted. Raises as ``submit``.
+        Nothing is accepted or called. Raises what reading the source raises, and SpecError.
         """
         spec = self._new.accepted(spec)
-        found = survey(self._source(source, spec, uploaded, timeout_s), spec)
-        usd = estimated_usd(spec, found.estimate, self._settings.prices(spec.provider))
-        guess, unusable = found.estimate, len(found.refused)
-        return JobEstimate(
-            found.total - unusable,
-            unusable,
-            guess.tokens_in,
-            guess.tokens_out,
-            guess.capped,
-            guess.by,
-            usd,
-        )
-
-    def first_rows(
-        self,
-        source: str | Path,
-        spec: JobSpec | Mapping[str, Any],
-        most: int,
-        *,
-        timeout_s: float | None = None,
-        uploaded: bool = False,
-    ) -> FirstRows:
-        """Return the first rows of a source as requests, and why others are none.
-
-        Nothing is accepted. Raises as ``submit``.
-        """
-        accepted = self._new.accepted(spec)
-        return first_rows(self._source(source, accepted, uploaded, timeout_s), most)
+        opened = self._source(source, spec, uploaded, timeout_s)
+        return preview(opened, spec, self._settings.prices(spec.provider), shown)
 
     def sample(
         self,
@@ -578,11 +536,22 @@ class Producer:
         from penstock_producer.tables.arrow import reader_of
         from penstock_producer.tables.with_source import reading_of
 
+        if problem := columns_problem(keep_columns, order):
+            raise SinkUnfit(f"keep_columns={keep_columns!r}: {'; '.join(problem)}")
         found = self._jobs.get(job)
         reading = reading_of(
             self._database, found, self._settings, keep=keep_columns, order=order, form="parquet"
         )
         return reader_of(reading, reading.columns)
+
+    def source_rows(self, job: str, *, keep_columns: str = "all") -> Kept | None:
+        """Return the rows of a job's source with their columns, each by the id of its document.
+
+        None where it has none that can be read again: pushed documents, outcomes of another job.
+        Raises JobNotFound, and SourceError where the source has changed or is gone.
+        """
+        found = self._jobs.get(job)
+        return kept_rows(self._database, found, keep_columns, self._settings)
 
     def made_with(self, job: str) -> list[MadeWith]:
         """Return what results of this job came from, by generation.

@@ -216,6 +216,16 @@ class Source(Protocol):
         ...
 
 
+class FiniteSource:
+    """What sources answer that have an end, and whose cursor is all that they remember."""
+
+    def ended(self) -> bool:
+        return True
+
+    def mark_published(self, documents: Sequence[Document]) -> None:
+        """Remember nothing: the cursor is enough."""
+
+
 class FileSource(Source, Protocol):
     """A source that can be surveyed: its rows have lines, and their ids a field."""
 

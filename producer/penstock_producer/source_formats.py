@@ -132,7 +132,7 @@ _TABLE: Final = (
     SourceFormat(
         TEXT,
         "text",
-        _READERS + "texts:TextFiles",
+        _READERS + "each_file:TextFiles",
         endings=(
             ".txt",
             ".text",
@@ -156,7 +156,7 @@ _TABLE: Final = (
     SourceFormat(
         MEDIA,
         "images and sounds",
-        _READERS + "media_files:MediaFiles",
+        _READERS + "each_file:MediaFiles",
         looks_so="penstock_producer.sources.forms.media:is_media",
         each_file="media",
     ),

@@ -83,7 +83,7 @@ class FairLine(Generic[T]):
     """
 
     def __init__(self, gone: Callable[[T], bool] | None = None) -> None:
-        self._gone = gone or _never
+        self._gone = gone or (lambda _: False)
         # ahead of all others; charged when they were taken the first time
         self._returned: deque[T] = deque()
         # all others with their costs, while they are of one flow
@@ -275,7 +275,3 @@ def _path(flow: Flow) -> _Path:
         (flow.tenant, 1.0),
         (flow.priority, CLASS_STEP**-flow.priority),
     ]
-
-
-def _never(_: object) -> bool:
-    return False

@@ -15,7 +15,7 @@ from servers import RedisServer
 from penstock_ledger import RedisLedger, keys
 from penstock_ledger.model import ItemKey
 from penstock_producer.feed.wire import encode_item, item_tag
-from penstock_workers.broker.amqp.lane_shovel import LaneShovel
+from penstock_workers.broker.amqp.lane_shovel import Lead
 from penstock_workers.broker.amqp.relay_scripts import Arrived, RelayScripts, TakeScript
 from penstock_workers.broker.lease_scripts import Claim, ClaimScript, Lease, LeaseScripts, lane_keys
 
@@ -236,9 +236,7 @@ def test_relayed_items_are_not_under_way(client: redis.Redis, relay: RelayScript
 
 def test_one_shovel_leads_a_lane_until_it_resigns(client: redis.Redis) -> None:
     """Others leave its messages alone meanwhile, and one takes over at once when it ends well."""
-    first, second = (
-        LaneShovel(client, QUEUE, TIMEOUT_S, owner=name) for name in ("first", "second")
-    )
+    first, second = (Lead(client, QUEUE, owner=name) for name in ("first", "second"))
     assert (first.leads(), second.leads(), first.leads()) == (True, False, True)
     first.resign()
     assert (second.leads(), first.leads()) == (True, False)

@@ -24,7 +24,7 @@ from penstock_workers.item.answer import Answer, Tried
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.item.outcome import Done, Outcome
-from penstock_workers.lanes.embed.admission import Unpaced
+from penstock_workers.lanes.embed.row import Unpaced
 from penstock_workers.lanes.embed.settings import EmbedSettings
 from penstock_workers.lanes.gpu.settings import GpuSettings
 from penstock_workers.lanes.lane_fields import LaneFields
@@ -49,7 +49,6 @@ MAY_NAME_LANES = {
     "cli/penstock_cli/job/options.py": "as above",
     "cli/penstock_cli/job/jobspec.py": "as above",
     "cli/penstock_cli/commands/run.py": "as above",
-    "cli/penstock_cli/commands/estimate.py": "as above",
     "cli/penstock_cli/commands/plan.py": "as above",
     "cli/penstock_cli/commands/submit.py": "as above",
     "cli/penstock_cli/commands/preview.py": "as above",

@@ -145,12 +145,12 @@ async def test_a_withdrawn_adapter_is_found_by_what_is_on_its_way_and_not_after(
     other name."""
     place.put("leaving")
     assert "leaving" in await place.look()
-    adapter = place.lane._host._adapters.get("leaving")
+    adapter = place.lane._host._factory.adapters.get("leaving")
     assert adapter is not None
     shutil.rmtree(place.folder / "leaving")
     assert "leaving" not in await place.look()
     assert await place.says("leaving")
-    place.lane._host._adapters.drop_retired(adapter)
+    place.lane._host._factory.adapters.drop_retired(adapter)
     gone = await named(place.lane, request(chat(1, model="leaving")))
     assert isinstance(gone, Failure)
     assert gone.name == "not_found"

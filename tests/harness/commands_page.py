@@ -26,7 +26,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
 HEAD = """# Commands and settings
 
 Every command with its options, and every setting. `penstock COMMAND --help` has the usual options of a command and an example, `--help-all` has all of them, in boxes by what
-they are for. The options of a job, which `run`, `submit`, `preview`, `estimate`, `plan` and `schedule add` share, stand once, on [their own page](job-options.md).
+they are for. The options of a job, which `run`, `submit`, `preview`, `plan` and `schedule add` share, stand once, on [their own page](job-options.md).
 
 """
 TAIL = """

@@ -50,6 +50,7 @@ def test_what_would_fail_at_the_end_is_refused_at_the_start(tmp_path: Path) -> N
             ((*into, "--into-table", "summaries"), "unique constraint"),
             (into, "give both"),
             (("--output-format", "xls"), "'parquet' or 'xlsx'"),
+            (("--keep-columns", "text", "--order", "done"), "has the answers alone"),
             (("--into", "postgresql://me:hidden@h/shop", "--into-table", "t"), "write env:NAME"),
         ):
             status, told = machine.penstock(*machine.run_arguments(provider, *flags))

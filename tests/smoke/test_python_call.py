@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -18,10 +19,12 @@ from typing import Any
 import datasets
 import pandas as pd
 import polars as pl
+import psycopg
 import pyarrow as pa
 import pytest
 from machine import Machine, Simulator, eventually, simulator
 from pydantic import BaseModel
+from servers import Postgres
 
 import penstock
 
@@ -341,3 +344,111 @@ def test_an_end_in_the_middle_leaves_no_process_and_pays_nothing_twice(
         assert json.loads(out)["succeeded"] == 150
         assert slow.stats()["requests"] == 150
         eventually(lambda: not at_work(folder))
+
+
+def test_texts_of_a_folder_come_back_with_their_names(provider: Simulator, folder: Path) -> None:
+    """As the table of `penstock run` has them. Once the folder is another one a warning says so,
+    and the answers are there by their ids."""
+    (folder / "notes").mkdir()
+    for name in ("a.md", "b.md"):
+        (folder / "notes" / name).write_text(f"the note {name}")
+    job = penstock.run("notes/", wait=False, **options(provider))
+    answers = job.wait()
+    assert list(answers.to_pandas()["name"]) == ["a.md", "b.md"]
+    assert list(answers.to_pandas()["status"]) == ["succeeded", "succeeded"]
+    assert answers[1].row == {"id": "b.md", "name": "b.md"}
+    (folder / "notes" / "b.md").write_text("another text")
+    with pytest.warns(UserWarning, match="the source's own columns are left out: "):
+        rows = job.answers.to_list()
+    assert sorted(row["id"] for row in rows) == ["a.md", "b.md"]
+    assert all(row["answer"] for row in rows)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_the_rows_of_a_database_come_back_with_answers(
+    provider: Simulator, folder: Path, postgres_server: Postgres, kind: str
+) -> None:
+    """Columns, types and the order of the source, its refused rows among them; `keep_columns` has
+    fewer of the same job."""
+    rows = [(3, "late", 1.5), (7, None, None), (9, "lost", 2.5)]
+    made = "CREATE TABLE tickets (number INTEGER PRIMARY KEY, text TEXT, price FLOAT)"
+    url = f"sqlite:///{folder}/shop.db"
+    if kind == "sqlite":
+        with sqlite3.connect(folder / "shop.db") as shop:
+            shop.execute(made)
+            shop.executemany("INSERT INTO tickets VALUES (?, ?, ?)", rows)
+    else:
+        url = postgres_server.new_database()
+        with psycopg.connect(url) as there:
+            there.execute(made)
+            there.cursor().executemany("INSERT INTO tickets VALUES (%s, %s, %s)", rows)
+    asked = options(provider, table="tickets", id_field="number")
+    answers = penstock.run(url, **asked)
+    frame = answers.to_polars()
+    assert frame.columns[:4] == ["number", "text", "price", "answer"]
+    assert frame["number"].to_list() == [3, 7, 9]
+    assert frame["price"].to_list() == [1.5, None, 2.5]
+    assert frame["status"].to_list() == ["succeeded", "failed", "succeeded"]
+    assert answers[2].row == {"number": 9, "text": "lost", "price": 2.5}
+    fewer = penstock.run(url, **asked, keep_columns="price")
+    assert (fewer.job, fewer.to_polars().columns[:3]) == (
+        answers.job,
+        ["number", "price", "answer"],
+    )
+
+
+def test_a_preview_shows_what_a_call_would_send_and_cost(
+    provider: Simulator, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first requests, rows that cannot be used, tokens, and from what to what it may cost; it
+    calls nothing, needs no key and leaves nothing behind."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    before = provider.stats()["requests"]
+    rows = [{"text": "late"}, {"text": None}, {"text": "lost"}, {"text": "<b>"}]
+    asked = options(provider, params={"max_tokens": 100})
+    found = penstock.preview(rows, shown=2, **asked)
+    assert (found.rows, found.documents, found.unusable, found.refusal) == (4, 3, 1, None)
+    assert [one["doc_id"] for one in found.requests] == ["1", "3"]
+    assert found.requests[0]["body"]["messages"][0]["content"] == "Categorise: late"
+    assert found.problems[0].startswith("the rows line 2: missing_field")
+    assert (found.tokens_out, found.tokens_out_capped) == (300, True)
+    low, high = found.cost_range_usd or (0, 0)
+    assert low == pytest.approx(found.tokens_in / 1e6)
+    assert high == found.cost_usd == pytest.approx(low + 300 * 2 / 1e6)
+    assert repr(found).startswith("<Preview: 3 documents, 1 unusable rows, about ")
+    assert "&lt;b&gt;" in penstock.preview(rows[3:], **asked)._repr_html_()
+    assert penstock.preview(rows, **asked | {"max_bad_rows": 0}).refusal is not None
+    unpriced = {name: value for name, value in asked.items() if not name.startswith("usd_")}
+    assert penstock.preview(rows, **unpriced).cost_range_usd is None
+    with pytest.raises(penstock.BadCall, match="no column 'txt'"):
+        penstock.preview(rows, **{**asked, "prompt": "{txt}"})
+    with pytest.raises(penstock.BadCall, match="budget_usd"):
+        penstock.preview(rows, **unpriced, budget_usd=1)
+    assert provider.stats()["requests"] == before
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", [pd.DataFrame, pl.DataFrame, pa.Table.from_pylist, list])
+def test_a_sample_is_some_of_the_rows_and_is_not_paid_again(
+    provider: Simulator, folder: Path, kind: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Drawn at random, a job of its own in the folder of the whole one, with a word on what all
+    would cost; the same draw calls nothing, and the whole job takes its answers over."""
+    rows = kind([{"name": f"n{number}", "text": f"t{number}"} for number in range(9)])
+    before = provider.stats()["requests"]
+    job = penstock.run(rows, **options(provider, sample=3), wait=False)
+    some = job.wait(progress=False)
+    assert (len(some), some.job) == (3, job.key)
+    assert "-sample-" in some.job
+    frame = some.to_pandas()
+    assert set(frame["name"]) <= {f"n{number}" for number in range(9)}
+    assert list(frame["status"]) == ["succeeded"] * 3
+    assert all(one.row["name"][1:] == one.row["text"][1:] for one in some if one.row)
+    assert provider.stats()["requests"] == before + 3
+    again = penstock.run(rows, **options(provider, sample=3))
+    assert [one.id for one in again] == [one.id for one in some]
+    assert "all 9 documents, as a random sample of 3 has them" in capfd.readouterr().err
+    assert provider.stats()["requests"] == before + 3
+    whole = penstock.run(rows, **options(provider))
+    assert (len(whole), whole.report["succeeded"]) == (9, 9)
+    assert provider.stats()["requests"] == before + 9

@@ -6,204 +6,60 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import shlex
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
-import tomllib
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
-import pyarrow
-import pyarrow.parquet
 import pytest
-import typer.main
 import yaml
 from fleet import until
-from servers import Postgres, RedisServer, S3Server, free_port
+from pages import (
+    ROOT,
+    TIME_S,
+    Place,
+    blocks,
+    commands_of,
+    parse,
+    penstock,
+    reader,
+    refuse_unknown_extras,
+)
+from servers import Postgres, S3Server
 
-from penstock_cli.main import command_line
 from penstock_simulate import SimulatorConfig
 from penstock_simulate.answers.faults import Fates, Poison
 
-ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
 # in the order in which a reader comes by
-PAGES = (README, *((ROOT / "docs" / name).read_text("utf-8") for name in ("serve.md", "fleet.md")))
+PAGES = ("README.md", "docs/serve.md", "docs/fleet.md")
 MOST_LINES = 120  # of the README: what is read before the first try
-TIME_S = 90.0
 DEMO_DOCS = 20
 DEMO_LUCK = Fates(SimulatorConfig(seed=7, poison_rate=0.004))  # examples/demo.py has the same
 DEAD = "locale.setlocale"  # a document of the demo that the simulated provider never answers
 
 
-def blocks(language: str) -> list[str]:
-    return [
-        block
-        for page in PAGES
-        for block in re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
-    ]
+def code(language: str) -> list[str]:
+    return [block for page in PAGES for block in blocks((ROOT / page).read_text("utf-8"), language)]
 
 
 def commands() -> list[str]:
-    """Every command of a console block, and those that the text tells to type; lines that go on are
-    joined."""
-    text = re.sub(r"\\\n\s*", " ", "\n".join(blocks("console")))
-    return re.findall(r"^\$ (.+)$", text, re.MULTILINE) + re.findall(
-        r"`(pip install [^`]+)`", "\n".join(PAGES)
-    )
-
-
-@dataclass
-class Place:
-    """A folder with the reader's files, and the stand-ins."""
-
-    folder: Path
-    provider: str
-    redis: RedisServer
-    database_url: str
-    s3: S3Server
-    environment: dict[str, str] = field(default_factory=dict)
-    running: list[subprocess.Popen[str]] = field(default_factory=list)
-    job: str = ""
-    port: int = field(default_factory=free_port)  # in the place of 8080
-
-    def here(self, text: str) -> str:
-        """The same text with the addresses of this machine's stand-ins."""
-        for there, address in {
-            "https://api.openai.com/v1": self.provider,
-            "http://localhost:8000/v1": self.provider,
-            "redis://queue:6379/0": self.redis.url,
-            "postgresql://penstock@db/penstock": self.database_url,
-            "--port 8080": f"--port {self.port}",
-            "http://127.0.0.1:8080": f"http://127.0.0.1:{self.port}",
-        }.items():
-            text = text.replace(there, address)
-        return text
-
-    def start(self, words: list[str]) -> subprocess.Popen[str]:
-        kept = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("PENSTOCK_", "AWS_"))
-        }
-        return subprocess.Popen(
-            words,
-            cwd=self.folder,
-            env=kept | self.environment,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-
-    def run(self, words: list[str]) -> tuple[int, str]:
-        process = self.start(words)
-        try:
-            told, _ = process.communicate(timeout=TIME_S)
-        except subprocess.TimeoutExpired:
-            process.terminate()
-            pytest.fail(f"still running after {TIME_S:g} s: {words}\n{process.communicate()[0]}")
-        return process.returncode, told
-
-
-def penstock(command: str) -> list[str]:
-    return [sys.executable, "-m", "penstock_cli", *shlex.split(command, comments=True)[1:]]
+    """Every command of a console block, and those that the text tells to type."""
+    text = "\n".join((ROOT / page).read_text("utf-8") for page in PAGES)
+    typed = [one.command for page in PAGES for one in commands_of(page)]
+    return typed + re.findall(r"`(pip install [^`]+)`", text)
 
 
 @pytest.fixture(scope="module")
 def place(
     tmp_path_factory: pytest.TempPathFactory, postgres_server: Postgres, s3_server: S3Server
 ) -> Iterator[Place]:
-    folder = tmp_path_factory.mktemp("reader")
-    server = RedisServer.start(folder / "redis", appendonly=True)
-    simulator = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "penstock_cli",
-            "simulate",
-            "--port",
-            "0",
-            "--latency-ms",
-            "5",
-            "--batch-s",
-            "1",
-        ],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert simulator.stdout is not None
-    url = simulator.stdout.readline().split()[-1]
-    place = Place(folder, url, server, postgres_server.new_database(), s3_server)
-    place.environment |= {
-        "OPENAI_API_KEY": "key-of-the-reader",
-        "AWS_ENDPOINT_URL": s3_server.url,
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    _write_files(place)
-    yield place
-    for process in [*place.running, simulator]:
-        process.terminate()
-        process.wait()
-    server.stop()
-
-
-def _write_files(place: Place) -> None:
-    tickets = "".join(
-        json.dumps(
-            {"ticket_id": f"t{n}", "id": f"t{n}", "text": f"The printer is on fire, part {n}."}
-        )
-        + "\n"
-        for n in range(20)
-    )
-    (place.folder / "tickets.jsonl").write_text(tickets)
-    _write_other_forms(place.folder)
-    (place.folder / "batch.jsonl").write_text(
-        "".join(
-            json.dumps(
-                {
-                    "custom_id": f"b{n}",
-                    "method": "POST",
-                    "url": "/v1/chat/completions",
-                    "body": {"model": "m", "messages": [{"role": "user", "content": "Hello."}]},
-                }
-            )
-            + "\n"
-            for n in range(10)
-        )
-    )
-    client = place.s3.client()
-    for bucket in ("bucket", "corpora", "results"):
-        client.create_bucket(Bucket=bucket)
-    client.put_object(Bucket="corpora", Key="tickets.jsonl", Body=tickets.encode())
-    (block,) = blocks("toml")
-    (place.folder / "penstock.toml").write_text(place.here(block))
-
-
-def _write_other_forms(folder: Path) -> None:
-    """A CSV, a Parquet file, a folder of texts, and a table."""
-    rows = [(f"d{n}", f"The printer is on fire, part {n}.") for n in range(10)]
-    (folder / "tickets.csv").write_text(
-        "ticket_id,text\n" + "".join(f'{name},"{text}"\n' for name, text in rows)
-    )
-    columns = {"sku": [name for name, _ in rows], "text": [text for _, text in rows]}
-    pyarrow.parquet.write_table(pyarrow.table(columns), folder / "catalogue.parquet")
-    (folder / "notes").mkdir()
-    for name, text in rows:
-        (folder / "notes" / f"{name}.md").write_text(text)
-    with contextlib.closing(sqlite3.connect(folder / "shop.db")) as shop, shop:
-        shop.execute("CREATE TABLE tickets (id TEXT PRIMARY KEY, text TEXT NOT NULL)")
-        shop.executemany("INSERT INTO tickets VALUES (?, ?)", rows)
+    with reader(tmp_path_factory.mktemp("reader"), postgres_server, s3_server) as one:
+        yield one
 
 
 # -- what each command must do ---------------------------------------------------------------------
@@ -218,10 +74,7 @@ def of_pip(_: Place, command: str) -> None:
     """The project itself, from a clone, with extras that exist: nothing is published yet."""
     found = re.fullmatch(r"pip install '\.\[([a-z0-9,]+)\]'", command.partition("#")[0].strip())
     assert found, f"{command}: give the clone ('.[…]'), as no package is published"
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
-    assert set(found[1].split(",")) <= extras.keys()
+    refuse_unknown_extras(command)
 
 
 def succeeds(place: Place, command: str) -> None:
@@ -268,10 +121,7 @@ def follows(place: Place, command: str) -> None:
 
 def parses(_: Place, command: str) -> None:
     """A GPU and a model are not here: the command line takes it all the same."""
-    words = shlex.split(command, comments=True)[1:]
-    # typer carries a click of its own, whose types are not click's
-    group: Any = typer.main.get_command(command_line())
-    group.commands[words[0]].make_context(words[0], words[1:])
+    parse(command)
 
 
 def exports(place: Place, command: str) -> None:
@@ -380,7 +230,7 @@ def test_a_command_of_the_readme(place: Place, command: str) -> None:
 def test_the_python_of_the_readme_runs(place: Place, what: str) -> None:
     """The call from a notebook; OpenAI's client at `penstock serve`; the producer's example, with a
     file in a bucket and an open job (D11)."""
-    (block,) = [block for block in blocks("python") if what in block]
+    (block,) = [block for block in code("python") if what in block]
     status, told = place.run([sys.executable, "-c", place.here(block)])
     assert status == 0, told
     assert "b9" in told or "batches" not in what, "the answers are printed"

@@ -27,7 +27,7 @@ def test_a_control_process_killed_while_two_read(tmp_path: Path, postgres_url: s
     """Its shards are taken over where their cursors were, each document is called once, and the
     counts are exact."""
     with Fleet(tmp_path, database_url=postgres_url) as fleet:
-        fleet.provider.start()
+        fleet.provider.start("--latency-ms", "3000")  # the job lasts until both have their shards
         probes = [tmp_path / "probes-a", tmp_path / "probes-b"]
         controls = [
             fleet.control(window=WINDOW, control_interval_s=0.05, probe_dir=probe)
@@ -46,6 +46,7 @@ def test_a_control_process_killed_while_two_read(tmp_path: Path, postgres_url: s
             30,
             "each leads two of the four shards",
         )
+        fleet.provider.tell(latency_ms=50)
         fleet.wait_for_outcomes(job, 300)
         assert leaders(fleet, job)[pids[0]], "it dies while it reads"
         controls[0].kill()

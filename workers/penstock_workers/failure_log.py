@@ -31,7 +31,7 @@ class _Cause:
 
 
 class FailureLog:
-    """Belongs to one thread, or one event loop."""
+    """Logs each cause of failure once, then now and then. For one thread, or one event loop."""
 
     def __init__(self, log: logging.Logger, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log

@@ -20,7 +20,7 @@ say it."""
 
 
 class Heartbeat:
-    """One small write every few seconds.
+    """Sends one small write every few seconds.
 
     A missed one only makes the estimate of the fleet's size worse."""
 

@@ -390,7 +390,7 @@ class SpotWatch:
         except (HttpError, Unusable) as error:
             return self._failed(type(error).__name__, str(error))
         except Exception as error:  # an error in Penstock must end neither the watch nor the worker
-            log.debug("the watch for spot notices", exc_info=True)
+            log.debug("a look for a spot notice failed", exc_info=True)
             return self._failed(
                 "error", f"{type(error).__name__}: {error}, because of an error in Penstock"
             )

@@ -128,9 +128,11 @@ def _as_json(ledger: Books, job: Job, figures: JobFigures) -> str:
     from penstock_cli.reports import report_of
     from penstock_cli.run.all_alike import with_advice
     from penstock_producer.job.lanes import packs
+    from penstock_producer.reporting.advice import on_terminal
     from penstock_producer.reporting.batches import batches_of
     from penstock_producer.reporting.engines import engines_of
     from penstock_producer.reporting.origin import feeders_of
+    from penstock_producer.reporting.pauses import serialize_pause
 
     redis = ledger.redis_if_running()
     engines = engines_of(redis.workers(), job.lane) if redis is not None else None
@@ -140,7 +142,7 @@ def _as_json(ledger: Books, job: Job, figures: JobFigures) -> str:
     extra: dict[str, Any] = {
         "job_id": job.job_id,
         "reason": job.reason,
-        "pause": None if job.pause is None else job.pause.to_json(),
+        "pause": None if job.pause is None else serialize_pause(job.pause, on_terminal),
         "resume_at": job.resume_at,
         "generation": job.generation,
         "started_by": job.source.get("started_by"),

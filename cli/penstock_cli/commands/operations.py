@@ -42,7 +42,7 @@ def resume(
 ) -> None:
     """Let a paused job go on; a pause or a hold of its provider ends, too."""
     from penstock_cli.connect import books
-    from penstock_cli.run.watch import lift_provider
+    from penstock_cli.run.watch import resumed
     from penstock_producer.reporting.text import safe
 
     with books(state) as ledger:
@@ -50,11 +50,7 @@ def resume(
         if budget_usd is not None:
             found = ledger.operations.limit(found, {"budget_usd": budget_usd}).job
             typer.echo(f"the budget of {safe(found.job_key)} is {budget_usd:g} USD now")
-        # before workers learn that it runs: the hold would stop its items
-        lifted = "" if found.state.final else lift_provider(ledger, found)
-        if lifted:
-            typer.echo(lifted)
-        _say_state(ledger, ledger.operations.resume(found).job)
+        _say_state(ledger, resumed(ledger, found, typer.echo))
 
 
 def cancel(job: options.JobName, state: options.StateOption = None) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from penstock_cli.job import options
-from penstock_cli.job.flags import Without, takes_flags
+from penstock_cli.job.flags import takes_flags
 from penstock_cli.job.given import GivenJob
 from penstock_cli.job.options import JsonOption, ProviderFlags
 from penstock_producer.job.lanes import packs
@@ -81,7 +81,7 @@ class PlanFlags:
 def plan(
     given: GivenJob,
     typed: PlanFlags,
-    provider: Annotated[ProviderFlags, Without("api_key_env")],
+    provider: ProviderFlags,
     as_json: JsonOption = False,
 ) -> None:
     """Show what a fleet needs for a job, on each lane.

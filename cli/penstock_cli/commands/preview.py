@@ -1,4 +1,4 @@
-"""`penstock preview`: the first requests of a job, as they would be sent."""
+"""`penstock preview`: what a job would send and cost, before anything is spent."""
 
 from __future__ import annotations
 
@@ -8,48 +8,36 @@ import typer
 
 from penstock_cli.job.flags import takes_flags
 from penstock_cli.job.given import GivenJob
-from penstock_cli.job.options import Api, FromJob, JsonOption, StateOption, Where
+from penstock_cli.job.options import FromJob, JsonOption, ProviderFlags, StateOption, Where
 
 
 @takes_flags
 def preview(
     given: GivenJob,
+    provider: ProviderFlags,
     rows: Annotated[
         int, typer.Option("--rows", "-n", min=1, max=1_000, help="How many requests to show.")
     ] = 3,
-    api: Api = None,
+    first: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Read the first N rows only, instead of all."),
+    ] = None,
     as_json: JsonOption = False,
     from_job: FromJob = None,
     where: Where = None,
     state: StateOption = None,
 ) -> None:
-    """Show the first requests of a job, their tokens and every problem.
+    """Show the first requests of a job, its problems, tokens, cost and time.
 
-    Looks at the first 100 rows (or as many as are shown), calls nothing,
-    and needs no key, no database and no Redis; with --from-job it reads
-    the database that has that job.
+    Reads the whole source, calls nothing, and needs no key, no database and
+    no Redis; with --from-job it reads the database that has that job. Tokens
+    are estimated from the first 1,000 documents.
 
-    Exit status: 0 all rows are usable, 2 a row, an option or the source is not.
+    Exit status: 0 the job would be accepted, 2 it would not.
     """
-    from penstock_cli.errors import EXIT_OK
-    from penstock_cli.job.counting import for_a_look, meter
-    from penstock_cli.job.jobspec import job_spec
-    from penstock_cli.run.preview import looked_at, outcomes_looked_at, show, show_json
-    from penstock_ledger.errors import EXIT_USAGE
-    from penstock_producer import SpecError
+    from penstock_cli.run.preview import look
 
-    given = given.for_api(given.of_run("api", api))
+    given = given.for_api(given.of_run("api", provider.api))
     outcomes = given.outcomes(from_job, where)
-    looked, tokenizer = for_a_look(given)
-    spec = job_spec(looked)
-    counts = meter(spec, tokenizer)
-    try:
-        found = (
-            looked_at(given.source, spec, rows, counts)
-            if outcomes is None
-            else outcomes_looked_at(outcomes, spec, rows, state, counts)
-        )
-    except SpecError as error:
-        raise given.refusal(error) from error
-    (show_json if as_json else show)(found, spec, rows)
-    raise typer.Exit(EXIT_USAGE if found.problems else EXIT_OK)
+    flags = given.provider(provider)
+    look(given, flags, outcomes, state=state, shown=rows, most=first, as_json=as_json)

@@ -110,10 +110,13 @@ def results(
     from penstock_cli.connect import books
     from penstock_cli.files import STDOUT
     from penstock_cli.result_forms import Asked, write
+    from penstock_producer.job.sinks import columns_problem
     from penstock_producer.reporting.text import safe
 
     if order not in ("source", "done"):
         raise UsageProblem(f"--order {order!r} is unknown: use source or done")
+    if problem := columns_problem(keep_columns, order):
+        raise UsageProblem(f"--keep-columns: {'; '.join(problem)}")
     asked = Asked(
         output,
         output_format,

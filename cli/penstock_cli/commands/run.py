@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import typer
@@ -27,22 +28,26 @@ def run(given: GivenJob, typed: RunFlags, provider: ProviderFlags) -> None:
     2 bad usage or input, 1 failed, 130 interrupted.
     """
     from penstock_cli.errors import EXIT_DEAD_LETTERS, EXIT_OK, UsageProblem
+    from penstock_cli.job.counting import for_a_look
     from penstock_cli.processes.standby import Standby
     from penstock_cli.run.request import request_of, standby_lane
 
     given = given.for_api(given.of_run("api", provider.api))
     outcomes = given.outcomes(typed.from_job, typed.where)
-    if outcomes is not None and (typed.sample is not None or typed.dry_run):
+    if outcomes is not None and typed.sample is not None:
         raise UsageProblem(
-            "a sample or a dry run of outcomes is `penstock preview --from-job JOB --state DIR`"
+            "outcomes have no sample; `penstock preview --from-job JOB --state DIR` shows the "
+            "first of them, and what all would cost"
         )
     request = request_of(given, typed, provider, outcomes)
     if typed.dry_run:
-        from penstock_cli.run.local import dry_run as show
+        from penstock_cli.run.check import understood
+        from penstock_cli.run.preview import look
 
-        status = show(request)
+        understood(replace(request, given=for_a_look(given)[0]))
+        look(given, request.provider, outcomes, state=request.state)
         _tell_sample(request)
-        raise typer.Exit(status)
+        return
     lane = standby_lane(given.lanes)
     # first of all: its imports take as long as all of this command's
     done = request.is_completed()
@@ -59,14 +64,8 @@ def run(given: GivenJob, typed: RunFlags, provider: ProviderFlags) -> None:
 
 def _tell_sample(request: RunRequest) -> None:
     """Print what a sample of this job, if one was run, says about the whole job."""
-    from penstock_cli.plan.extrapolated import sample_says
-    from penstock_cli.run.check import understood
+    from penstock_cli.plan.extrapolated import of_sample
     from penstock_cli.show.terminal import console
 
-    if not request.state.expanduser().joinpath("penstock.db").is_file():
-        return
-    spec, (settings, *_) = understood(request)
-    for line in sample_says(
-        request.state, request.job_key, spec, settings, request.workers, request.concurrency
-    ):
+    for line in of_sample(request):
         console().print(line, soft_wrap=True, markup=False)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from penstock_producer import Firing, JobSpec, OutcomesOf, Schedule, Schedules
 
 FIRINGS_LISTED = 20
+LOOKED_AT = 100  # rows of a source that is not read yet, for what is wrong with all of them
 REASON_CHARS = 300
 NOTICE_READ_BYTES = 2 * 1024 * 1024  # of a notification: more than one may have
 
@@ -170,20 +171,22 @@ def _trouble(source: str, spec: JobSpec) -> str | None:
     """Return what the job would fail with if this were its time.
 
     The source may be another one by then, so nothing is refused."""
-    from penstock_cli.run.preview import looked_at
     from penstock_ledger.errors import PenstockError
     from penstock_producer.accepting.estimates import TokenMeter
+    from penstock_producer.accepting.sampling import preview
     from penstock_producer.reporting.advice import on_terminal
+    from penstock_producer.settings import ProducerSettings
+    from penstock_producer.sources import open_source
 
     if "://" in source or source.startswith(BY_VARIABLE):
         return None  # the control processes may have rights and addresses that this machine has not
     try:
-        found = looked_at(source, spec, 1, TokenMeter())
+        settings = ProducerSettings.load()
+        opened, provider = open_source(source, spec, settings), settings.prices(spec.provider)
+        found = preview(opened, spec, provider, 1, most=LOOKED_AT, meter=TokenMeter())
     except PenstockError as error:
         return on_terminal(error.text)
-    if not found.rows:
-        return f"{source} holds no document"
-    return None if found.documents else found.problems[0]
+    return None if found.requests else on_terminal(found.refused[0].text)
 
 
 @app.command(name="list", epilog=examples.SCHEDULE_LIST)

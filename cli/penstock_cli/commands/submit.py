@@ -21,6 +21,7 @@ def submit(
     api: options.Api = None,
     from_job: options.FromJob = None,
     where: options.Where = None,
+    dry_run: options.DryRun = False,
 ) -> None:
     """Submit a job to the configured fleet and print its id.
 
@@ -40,6 +41,11 @@ def submit(
 
     given = given.for_api(given.of_run("api", api))
     outcomes = given.outcomes(from_job, where)
+    if dry_run:
+        from penstock_cli.run.preview import look
+
+        look(given, options.ProviderFlags(api=api), outcomes)
+        return
     spec = job_spec(given)
     check_hooks((spec.preprocess, spec.postprocess), workers_elsewhere=True)
     settings = ProducerSettings.load()

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -34,16 +34,6 @@ _FROM_FILE = tuple(option.field for option in OPTIONS.values() if option.from_fi
 _GIVEN = "given"
 
 
-@dataclass(frozen=True, slots=True)
-class Without:
-    """Flags of a group that a command does not have, by the field's name."""
-
-    names: frozenset[str]
-
-    def __init__(self, *names: str) -> None:
-        object.__setattr__(self, "names", frozenset(names))
-
-
 def takes_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Return ``command`` with single flags in the place of each parameter that stands for several.
 
@@ -54,12 +44,11 @@ def takes_flags(command: Callable[..., None]) -> Callable[..., None]:
     parameters: list[inspect.Parameter] = []
     groups: dict[str, tuple[type[Any], list[str]]] = {}
     for own in inspect.signature(command, eval_str=True).parameters.values():
-        kind, *notes = get_args(own.annotation) or (own.annotation,)
+        kind = own.annotation
         if own.name == _GIVEN:
             parameters += [_CONTEXT, _SOURCE, _SPEC_FILE, *_job_parameters()]
         elif is_dataclass(kind) and isinstance(kind, type):
-            left_out = {name for note in notes if isinstance(note, Without) for name in note.names}
-            flags = [flag for flag in _flags_of(kind) if flag.name not in left_out]
+            flags = list(_flags_of(kind))
             groups[own.name] = kind, [flag.name for flag in flags]
             parameters += flags
         else:

@@ -157,9 +157,7 @@ DryRun = Annotated[
     bool,
     typer.Option(
         "--dry-run",
-        help=(
-            "Check source and options, show the first requests and an estimate; nothing is called."
-        ),
+        help=("Check source and options, show what `penstock preview` shows; nothing is started."),
     ),
 ]
 Sample = Annotated[

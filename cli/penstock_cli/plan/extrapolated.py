@@ -28,6 +28,7 @@ from penstock_producer.planning.intervals import (
 from penstock_producer.reporting.text import count, counted, duration, safe, usd
 
 if TYPE_CHECKING:
+    from penstock_cli.run.request import RunRequest
     from penstock_ledger.model import Spent
     from penstock_producer.job.spec import JobSpec
     from penstock_workers.settings import WorkerSettings
@@ -35,6 +36,18 @@ if TYPE_CHECKING:
 FEW: Final = 30  # documents: an interval from fewer is itself a guess
 # of the cost in a hundredth of the documents: the interval may miss what is rarer still
 HEAVY: Final = 0.1
+
+
+def of_sample(request: RunRequest) -> list[str]:
+    """Return what a sample of this run says about the whole job; nothing where there is none."""
+    from penstock_cli.run.check import understood
+
+    if not request.state.expanduser().joinpath("penstock.db").is_file():
+        return []
+    spec, (settings, *_) = understood(request)
+    return sample_says(
+        request.state, request.job_key, spec, settings, request.workers, request.concurrency
+    )
 
 
 def sample_says(

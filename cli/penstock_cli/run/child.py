@@ -3,9 +3,9 @@
 The request comes as one line of JSON on standard input, which then stays open for as long as the
 caller lives. What happens goes to standard output, one JSON object a line, each with one of
 
-``note`` (what is waited for, null: nothing), ``say`` (a line that stays), ``figures`` (how far the
-job is), ``concluded`` (the report, and what else is to be said), and as the last one ``error``
-(``kind`` and ``message``) where the run failed.
+``note`` (what is waited for, null: nothing), ``say`` (a line that stays), ``job`` (the key of a
+sample's own job), ``figures`` (how far the job is), ``concluded`` (the report, and what else is to
+be said), and as the last one ``error`` (``kind`` and ``message``) where the run failed.
 
 SIGINT and SIGTERM stop it as they stop `penstock run`. It does so by itself when its caller is
 gone, however that ended: standard input ends then, or another process has become its parent.
@@ -27,7 +27,6 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Final, Self, cast
 
 from penstock_cli.entry import NEW_OBJECTS
@@ -42,6 +41,8 @@ from penstock_producer.job.options import OPTIONS, RUN_OPTIONS
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from penstock_cli.job.given import GivenJob
+    from penstock_cli.job.options import ProviderFlags
     from penstock_cli.run.conclude import Conclusion
     from penstock_cli.run.request import RunRequest
     from penstock_cli.show.figures import JobFigures
@@ -65,7 +66,7 @@ def main() -> None:
         if isinstance(error, KeyboardInterrupt | Interrupted):
             status = EXIT_INTERRUPTED
         else:
-            events.put(error={"kind": _kind(error, status), "message": _words(error)})
+            events.put(error={"kind": _kind(error, status), "message": in_arguments(error)})
     sys.exit(status)
 
 
@@ -86,20 +87,21 @@ def _run(asked: Mapping[str, Any], events: Events) -> int:
     with Standby(lane, wanted=not request.is_completed()) as standby:
         from penstock_cli.run.local import run_local
 
-        return run_local(request, standby, Caller(events))
+        status = run_local(request, standby, Caller(events))
+    if request.sample is not None:
+        from penstock_cli.plan.extrapolated import of_sample
+
+        for line in of_sample(request):
+            events.put(say=line)
+    return status
 
 
 def _request(asked: Mapping[str, Any]) -> RunRequest:
     """Return the request as `penstock run` makes it of its flags."""
-    from penstock_cli.job.given import GivenJob
-    from penstock_cli.job.options import ProviderFlags
     from penstock_cli.run.request import RunRequest, runs_alone
-    from penstock_producer.job.options import DEFAULT_ENGINES, DEFAULT_WORKERS, OPTIONS
+    from penstock_producer.job.options import DEFAULT_ENGINES, DEFAULT_WORKERS
 
-    flags = {field: asked["options"].get(field) for field in OPTIONS}
-    provider = ProviderFlags(**asked["provider"])
-    given = GivenJob(asked["source"], flags, None, frozenset(asked["options"]), True)
-    given = given.for_api(provider.api)
+    given, provider = given_by(asked["source"], asked["options"], asked["provider"])
     return RunRequest(
         out=asked["folder"],
         state=Path(asked["state"]),
@@ -110,8 +112,21 @@ def _request(asked: Mapping[str, Any]) -> RunRequest:
         or (DEFAULT_ENGINES if all(map(runs_alone, given.lanes)) else DEFAULT_WORKERS),
         concurrency=asked["concurrency"],
         panel=False,
+        sample=asked["sample"],
         again=SameCall(),
     )
+
+
+def given_by(
+    source: str, options: Mapping[str, Any], provider: Mapping[str, Any]
+) -> tuple[GivenJob, ProviderFlags]:
+    """Return the job and the provider's flags that keyword arguments are."""
+    from penstock_cli.job.given import GivenJob
+    from penstock_cli.job.options import ProviderFlags
+
+    flags = ProviderFlags(**provider)
+    fields = {field: options.get(field) for field in OPTIONS}
+    return GivenJob(source, fields, None, frozenset(options), True).for_api(flags.api), flags
 
 
 class SameCall(Repetition):
@@ -138,7 +153,8 @@ def _kind(error: BaseException, status: int) -> str:
     return "usage" if status == EXIT_USAGE else "failed"
 
 
-def _words(error: BaseException) -> str:
+def in_arguments(error: BaseException) -> str:
+    """Return the message of an error in the words of keyword arguments."""
     from penstock_ledger.redaction import redact
 
     of_all_surfaces = isinstance(error, PenstockError) and not isinstance(error, CliError)
@@ -215,6 +231,9 @@ class Caller:
     def progress(self, request: RunRequest) -> EventProgress:
         return EventProgress(self._events)
 
+    def sampled(self, request: RunRequest) -> None:
+        self._events.put(job=request.job_key)
+
     def concluded(self, ended: Conclusion) -> None:
         report = ended.report.to_json()
         self._events.put(
@@ -268,12 +287,7 @@ class EventProgress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         return None
 
 

@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from penstock_cli.disk import DiskGuard, is_full, is_held
@@ -16,12 +15,13 @@ from penstock_cli.run.check import knock
 from penstock_cli.run.conclude import still_at_provider
 from penstock_cli.run.request import runs_alone
 from penstock_cli.run.services import LOOK_EVERY_S, Services
-from penstock_cli.run.watch import Stall, Watch, lift_provider
+from penstock_cli.run.watch import Stall, Watch, resumed
 from penstock_cli.show.figures import JobFigures, KeptFigures
 from penstock_cli.show.progress import Wait
 from penstock_cli.state import StateFolder
 from penstock_ledger.model import JobState
 from penstock_ledger.reasons import By, Reason
+from penstock_producer.errors import JobRefused
 from penstock_producer.job.lanes import has_own_model
 from penstock_producer.reporting.pauses import ends_by_itself, pause_lines
 from penstock_producer.reporting.text import one_line
@@ -73,33 +73,23 @@ class Fleet:
             standby=standby,
         )
         self._state = state
-        self._has_others = len(of_lanes) > 1
         self._places = places
         self._progress = progress
         self._tell = progress.say
         # monotonic: since when a store that runs gives errors
         self._away_since: float | None = None
         self._asked_to_stop: Callable[[], bool] = lambda: False
-        self._calling = False  # whether a worker has taken a document in this run
-        # documents that had an outcome when this run began
-        self._finished_before: int | None = None
-        self._failing: str | None = None
+        self._first_steps = FirstSteps()
         self._is_after_end = False  # the job was over when this run began
-        # for which its lane has paused it, and monotonic: since when
-        self._fault: tuple[Reason, float] | None = None
+        self._leaving = Leaving(has_others=len(of_lanes) > 1)
         self._pause_said: float | None = None  # when the pause ends that was said
 
     def __enter__(self) -> Self:
         self._services.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._services.__exit__(kind, error, trace)
+    def __exit__(self, *raised: object) -> None:
+        self._services.__exit__(*raised)
 
     def work(self, job: Job, kept: KeptFigures, *, asked_to_stop: Callable[[], bool]) -> Job:
         """Watch until the job is final, is paused while it runs, or we are asked to stop.
@@ -134,7 +124,7 @@ class Fleet:
         """The last failure, where nothing has finished in this run.
 
         It is None where something has, or nothing failed."""
-        return self._failing
+        return self._first_steps.failing
 
     def _look(self) -> bool:
         """Look after everything once and show it.
@@ -152,7 +142,7 @@ class Fleet:
             if job.state.final:
                 return not self._reads_batches(job)
             if job.state == "paused" and not (
-                self._disk.holds or ends_by_itself(job) or self._may_leave(job)
+                self._disk.holds or ends_by_itself(job) or self._leaving.is_possible(job)
             ):
                 return True
             self._tell_of_pause(job)
@@ -164,7 +154,7 @@ class Fleet:
         if figures is not None:
             self._progress.show(figures)
             self._tell_of_stall(self._stall.notice(figures))
-            waits = waits or self._first_steps(figures)
+            waits = waits or self._first_steps.look(figures)
         if waits is None:
             self._progress.note(None)
         else:
@@ -182,16 +172,6 @@ class Fleet:
             )
         return left > 0
 
-    def _may_leave(self, job: Job) -> bool:
-        """Return whether control may still move a job that its lane has paused to another one.
-
-        It does so within seconds."""
-        if not self._has_others or job.pause is None or job.pause.by is not By.LANE:
-            return False
-        if self._fault is None or self._fault[0] != job.pause:
-            self._fault = job.pause, time.monotonic()
-        return time.monotonic() - self._fault[1] < LEAVE_S
-
     def _away(self, error: Exception) -> Wait:
         """Return what to say of a store that gives errors.
 
@@ -202,25 +182,6 @@ class Fleet:
         if now - self._away_since > STORES_AWAY_MAX_S and not is_full(error):
             raise error
         return Wait(f"waiting for queue and ledger in {self._state.root}: {one_line(str(error))}")
-
-    def _first_steps(self, figures: JobFigures) -> Wait | None:
-        """Return what goes on until the first document of this run has finished."""
-        if self._finished_before is None:
-            self._finished_before = figures.finished
-        self._calling = self._calling or figures.claimed > 0
-        if figures.finished > self._finished_before:
-            self._failing = None
-            return None
-        if figures.batches is not None:
-            return None  # the figures say how far its batches are
-        self._failing = figures.cause
-        if figures.engines is not None and figures.engines.loading is not None:
-            return Wait("the model loads; the first documents follow", figures.engines.loading)
-        return Wait(
-            "the first calls are under way"
-            if self._calling
-            else "starting workers; the first calls follow"
-        )
 
     def _hold(self, why: Reason) -> bool:
         """Let the job wait for space.
@@ -268,12 +229,8 @@ class Fleet:
                 "going on with a paused job (it was paused because: "
                 f"{job.reason or 'no reason recorded'})"
             )
-            self._services.books.jobs.set_state(
-                job.job_id, JobState.RUNNING, expect={JobState.PAUSED}
-            )
-            lifted = lift_provider(self._services.books, job)
-            if lifted:
-                self._tell(lifted)
+            with contextlib.suppress(JobRefused):  # it was ended meanwhile, which is seen at once
+                return resumed(self._services.books, job, self._tell)
         job = self._services.books.jobs.get(job.job_id)
         self._services.books.redis.set_job_state(job.job_id, job.state)
         return job
@@ -300,3 +257,48 @@ class Fleet:
             except UsageProblem as error:
                 notice = f"{notice}: {error}"
         self._tell(notice)
+
+
+class FirstSteps:
+    """What goes on until the first document of a run has finished."""
+
+    def __init__(self) -> None:
+        self.failing: str | None = None  # the last failure, until then
+        self._calling = False  # whether a worker has taken a document
+        self._finished_before: int | None = None  # documents that had an outcome before
+
+    def look(self, figures: JobFigures) -> Wait | None:
+        """Return what is waited for."""
+        if self._finished_before is None:
+            self._finished_before = figures.finished
+        self._calling = self._calling or figures.claimed > 0
+        if figures.finished > self._finished_before:
+            self.failing = None
+            return None
+        if figures.batches is not None:
+            return None  # the figures say how far its batches are
+        self.failing = figures.cause
+        if figures.engines is not None and figures.engines.loading is not None:
+            return Wait("the model loads; the first documents follow", figures.engines.loading)
+        return Wait(
+            "the first calls are under way"
+            if self._calling
+            else "starting workers; the first calls follow"
+        )
+
+
+class Leaving:
+    """A lane that has paused its job, which control moves to another lane within seconds."""
+
+    def __init__(self, *, has_others: bool) -> None:
+        self._has_others = has_others
+        self._fault: Reason | None = None
+        self._since = 0.0  # monotonic
+
+    def is_possible(self, job: Job) -> bool:
+        """Return whether the job may still be moved."""
+        if not self._has_others or job.pause is None or job.pause.by is not By.LANE:
+            return False
+        if self._fault != job.pause:
+            self._fault, self._since = job.pause, time.monotonic()
+        return time.monotonic() - self._since < LEAVE_S

@@ -127,7 +127,7 @@ def choice_lines(
     provider: ProviderSettings,
     rules: LaneChangeSettings,
 ) -> list[str]:
-    """Return what a dry run says about the choice of lane.
+    """Return what a preview says about the choice of lane.
 
     It asks no store: what a batch takes is not known to it. ``rules`` is `[lanes]` of the settings.
     """

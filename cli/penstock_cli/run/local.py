@@ -7,18 +7,16 @@ it, in reverse order.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from penstock_cli.connect import Books
 from penstock_cli.disk import free_bytes, is_full, is_read_only, megabytes
-from penstock_cli.errors import EXIT_INTERRUPTED, EXIT_OK, Interrupted, JobStopped
-from penstock_cli.job.counting import for_a_look, meter
+from penstock_cli.errors import EXIT_INTERRUPTED, Interrupted, JobStopped
 from penstock_cli.processes.signals import Interrupts
 from penstock_cli.processes.standby import Standby
 from penstock_cli.reports import exit_status
 from penstock_cli.run.accept import accepted, opened_ledger
-from penstock_cli.run.check import asks_a_provider, checked, sampled_request, understood
+from penstock_cli.run.check import checked, sampled_request
 from penstock_cli.run.conclude import (
     Conclusion,
     concluded,
@@ -57,6 +55,9 @@ class Terminal:
         )
         return for_console(self.console, title, panel=request.panel)
 
+    def sampled(self, request: RunRequest) -> None:
+        """Do nothing, since the progress has said it."""
+
     def concluded(self, ended: Conclusion) -> None:
         print_conclusion(self.console, ended)
 
@@ -68,6 +69,8 @@ class Follower(Protocol):
     console: Console
 
     def progress(self, request: RunRequest) -> Progress: ...
+
+    def sampled(self, request: RunRequest) -> None: ...
 
     def concluded(self, ended: Conclusion) -> None: ...
 
@@ -84,6 +87,7 @@ def run_local(request: RunRequest, standby: Standby, follower: Follower) -> int:
             progress.note("setting up: settings, flags, the provider's address")
             if request.sample is not None:
                 request = sampled_request(request, progress)
+                follower.sampled(request)
             plan = checked(request, console, progress)
             wait = progress.note if follower.waits else None
             with plan.state.locked(wait), opened_ledger(plan) as ledger:
@@ -118,25 +122,6 @@ def _has_work(plan: Plan, ledger: Books, job: Job) -> bool:
     if job.state.final:
         return has_batch_workers(plan) and still_at_provider(ledger, job) > 0
     return not (is_out_of_budget(job) and still_spent(plan, ledger, job))
-
-
-def dry_run(request: RunRequest) -> int:
-    """Read and check what a run would read and check, and show what it would ask.
-
-    Nothing is started or written.
-
-    Returns the exit status. Raises CliError, and the errors of source, spec and settings.
-    """
-    from penstock_cli.run import dry_run as shown
-
-    with Interrupts():
-        given, tokenizer = for_a_look(request.given)
-        spec, (settings, *_) = understood(replace(request, given=given))
-        provider = settings.provider(spec.provider) if asks_a_provider(spec) else None
-        shown.run(
-            make_console(), request.source, spec, provider, meter(spec, tokenizer), settings.lanes
-        )
-    return EXIT_OK
 
 
 def _worked(plan: Plan, ledger: Books, job: Job, interrupts: Interrupts, standby: Standby) -> Job:

@@ -211,7 +211,16 @@ class Stall:
         )
 
 
-def lift_provider(ledger: Books, job: Job) -> str:
+def resumed(ledger: Books, job: Job, say: Callable[[str], None]) -> Job:
+    """Let a paused job go on. Raises JobRefused where it is not paused."""
+    # before workers learn that it runs: a hold of its provider would stop its items
+    lifted = "" if job.state.final else _lift_provider(ledger, job)
+    if lifted:
+        say(lifted)
+    return ledger.operations.resume(job).job
+
+
+def _lift_provider(ledger: Books, job: Job) -> str:
     """End what the shared quota of the job's provider keeps of a hold or a pause.
 
     Returns what to say, "" when nothing."""

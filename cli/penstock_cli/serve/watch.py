@@ -9,7 +9,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from penstock_cli.disk import DiskGuard, is_full, is_held
@@ -80,12 +79,7 @@ class Doors:
         self.supervisor.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.note("closing the doors; requests that have begun are finished")
         self.supervisor.stop(self._settings.gateway.drain_s + DRAIN_MARGIN_S, self._hurry)
 

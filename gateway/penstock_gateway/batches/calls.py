@@ -13,7 +13,7 @@ from penstock_gateway.batches.specs import OPENAI, AskedBatch, place_of, spec_of
 from penstock_gateway.batches.validation import first_model
 from penstock_gateway.callers.caller import Caller, whose
 from penstock_gateway.files.store import FileStore
-from penstock_gateway.for_tenants import serialize_pause
+from penstock_gateway.for_tenants import pause_for
 from penstock_gateway.ids import is_id, new_id
 from penstock_gateway.refused import Refused, not_found
 from penstock_ledger import (
@@ -99,7 +99,7 @@ def _at(batch: DoorBatch, state: DoorBatchState) -> int | None:
 def _ours(batch: DoorBatch, job: Job | None) -> dict[str, Any]:
     ours: dict[str, Any] = {"job_id": batch.job_id}
     if job is not None:  # as where its budget has paused it
-        ours |= {"state": str(job.state), "reason": job.reason, "pause": serialize_pause(job)}
+        ours |= {"state": str(job.state), "reason": job.reason, "pause": pause_for(job)}
     return ours
 
 

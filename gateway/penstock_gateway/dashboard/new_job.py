@@ -31,8 +31,8 @@ from penstock_gateway.files.multipart import FormPart
 from penstock_gateway.files.store import FileStore
 from penstock_gateway.files.uploads import uploaded
 from penstock_gateway.ids import is_id
-from penstock_gateway.jobs.schemas import Estimate, NewJob, Preview, RequestResponse
-from penstock_gateway.jobs.submitting import estimate, preview, submit
+from penstock_gateway.jobs.schemas import NewJob, PreviewResponse, RequestResponse
+from penstock_gateway.jobs.submitting import preview, submit
 from penstock_gateway.refused import Refused, not_found
 from penstock_gateway.routing import Router
 from penstock_ledger import DoorFile, PenstockError
@@ -180,20 +180,18 @@ async def _preview_page(
     refused: Refused | None = None,
 ) -> Response:
     """Show what would be sent, or why nothing can be."""
-    seen: Preview | None = None
-    whole: Estimate | None = None
+    seen: PreviewResponse | None = None
     try:
-        given = _job(file, typed)
-        seen = await preview(request, given, viewer.caller, REQUESTS_SHOWN)
-        whole = await estimate(request, given, viewer.caller)
+        seen = await preview(request, _job(file, typed), viewer.caller, REQUESTS_SHOWN)
     except (PenstockError, Refused) as error:
         refused = refused or refused_for(error, on_page)
+    fault = refused.message if refused is not None else (seen and seen.refusal) or ""
     return page(
         "new_job_preview.html.jinja",
         viewer,
         request,
         status=200 if refused is None else refused.status,
-        fault="" if refused is None else refused.message.replace(file.place, file.filename),
+        fault=fault.replace(file.place, file.filename),
         file=file.file_id,
         file_name=one_line(file.filename),
         file_size=_size(file.bytes),
@@ -203,8 +201,8 @@ async def _preview_page(
         if seen is None
         else [f"line {one.line}: {one_line(one.message, 300)}" for one in seen.problems],
         problems_shown=PROBLEMS_SHOWN,
-        tiles=[] if whole is None else _tiles(whole),
-        tokens_by="" if whole is None else one_line(whole.tokens_by),
+        tiles=[] if seen is None else _tiles(seen),
+        tokens_by="" if seen is None else one_line(seen.tokens_by),
     )
 
 
@@ -215,7 +213,7 @@ def _request(one: RequestResponse) -> _Request:
     return _Request(one_line(one.doc_id, VALUE_BYTES), shown(body), facts)
 
 
-def _tiles(whole: Estimate) -> list[tuple[str, str, str]]:
+def _tiles(whole: PreviewResponse) -> list[tuple[str, str, str]]:
     """Return figure, name and more of what the job would be."""
     most = "at most" if whole.tokens_out_capped else "about"
     return [
@@ -232,7 +230,7 @@ def _tiles(whole: Estimate) -> list[tuple[str, str, str]]:
     ]
 
 
-def _cost(whole: Estimate, most: str) -> tuple[str, str]:
+def _cost(whole: PreviewResponse, most: str) -> tuple[str, str]:
     if whole.cost_usd is None:
         return "unknown", "no price is set for this model"
     return usd(whole.cost_usd), most

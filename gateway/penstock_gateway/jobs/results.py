@@ -27,6 +27,7 @@ from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
 from penstock_ledger.model import Job, Result
 from penstock_producer.errors import SinkError, SourceError
+from penstock_producer.job.sinks import columns_problem
 from penstock_producer.job.spec import MAX_KEEP_CHARS, RowOrder
 from penstock_producer.outputs import error_line, output_line
 from penstock_producer.result_formats import TableFormat, form_named, media_types
@@ -136,6 +137,8 @@ async def results(
                 code="invalid_value",
                 param="escape_formulas",
             )
+        if problem := columns_problem(keep_columns, order):
+            raise Refused(400, "; ".join(problem), code="invalid_value", param="keep_columns")
         how = _How(form, keep_columns, order, escape_formulas)
         return await _table(backend, caller, job, how)
     state = ""

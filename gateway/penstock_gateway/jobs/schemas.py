@@ -13,7 +13,6 @@ __all__ = [
     "BatchTroubleResponse",
     "Between",
     "CancelOrPause",
-    "Estimate",
     "Extrapolation",
     "JobDetails",
     "JobList",
@@ -22,7 +21,7 @@ __all__ = [
     "Move",
     "NewItem",
     "NewJob",
-    "Preview",
+    "PreviewResponse",
     "Purged",
     "Pushed",
     "RequestResponse",
@@ -302,32 +301,6 @@ class JobList(BaseModel):
     previous: str | None
 
 
-class Estimate(BaseModel):
-    """What a job would be. Nothing was accepted and nothing was called."""
-
-    model_config = _like(
-        {
-            "object": "estimate",
-            "documents": 994,
-            "unusable": 6,
-            "tokens_in": 120345,
-            "tokens_out": 63616,
-            "tokens_out_capped": True,
-            "tokens_by": "characters",
-            "cost_usd": 0.0562,
-        }
-    )
-
-    object: Literal["estimate"] = "estimate"
-    documents: int
-    unusable: int = Field(description="Rows that would be dead letters.")
-    tokens_in: int
-    tokens_out: int
-    tokens_out_capped: bool = Field(description="Whether tokens_out is an upper limit.")
-    tokens_by: str
-    cost_usd: float | None = Field(description="null where no price is known.")
-
-
 class RowResponse(BaseModel):
     """A row that would not become a document."""
 
@@ -351,15 +324,23 @@ class RequestResponse(BaseModel):
     tokens_out_capped: bool = Field(description="Whether tokens_out is an upper limit.")
 
 
-class Preview(BaseModel):
-    """The first rows of a source. Nothing was accepted and nothing was called."""
+class PreviewResponse(BaseModel):
+    """What a job would send and cost. Nothing was accepted and nothing was called."""
 
     model_config = _like(
         {
             "object": "preview",
-            "rows": 2,
-            "more": True,
+            "rows": 1000,
+            "whole": True,
+            "documents": 994,
+            "unusable": 6,
+            "refusal": None,
+            "tokens_in": 120345,
+            "tokens_out": 63616,
+            "tokens_out_capped": True,
             "tokens_by": "characters",
+            "prompts_usd": 0.0181,
+            "cost_usd": 0.0562,
             "requests": [
                 {
                     "doc_id": "ticket-17",
@@ -389,11 +370,19 @@ class Preview(BaseModel):
     )
 
     object: Literal["preview"] = "preview"
-    rows: int = Field(description="How many rows were looked at.")
-    more: bool = Field(description="Whether the source has more rows.")
+    rows: int = Field(description="How many rows were read.")
+    whole: bool = Field(description="Whether these are all rows.")
+    documents: int = Field(description="Rows that can be used.")
+    unusable: int = Field(description="Rows that would be dead letters.")
+    refusal: str | None = Field(description="Why a submit would be refused; null where not.")
+    tokens_in: int
+    tokens_out: int
+    tokens_out_capped: bool = Field(description="Whether tokens_out is an upper limit.")
     tokens_by: str
-    requests: list[RequestResponse] = Field(description="The requests of the first rows.")
-    problems: list[RowResponse]
+    prompts_usd: float | None = Field(description="What prompts cost; null: no price is known.")
+    cost_usd: float | None = Field(description="The same with answers, as long as they may be.")
+    requests: list[RequestResponse] = Field(description="The first requests.")
+    problems: list[RowResponse] = Field(description="The first rows that cannot be used.")
 
 
 class Between(BaseModel):

@@ -8,7 +8,7 @@ from typing import Any, Final
 import redis
 
 from penstock_gateway.backend import Backend
-from penstock_gateway.for_tenants import error_for, serialize_pause, shown_source
+from penstock_gateway.for_tenants import error_for, pause_for, shown_source
 from penstock_gateway.jobs import schemas
 from penstock_gateway.jobs.names import shown_key, tenant_of
 from penstock_ledger import BatchFigures, BatchSum, OutcomeStore
@@ -130,7 +130,7 @@ def _waits(backend: Backend, job: Job) -> list[schemas.WaitResponse]:
 
 
 def _fields(job: Job, counts: Counts) -> dict[str, Any]:
-    pause = serialize_pause(job)
+    pause = pause_for(job)
     return {
         "id": job.job_id,
         "job": shown_key(job),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
-import orjson
 from fastapi import Header, Query, Request
 from starlette.responses import Response
 
@@ -13,11 +12,9 @@ from penstock_gateway.callers.caller import Caller
 from penstock_gateway.jobs.names import Writer, find_job, stored_key
 from penstock_gateway.jobs.samples import submit_sample
 from penstock_gateway.jobs.schemas import (
-    Estimate,
     JobResponse,
     NewJob,
-    Preview,
-    RequestResponse,
+    PreviewResponse,
     RowResponse,
 )
 from penstock_gateway.jobs.serialized import counted
@@ -27,17 +24,15 @@ from penstock_gateway.webhooks import call_back, check_receiver
 from penstock_ledger import JobNotFound, JobStore
 from penstock_ledger.model import Job
 from penstock_producer import SpecError
-from penstock_producer.accepting.estimates import Measure, TokenMeter, meter_of
-from penstock_producer.accepting.sampling import first_rows
+from penstock_producer.accepting.sampling import preview as opened_preview
 from penstock_producer.errors import Problem
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.reporting.advice import over_http
-from penstock_producer.sources import Document
 
 router = Router()
 
-LOOKED_AT: Final = 100  # rows of a preview
-REQUESTS_MAX: Final = 100  # that it shows
+REQUESTS_MAX: Final = 100  # that a preview shows
+PROBLEMS_MAX: Final = 100  # likewise
 
 
 @router.post(
@@ -77,22 +72,7 @@ async def submit(
     return await backend.run(counted, backend, job)
 
 
-@router.post("/estimate", operation_id="estimate_job")
-async def estimate(request: Request, given: NewJob, caller: Writer) -> Estimate:
-    """Say what a job would be.
-
-    Reads the whole source, as a submit does, and guesses tokens and cost from its first documents.
-    Nothing is accepted.
-    """
-    backend = backend_of(request)
-    options = options_of(given, caller, backend)
-    if given.source is None:
-        fix = "give the id of an uploaded file, or an s3:// URI"
-        raise SpecError([Problem("missing_field", "/source", "only sources are estimated", fix)])
-    async with reading(backend, caller):
-        return await backend.run(_estimated, backend, caller, given.source, options)
-
-
+@router.post("/estimate", include_in_schema=False)  # as it was called
 @router.post("/preview", operation_id="preview_job")
 async def preview(
     request: Request,
@@ -101,10 +81,11 @@ async def preview(
     requests: Annotated[
         int, Query(ge=1, le=REQUESTS_MAX, description="How many requests to show.")
     ] = 3,
-) -> Preview:
-    """Show the first requests of a job as they would be sent, and what is wrong with other rows.
+) -> PreviewResponse:
+    """Show what a job would send, what is wrong with its rows, and about what it would cost.
 
-    Looks at the first 100 rows of a source, or outcomes of a job. Nothing is accepted or called.
+    Reads the whole source, as a submit does, or outcomes of a job, and guesses tokens and cost from
+    its first documents. Nothing is accepted or called.
     """
     backend = backend_of(request)
     options = options_of(given, caller, backend)
@@ -145,39 +126,24 @@ def _submitted(
     return job, is_new
 
 
-def _estimated(
-    backend: Backend, caller: Caller, named: str, options: dict[str, object]
-) -> Estimate:
-    source = source_of(backend, caller, named)
-    timeout_s = backend.settings.doors.submit_timeout_s
-    found = backend.remote.estimate(
-        source.where, options, timeout_s=timeout_s, uploaded=source.uploaded
-    )
-    fields = found._asdict()
-    return Estimate(cost_usd=fields.pop("usd"), **fields)
-
-
 def _previewed(
     backend: Backend, caller: Caller, given: NewJob, options: dict[str, object], number: int
-) -> Preview:
-    spec = JobSpec.from_json(options)
+) -> PreviewResponse:
     if given.from_job is not None:
-        behind = find_job(backend, caller, given.from_job)
+        behind, spec = find_job(backend, caller, given.from_job), JobSpec.from_json(options)
         backend.remote_limits.check(spec)
         opened = backend.producer.outcomes_source(behind.job_id, spec, where=given.where)
-        found = first_rows(opened, LOOKED_AT)
+        found = opened_preview(opened, spec, backend.settings.prices(spec.provider), number)
     else:
         source = source_of(backend, caller, str(given.source))
         timeout_s = backend.settings.doors.submit_timeout_s
-        found = backend.remote.first_rows(
-            source.where, spec, LOOKED_AT, timeout_s=timeout_s, uploaded=source.uploaded
+        found = backend.remote.preview(
+            source.where, options, number, timeout_s=timeout_s, uploaded=source.uploaded
         )
-    meter = meter_of(spec.model)
-    return Preview(
-        rows=len(found.documents) + len(found.refused),
-        more=found.more,
-        tokens_by=meter.by,
-        requests=[_request_shown(document, spec, meter) for document in found.documents[:number]],
+    refusal = found.refusal()
+    return PreviewResponse(
+        **found.to_json(),
+        refusal=None if refusal is None else over_http(refusal.public_message),
         problems=[
             RowResponse(
                 line=row.shown_line,
@@ -187,21 +153,8 @@ def _previewed(
                 message=over_http(row.message),
                 fix=over_http(row.fix),
             )
-            for row in found.refused
+            for row in found.refused[:PROBLEMS_MAX]
         ],
-    )
-
-
-def _request_shown(document: Document, spec: JobSpec, meter: TokenMeter) -> RequestResponse:
-    guess = Measure.taken([document.body], meter).of(1)
-    return RequestResponse(
-        doc_id=document.doc_id,
-        line=document.line,
-        url=spec.endpoint,
-        body=orjson.loads(document.body),
-        tokens_in=guess.tokens_in,
-        tokens_out=guess.tokens_out,
-        tokens_out_capped=guess.capped,
     )
 
 

@@ -11,14 +11,19 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 from typing import Any, Final
 
 import orjson
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    Float,
+    Integer,
     Row,
+    Select,
     and_,
+    bindparam,
     delete,
     func,
     literal,
@@ -295,34 +300,10 @@ class DoorBatchStore:
 
         First come tenants for whom no step is under way, and of each the oldest batch. So the
         batches of one tenant wait for one of another's, not for all."""
-        columns, of_tenant = door_batches.c, func.coalesce(door_batches.c.tenant, "")
 
         def look(connection: Connection) -> list[str]:
-            now = self._db.now(connection)
-            is_live = columns.state.in_(map(str, LIVE))
-            held = (
-                select(of_tenant.label("tenant"), func.count().label("number"))
-                .where(is_live, columns.lease_until > now)
-                .group_by(of_tenant)
-                .subquery()
-            )
-            nth = func.row_number().over(
-                partition_by=of_tenant, order_by=(columns.created_at, columns.batch_id)
-            )
-            query = (
-                select(columns.batch_id)
-                .select_from(
-                    door_batches.outerjoin(jobs, columns.job_id == jobs.c.job_id).outerjoin(
-                        held, held.c.tenant == of_tenant
-                    )
-                )
-                .where(is_live, _has_step(now), _is_free(now))
-                .order_by(
-                    nth + func.coalesce(held.c.number, 0), columns.created_at, columns.batch_id
-                )
-                .limit(limit)
-            )
-            return list(connection.execute(query).scalars())
+            given = {"now": self._db.now(connection), "most": limit}
+            return list(connection.execute(_due(), given).scalars())
 
         return self._db.read(look)
 
@@ -391,11 +372,36 @@ def _held(leased: LeasedBatch) -> tuple[ColumnElement[bool], ...]:
     return door_batches.c.batch_id == leased.batch.batch_id, door_batches.c.fence == leased.fence
 
 
-def _is_free(now: float) -> ColumnElement[bool]:
-    return or_(door_batches.c.lease_until.is_(None), door_batches.c.lease_until <= now)
+@cache
+def _due() -> Select[str]:
+    """Build the statement once: that costs more than its run, and each door looks all the time."""
+    columns, of_tenant = door_batches.c, func.coalesce(door_batches.c.tenant, "")
+    now: ColumnElement[float] = bindparam("now", type_=Float)
+    is_live = columns.state.in_(map(str, LIVE))
+    held = (
+        select(of_tenant.label("tenant"), func.count().label("number"))
+        .where(is_live, columns.lease_until > now)
+        .group_by(of_tenant)
+        .subquery()
+    )
+    nth = func.row_number().over(
+        partition_by=of_tenant, order_by=(columns.created_at, columns.batch_id)
+    )
+    is_free = or_(columns.lease_until.is_(None), columns.lease_until <= now)
+    return (
+        select(columns.batch_id)
+        .select_from(
+            door_batches.outerjoin(jobs, columns.job_id == jobs.c.job_id).outerjoin(
+                held, held.c.tenant == of_tenant
+            )
+        )
+        .where(is_live, _has_step(now), is_free)
+        .order_by(nth + func.coalesce(held.c.number, 0), columns.created_at, columns.batch_id)
+        .limit(bindparam("most", type_=Integer))
+    )
 
 
-def _has_step(now: float) -> ColumnElement[bool]:
+def _has_step(now: ColumnElement[float]) -> ColumnElement[bool]:
     """Return the condition of a batch with a step to do; it has none while its job runs."""
     state, runs = door_batches.c.state, jobs.c.state.in_(_RUNNING)
     over = or_(jobs.c.job_id.is_(None), jobs.c.state.in_(_ENDED))

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Row, bindparam, delete, select, update
 
 from penstock_ledger.model import DeadLetter, Result
 from penstock_ledger.sql.database import Database
-from penstock_ledger.sql.tables import door_calls, jobs, outcomes, spool
+from penstock_ledger.sql.tables import door_calls, feeds, jobs, outcomes, spool
 from penstock_ledger.stores.jobs import LIVE
 from penstock_ledger.stores.outcome_rows import outcome_from
 from penstock_ledger.stores.spool import STATEMENT_MAX, check_open
@@ -31,11 +31,14 @@ GIVEN: Final = "given"
 
 # Built once: putting a statement together costs more than what the database does with it, and these
 # run for each call.
-_OUTCOMES: Final = select(outcomes).where(
+# The primary key has generations between job and document: without them a whole job is walked.
+_OF_JOB: Final = select(outcomes).where(
     outcomes.c.job_id == bindparam("job"),
+    outcomes.c.generation.in_(select(feeds.c.generation).where(feeds.c.job_id == bindparam("job"))),
     outcomes.c.superseded_by.is_(None),
-    outcomes.c.doc_id.in_(bindparam("docs", expanding=True)),
 )
+_OUTCOMES: Final = _OF_JOB.where(outcomes.c.doc_id.in_(bindparam("docs", expanding=True)))
+_OUTCOME: Final = _OF_JOB.where(outcomes.c.doc_id == bindparam("doc"))
 _NUMBERS: Final = select(spool.c.doc_id, spool.c.seq).where(
     spool.c.job_id == bindparam("job"), spool.c.doc_id.in_(bindparam("docs", expanding=True))
 )
@@ -73,6 +76,8 @@ class DoorCall:
 class DoorCallStore:
     def __init__(self, db: Database) -> None:
         self._db = db
+        stored = db.insert(spool).on_conflict_do_nothing()
+        self._spooled = stored.returning(spool.c.doc_id, spool.c.seq)
 
     def push(self, job_id: str, calls: Sequence[PushedCall]) -> list[dict[str, int]]:
         """Store the documents of several calls in one transaction.
@@ -98,6 +103,9 @@ class DoorCallStore:
         """Return the visible outcomes of those that have one."""
 
         def read(connection: Connection) -> dict[str, Result | DeadLetter]:
+            if len(doc_ids) == 1:  # mostly; an IN is put together anew each time
+                rows = connection.execute(_OUTCOME, {"job": job_id, "doc": doc_ids[0]})
+                return {row.doc_id: outcome_from(row) for row in rows}
             found: dict[str, Result | DeadLetter] = {}
             for start in range(0, len(doc_ids), STATEMENT_MAX):
                 some = {"job": job_id, "docs": doc_ids[start : start + STATEMENT_MAX]}
@@ -144,8 +152,7 @@ class DoorCallStore:
     def _push(
         self, connection: Connection, job_id: str, calls: Sequence[PushedCall]
     ) -> list[dict[str, int]]:
-        given = [doc_id for call in calls for doc_id, _ in call.documents]
-        check_open(connection, job_id, given)
+        check_open(connection, job_id, [doc_id for call in calls for doc_id, _ in call.documents])
         taken = [
             call.claim is not None and not self._claimed(connection, job_id, call.name, call.claim)
             for call in calls
@@ -156,9 +163,14 @@ class DoorCallStore:
             if not is_taken
             for doc_id, body in call.documents
         ]
+        numbers = dict[str, int]()
         if rows:
-            connection.execute(self._db.insert(spool).on_conflict_do_nothing(), rows)
-        numbers = _numbers(connection, job_id, [str(row["doc_id"]) for row in rows])
+            given = rows[0] if len(rows) == 1 else rows  # one at a time is the shorter way
+            stored = connection.execute(self._spooled, given)
+            numbers = {row.doc_id: row.seq for row in stored}
+        there = [name for row in rows if (name := str(row["doc_id"])) not in numbers]
+        if there:
+            numbers |= _numbers(connection, job_id, there)
         return [
             {} if is_taken else {doc_id: numbers[doc_id] for doc_id, _ in call.documents}
             for call, is_taken in zip(calls, taken, strict=True)

@@ -1,4 +1,4 @@
-"""A look at a source before its job is submitted: its first rows, or a random sample.
+"""A look at a job before it is submitted: a preview of it, or a random sample of its source.
 
 Nothing is accepted or called. A sample is lines of input, which make a job of its own with the
 requests of the whole one.
@@ -9,71 +9,148 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import orjson
 
-from penstock_producer.accepting.survey import Survey, survey
+from penstock_ledger.errors import PenstockError
+from penstock_producer.accepting.acceptance import beyond_budget, check_estimate, estimated_usd
+from penstock_producer.accepting.estimates import Estimate, Measure, TokenMeter
+from penstock_producer.accepting.survey import Survey, Surveyed, check_bad_rows, job_meter, survey
 from penstock_producer.errors import SourceError
+from penstock_producer.job.provider_facts import ProviderFacts
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.pins import content_of
-from penstock_producer.refusals import DUPLICATE
 from penstock_producer.rows import BadRow, Document, FileSource, Tally
 
 __all__ = [
     "FOR_ALL",
     "SAID_BY_LINES",
-    "FirstRows",
+    "Preview",
     "Sample",
     "drawn",
-    "first_rows",
     "input_line",
+    "preview",
     "sample_of",
 ]
 
 
-class FirstRows(NamedTuple):
-    """Those that became requests, and what is wrong with the others."""
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What would be sent for a job, and what that would cost."""
 
-    documents: list[Document]
-    refused: list[BadRow]  # in the order of rows
-    more: bool  # whether the source goes on after them
-    tally: Tally  # what the options changed in these rows
+    uri: str
+    spec: JobSpec
+    requests: Sequence[Document]  # the first that can be used
+    survey: Survey
+    is_whole: bool  # whether all rows were read
+    prompts_usd: float | None  # what prompts alone cost; None: no price is known
+    cost_usd: float | None  # with answers as long as they may be
+    meter: TokenMeter  # what counts tokens
+
+    @property
+    def documents(self) -> int:
+        """Those that can be used."""
+        return self.survey.total - len(self.survey.refused)
+
+    @property
+    def refused(self) -> list[BadRow]:
+        """Rows that would be dead letters, in their order."""
+        return [one.row for one in self.survey.refused]
+
+    @property
+    def tally(self) -> Tally:
+        """What the job's options changed in these rows."""
+        return Tally.of_pin(self.survey.pin)
+
+    @property
+    def over_budget(self) -> str | None:
+        """What to say where the job may cost more than its budget."""
+        return beyond_budget(self.spec.budget_usd, self.cost_usd)
+
+    def tokens_of(self, request: Document) -> Estimate:
+        return Measure.taken([request.body], self.meter).of(1)
+
+    def url_of(self, request: Document) -> str:
+        return request.endpoint or self.spec.endpoint
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it for programs, but for what is refused; None is unknown."""
+        return {
+            "rows": self.survey.total,
+            "whole": self.is_whole,
+            "documents": self.documents,
+            "unusable": len(self.survey.refused),
+            "requests": [
+                {
+                    "doc_id": one.doc_id,
+                    "line": one.line,
+                    "url": self.url_of(one),
+                    "body": orjson.loads(one.body),
+                    **_tokens(self.tokens_of(one)),
+                }
+                for one in self.requests
+            ],
+            **_tokens(self.survey.estimate),
+            "tokens_by": self.meter.by,
+            "prompts_usd": self.prompts_usd,
+            "cost_usd": self.cost_usd,
+        }
+
+    def refusal(self) -> PenstockError | None:
+        """Return what a submit of these rows would raise; None where it would accept them."""
+        try:
+            check_bad_rows(self.uri, self.spec, self.survey.total, self.refused)
+            if self.spec.over_budget != "warn":
+                check_estimate(self.spec, self.cost_usd)
+        except PenstockError as error:
+            return error
+        return None
 
 
-def first_rows(opened: FileSource, most: int) -> FirstRows:
-    """Return at most ``most`` of the first rows. Raises what reading raises."""
-    reading = opened.documents({})
-    rows = list(itertools.islice(reading, most))
-    tally = Tally().plus(opened.tally)
-    more = next(reading, None) is not None
-    documents: list[Document] = []
-    refused: list[BadRow] = []
-    lines: dict[str, int] = {}
-    for row in rows:
-        if isinstance(row, BadRow):
-            refused.append(row)
-        elif row.doc_id in lines:
-            refused.append(_duplicate(opened.uri, row, lines[row.doc_id]))
-        else:
-            lines[row.doc_id] = row.line
-            documents.append(row)
-    return FirstRows(documents, refused, more, tally)
+def _tokens(guess: Estimate) -> dict[str, Any]:
+    return {
+        "tokens_in": guess.tokens_in,
+        "tokens_out": guess.tokens_out,
+        "tokens_out_capped": guess.capped,
+    }
 
 
-def _duplicate(uri: str, row: Document, first: int) -> BadRow:
-    message = f"the id {row.doc_id!r} is that of line {first}, too."
-    return BadRow(
-        uri,
-        row.line,
-        DUPLICATE,
-        None,
-        message,
-        "",
-        "give every row an id of its own",
-        row.doc_id,
-        {},
+def preview(
+    source: Surveyed,
+    spec: JobSpec,
+    provider: ProviderFacts,
+    shown: int,
+    *,
+    most: int | None = None,
+    meter: TokenMeter | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Preview:
+    """Read a source, and return its first ``shown`` requests and what all of it would cost.
+
+    ``most``: how many rows are read, all where it is None. Rows that cannot be used do not stop it,
+    however many the spec allows. Raises what reading raises, and SourceError `empty_source`.
+    """
+    first: dict[str, Document] = {}
+
+    def keep(document: Document) -> None:
+        if len(first) < shown:
+            first.setdefault(document.doc_id, document)
+
+    meter = meter or job_meter(spec)
+    patient = spec.model_copy(update={"max_bad_rows": "100%"})
+    found = survey(source, patient, progress, meter, keep, most)
+    return Preview(
+        source.uri,
+        spec,
+        list(first.values()),
+        found,
+        is_whole=most is None or found.total < most,
+        prompts_usd=estimated_usd(spec, found.estimate._replace(tokens_out=0), provider),
+        cost_usd=estimated_usd(spec, found.estimate, provider),
+        meter=meter,
     )
 
 

@@ -8,11 +8,11 @@ the end, which is several times faster than asking an index about each row.
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Protocol, Self
 
 from penstock_ledger.model import Shard
@@ -23,7 +23,7 @@ from penstock_producer.pins import PREPARED
 from penstock_producer.refusals import DUPLICATE
 from penstock_producer.rows import MISSING_FIELD, BadRow, Document, Place, Tally
 
-__all__ = ["Check", "SplitPoints", "Survey", "survey"]
+__all__ = ["Check", "SplitPoints", "Survey", "Surveyed", "survey"]
 
 _ROWS_PER_INSERT = 5_000
 _CACHE_KIB = 16_000  # the most memory SQLite may use; what is more goes to its temporary files
@@ -54,12 +54,7 @@ class SeenIds:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._db.close()
 
     def add(self, doc_id: str, line: int) -> None:
@@ -193,12 +188,14 @@ def survey(
     progress: Callable[[int], None] | None = None,
     meter: TokenMeter | None = None,
     check: Check | None = None,
+    first: int | None = None,
 ) -> Survey:
     """Read the whole source once, in flat memory.
 
     ``progress`` is called now and then with the number of rows read; ``meter`` counts the tokens of
     its first documents, the job's own where none is given. ``check`` says of a document why it is
-    refused all the same, None where it is not.
+    refused all the same, None where it is not. With ``first`` only so many rows are
+    read, and nothing is pinned where there may be more.
 
     Raises TooManyBadRows beyond the spec's ``max_bad_rows``, SourceError `empty_source` when there
     is no row at all, and whatever reading raises.
@@ -212,10 +209,10 @@ def survey(
     split_points = SplitPoints()
     total = size = 0
     next_point = 1
-    measure = Measure(meter or _meter(spec))
+    measure = Measure(meter or job_meter(spec))
     with SeenIds() as ids:
         add = ids.add
-        for row in source.documents({}):
+        for row in itertools.islice(source.documents({}), first):
             total += 1
             if progress is not None and total % _ROWS_PER_PROGRESS == 0:
                 progress(total)
@@ -238,19 +235,24 @@ def survey(
             )
         for duplicate in ids.duplicates():
             _keep(bad, _duplicate(duplicate, source), most, source.uri)
-        allowed = min(spec.bad_rows_allowed(total), MAX_BAD_ROWS_HELD)
-        if len(bad) > allowed:
-            raise TooManyBadRows(source.uri, allowed, _in_order(bad), counted=len(bad), whole=True)
         bad.sort(key=lambda row: row.line)
+        check_bad_rows(source.uri, spec, total, bad)
         tally = source.tally
         prepared = {PREPARED: tally.to_json()} if tally.cut or tally.saved_chars else {}
         estimate = measure.of(total - len(bad), size)
-        return Survey(
-            total, _named(bad, ids), source.pin() | prepared, estimate, size, split_points
-        )
+        pin = source.pin() if first is None or total < first else {}
+        return Survey(total, _named(bad, ids), pin | prepared, estimate, size, split_points)
 
 
-def _meter(spec: JobSpec) -> TokenMeter:
+def check_bad_rows(uri: str, spec: JobSpec, total: int, bad: Sequence[BadRow]) -> None:
+    """Raise TooManyBadRows where more of ``total`` rows are bad than the spec allows."""
+    allowed = min(spec.bad_rows_allowed(total), MAX_BAD_ROWS_HELD)
+    if len(bad) > allowed:
+        raise TooManyBadRows(uri, allowed, bad, counted=len(bad), whole=True)
+
+
+def job_meter(spec: JobSpec) -> TokenMeter:
+    """Return the meter of a job's tokens: its own tokenizer where it is at hand."""
     try:
         return meter_of(spec.model, spec.tokenizer)
     except ValueError:
@@ -261,7 +263,8 @@ def _meter(spec: JobSpec) -> TokenMeter:
 def _keep(bad: list[BadRow], row: BadRow, most: int, uri: str) -> None:
     bad.append(row)
     if len(bad) > most:
-        raise TooManyBadRows(uri, most, _in_order(bad), counted=len(bad), whole=False)
+        in_order = sorted(bad, key=lambda row: row.line)
+        raise TooManyBadRows(uri, most, in_order, counted=len(bad), whole=False)
 
 
 def _refuse_column(rows: list[BadRow]) -> None:
@@ -279,10 +282,6 @@ def _refuse_column(rows: list[BadRow]) -> None:
                 f"none of the first {len(rows)} rows has the column {first.field!r} of the prompt"
             ),
         )
-
-
-def _in_order(bad: list[BadRow]) -> list[BadRow]:
-    return sorted(bad, key=lambda row: row.line)
 
 
 def _duplicate(duplicate: Duplicate, source: Surveyed) -> BadRow:

@@ -7,11 +7,13 @@ neither says anything to another model.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import orjson
 
+from penstock_producer.dialects.fields import Fields, one_of, rows_of, subfields
 from penstock_producer.prompts.messages import BadMessages
 
 __all__ = ["EFFORTS", "NO_EQUAL", "length_of", "translated"]
@@ -22,7 +24,6 @@ EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
 _THOUGHTS: Final = ((2_048, "low"), (8_192, "medium"))
 # OpenAI's own models, which refuse `max_tokens`; other servers may not know the newer name
 _OPENAIS: Final = re.compile(r"(?:gpt-|chatgpt-|o\d)")
-_SAME: Final = frozenset({"model", "temperature", "top_p", "top_k"})
 _TIERS: Final = {"auto": "auto", "standard_only": "default"}
 _CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
 _THINKING: Final = ("thinking", "redacted_thinking")
@@ -33,24 +34,17 @@ def translated(message: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises BadMessages, whose place is the field: `tools[0].type`, `container`.
     """
-    given = {name: value for name, value in message.items() if value is not None}
-    chat: dict[str, Any] = {}
-    for name, value in given.items():
-        if name in _SAME:
-            chat[name] = value
-        elif name in _WRITERS:
-            chat |= _WRITERS[name](value, given)
-        elif name not in ("system", "cache_control") and not (name == "stream" and value is False):
-            raise BadMessages(
-                name, NO_EQUAL, "leave it out, or send the request to a provider that has it", value
-            )
-    return chat
+    return _FIELDS.translated(message)
 
 
 def length_of(model: Any, most: Any) -> dict[str, Any]:
     """Return how long an answer may be, by the name that the model's server takes."""
     is_openais = isinstance(model, str) and _OPENAIS.match(model) is not None
     return {"max_completion_tokens" if is_openais else "max_tokens": most}
+
+
+_subfields: Final = partial(subfields, no_equal=NO_EQUAL)
+_rows: Final = partial(rows_of, expected="This is a list of objects.")
 
 
 def _messages(value: Any, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,20 +133,6 @@ def _text(value: Any, place: str) -> str:
     return "\n\n".join(texts)
 
 
-def _rows(value: Any, place: str) -> Sequence[Mapping[str, Any]]:
-    if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
-        raise BadMessages(place, "This is a list of objects.", "write a list", value)
-    return value
-
-
-def _longest(value: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    return length_of(given.get("model"), value)
-
-
-def _stop(value: Any, _given: Mapping[str, Any]) -> dict[str, Any]:
-    return {"stop": value} if value else {}
-
-
 def _tools(value: Any, _given: Mapping[str, Any]) -> dict[str, Any]:
     return {"tools": [_tool(one, f"tools[{at}]") for at, one in enumerate(_rows(value, "tools"))]}
 
@@ -209,9 +189,7 @@ def _effort_in(given: Mapping[str, Any]) -> Any:
 
 def _output(value: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """Translate `output_config`: the effort, and the form of the answer."""
-    config = value if isinstance(value, Mapping) else {"": value}
-    for name in config.keys() - {"effort", "format"}:
-        raise BadMessages(f"output_config.{name}".rstrip("."), NO_EQUAL, "leave it out", value)
+    config = _subfields(value, "output_config", ("effort", "format"), fix="leave it out")
     effort, form = _effort_in(given), config.get("format")
     if effort is not None and effort not in EFFORTS:
         raise BadMessages("output_config.effort", NO_EQUAL, f"write {', '.join(EFFORTS)}", effort)
@@ -226,26 +204,23 @@ def _output(value: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _metadata(value: Any, _given: Mapping[str, Any]) -> dict[str, Any]:
-    given = value if isinstance(value, Mapping) else {"": value}
-    for name in given.keys() - {"user_id"}:
-        raise BadMessages(f"metadata.{name}".rstrip("."), NO_EQUAL, "give user_id alone", value)
+    given = _subfields(value, "metadata", ("user_id",), fix="give user_id alone")
     return {} if given.get("user_id") is None else {"user": given["user_id"]}
 
 
-def _tier(value: Any, _given: Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(value, str) or value not in _TIERS:
-        raise BadMessages("service_tier", NO_EQUAL, f"write {' or '.join(_TIERS)}", value)
-    return {"service_tier": _TIERS[value]}
-
-
-_WRITERS: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], dict[str, Any]]]] = {
-    "messages": _messages,
-    "max_tokens": _longest,
-    "stop_sequences": _stop,
-    "tools": _tools,
-    "tool_choice": _choice,
-    "thinking": _thinking,
-    "output_config": _output,
-    "metadata": _metadata,
-    "service_tier": _tier,
-}
+_FIELDS: Final = Fields(
+    NO_EQUAL,
+    {
+        "messages": _messages,
+        "max_tokens": lambda most, given: length_of(given.get("model"), most),
+        "stop_sequences": lambda value, _: {"stop": value} if value else {},
+        "tools": _tools,
+        "tool_choice": _choice,
+        "thinking": _thinking,
+        "output_config": _output,
+        "metadata": _metadata,
+        "service_tier": one_of("service_tier", _TIERS, NO_EQUAL),
+    },
+    same=("model", "temperature", "top_p", "top_k"),
+    meaningless={"stream": (False,), "system": None, "cache_control": None},
+)

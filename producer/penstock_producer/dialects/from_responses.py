@@ -6,9 +6,11 @@ provider's that gave them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any, Final
 
+from penstock_producer.dialects.fields import Fields, rows_of, subfields
 from penstock_producer.dialects.from_anthropic import NO_EQUAL, length_of
 from penstock_producer.prompts.messages import BadMessages
 
@@ -29,7 +31,9 @@ _SAME: Final = frozenset(
 )
 # Values that say what a chat does anyway. What `include` asks for there is an answer's own thoughts
 # in a form that only its provider reads: an answer without them is one that has none.
-_MEANINGLESS: Final[Mapping[str, tuple[object, ...]]] = {
+_MEANINGLESS: Final[Mapping[str, Collection[object] | None]] = {
+    "instructions": None,
+    "metadata": None,
     "stream": (False,),
     "store": (False, True),
     "background": (False,),
@@ -45,18 +49,11 @@ def translated(asked: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises BadMessages, whose place is the field: `input[2].type`, `previous_response_id`.
     """
-    given = {name: value for name, value in asked.items() if value is not None}
-    chat: dict[str, Any] = {}
-    for name, value in given.items():
-        if name in _SAME:
-            chat[name] = value
-        elif name in _WRITERS:
-            chat |= _WRITERS[name](value, given)
-        elif name not in ("instructions", "metadata") and value not in _MEANINGLESS.get(name, ()):
-            raise BadMessages(
-                name, NO_EQUAL, "leave it out, or send the request to a provider that has it", value
-            )
-    return chat
+    return _FIELDS.translated(asked)
+
+
+_subfields: Final = partial(subfields, no_equal=NO_EQUAL)
+_rows: Final = partial(rows_of, expected="This is text, or a list of objects.")
 
 
 def _input(value: Any, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,16 +124,6 @@ def _text(value: Any, place: str) -> str:
     return "".join(texts)
 
 
-def _rows(value: Any, place: str) -> Sequence[Mapping[str, Any]]:
-    if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
-        raise BadMessages(place, "This is text, or a list of objects.", "write a list", value)
-    return value
-
-
-def _longest(value: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    return length_of(given.get("model"), value)
-
-
 def _tools(value: Any, _given: Mapping[str, Any]) -> dict[str, Any]:
     tools = list[dict[str, Any]]()
     for at, tool in enumerate(_rows(value, "tools")):
@@ -161,9 +148,7 @@ def _choice(value: Any, _given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _text_form(value: Any, _given: Mapping[str, Any]) -> dict[str, Any]:
     """Translate `text`: the form of the answer, and how much it says."""
-    config = value if isinstance(value, Mapping) else {"": value}
-    for name in config.keys() - {"format", "verbosity"}:
-        raise BadMessages(f"text.{name}".rstrip("."), NO_EQUAL, "give format alone", value)
+    config = _subfields(value, "text", ("format", "verbosity"), fix="give format alone")
     written = {} if config.get("verbosity") is None else {"verbosity": config["verbosity"]}
     form = config.get("format") or {"type": "text"}
     kind = form.get("type") if isinstance(form, Mapping) else None
@@ -176,17 +161,20 @@ def _text_form(value: Any, _given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _reasoning(value: Any, _given: Mapping[str, Any]) -> dict[str, Any]:
-    config = value if isinstance(value, Mapping) else {"": value}
-    for name in config.keys() - {"effort", "summary"}:
-        raise BadMessages(f"reasoning.{name}".rstrip("."), NO_EQUAL, "give effort alone", value)
+    config = _subfields(value, "reasoning", ("effort", "summary"), fix="give effort alone")
     return {} if config.get("effort") is None else {"reasoning_effort": config["effort"]}
 
 
-_WRITERS: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], dict[str, Any]]]] = {
-    "input": _input,
-    "max_output_tokens": _longest,
-    "tools": _tools,
-    "tool_choice": _choice,
-    "text": _text_form,
-    "reasoning": _reasoning,
-}
+_FIELDS: Final = Fields(
+    NO_EQUAL,
+    {
+        "input": _input,
+        "max_output_tokens": lambda most, given: length_of(given.get("model"), most),
+        "tools": _tools,
+        "tool_choice": _choice,
+        "text": _text_form,
+        "reasoning": _reasoning,
+    },
+    _SAME,
+    _MEANINGLESS,
+)

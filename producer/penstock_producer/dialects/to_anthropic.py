@@ -5,13 +5,21 @@ What has no equal there is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from penstock_producer.dialects.fields import (
+    Fields,
+    body_messages,
+    content_of,
+    name_of,
+    one_of,
+    tool_calls,
+    tools_of,
+)
 from penstock_producer.dialects.from_anthropic import EFFORTS
 from penstock_producer.prompts.messages import (
     BadMessages,
-    checked_messages,
     embedded_image,
     function_call,
     split_system,
@@ -83,30 +91,13 @@ def _translated(message: Mapping[str, Any], place: str) -> dict[str, Any]:
             "content": text_of(content, f"{place}.content"),
         }
         return {"role": "user", "content": [result]}
-    calls = message.get("tool_calls") or []
-    if not calls:
-        return {"role": message["role"], "content": _content(content, f"{place}.content")}
-    if not isinstance(calls, list):
-        raise BadMessages(
-            f"{place}.tool_calls", "Calls of tools are a list.", "write a list", calls
-        )
-    before = [] if content in (None, "") else _content(content, f"{place}.content")
-    blocks = [{"type": "text", "text": before}] if isinstance(before, str) else before
-    used = [_tool_use(call, f"{place}.tool_calls[{index}]") for index, call in enumerate(calls)]
-    return {"role": message["role"], "content": [*blocks, *used]}
-
-
-def _content(content: Any, place: str) -> str | list[dict[str, Any]]:
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list) and content:
-        return parts_of(content, place)
-    raise BadMessages(
-        place,
-        "A content is text or a list of parts.",
-        'write {"role": "user", "content": "…"}',
-        content,
-    )
+    used = tool_calls(message, place, _tool_use)
+    if used and content in (None, ""):
+        return {"role": message["role"], "content": used}
+    said = content_of(content, f"{place}.content", _part)
+    if used:
+        said = [*([{"type": "text", "text": said}] if isinstance(said, str) else said), *used]
+    return {"role": message["role"], "content": said}
 
 
 def _tool_use(call: Any, place: str) -> dict[str, Any]:
@@ -140,7 +131,7 @@ _SAME: Final = frozenset({"model", "top_p", "top_k", "thinking", "max_tokens", "
 # OpenAI's words of effort that Anthropic has others for
 _EFFORTS: Final = {"minimal": "low", **{word: word for word in EFFORTS}}
 # Values that say what Anthropic's Messages do anyway.
-_MEANINGLESS: Final[Mapping[str, tuple[object, ...]]] = {
+_MEANINGLESS: Final[Mapping[str, Collection[object]]] = {
     "n": (1,),
     "stream": (False,),
     "logprobs": (False,),
@@ -159,52 +150,18 @@ def translated(chat: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises BadMessages, whose place is the field: `tools[0]`, `seed`, `messages[2].role`.
     """
-    given = {name: value for name, value in chat.items() if value is not None}
-    body: dict[str, Any] = {}
-    for name, value in given.items():
-        write = _WRITERS.get(name)
-        if write is not None:
-            body |= write(value, given)
-        elif name in _SAME:
-            body[name] = value
-        elif value not in _MEANINGLESS.get(name, ()):
-            raise BadMessages(
-                name, NO_EQUAL, "leave it out, or send the request to a provider that has it", value
-            )
-    return body
+    return _FIELDS.translated(chat)
 
 
 def _messages(value: Any, _given: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        system, messages = conversation_of(checked_messages(value))
-    except BadMessages as error:
-        error.place = f"messages{error.place}"
-        raise
+    system, messages = body_messages(value, conversation_of)
     return {"messages": messages} if system is None else {"system": system, "messages": messages}
-
-
-def _longest(value: Any, _given: Mapping[str, Any]) -> dict[str, Any]:
-    return {"max_tokens": value}
 
 
 def _temperature(value: Any, _given: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(value, int | float) and value > 1:
         raise BadMessages("temperature", "Anthropic takes 0 to 1.", "lower it", value)
     return {"temperature": value}
-
-
-def _stop(value: Any, _given: Mapping[str, Any]) -> dict[str, Any]:
-    return {"stop_sequences": [value] if isinstance(value, str) else value}
-
-
-def _user(value: Any, _given: Mapping[str, Any]) -> dict[str, Any]:
-    return {"metadata": {"user_id": value}}
-
-
-def _tier(value: Any, _given: Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(value, str) or value not in _TIERS:
-        raise BadMessages("service_tier", NO_EQUAL, f"write {' or '.join(_TIERS)}", value)
-    return {"service_tier": _TIERS[value]}
 
 
 def _form(_value: Any, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,33 +184,23 @@ def _form(_value: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     return {"output_config": config} if config else {}
 
 
-def _tools(value: Any, _given: Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(value, list):
-        raise BadMessages("tools", "Tools are a list.", "write a list", value)
-    return {"tools": [_tool(tool, f"tools[{index}]") for index, tool in enumerate(value)]}
+_TOOLS: Final = "give functions, each with a name"
 
 
-def _tool(tool: Any, place: str) -> dict[str, Any]:
-    function = (
-        tool.get("function")
-        if isinstance(tool, Mapping) and tool.get("type") == "function"
-        else None
-    )
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise BadMessages(place, NO_EQUAL, "give functions, each with a name", tool)
+def _tool(function: Mapping[str, Any], _place: str) -> dict[str, Any]:
     about = {name: function[name] for name in ("description", "strict") if function.get(name)}
-    return {
-        "name": function["name"],
-        **about,
-        "input_schema": function.get("parameters") or {"type": "object"},
-    }
+    takes = function.get("parameters") or {"type": "object"}
+    return {"name": function["name"], **about, "input_schema": takes}
 
 
 def _choice(value: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """Translate `tool_choice`, with `parallel_tool_calls`, which belongs to it there."""
     together = given.get("parallel_tool_calls", True)
     value = given.get("tool_choice", "auto")
-    choice = _CHOICES.get(value) if isinstance(value, str) else _named(value)
+    if (name := name_of(value)) is not None:
+        choice: Mapping[str, Any] | None = {"type": "tool", "name": name}
+    else:
+        choice = _CHOICES.get(value) if isinstance(value, str) else None
     if choice is None or not isinstance(together, bool):
         raise BadMessages(
             "tool_choice", NO_EQUAL, f"write {', '.join(_CHOICES)}, or one function", value
@@ -262,23 +209,22 @@ def _choice(value: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     return {"tool_choice": {**choice, **alone}}
 
 
-def _named(value: Any) -> dict[str, Any] | None:
-    function = value.get("function") if isinstance(value, Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
-    return {"type": "tool", "name": name} if isinstance(name, str) else None
-
-
-_WRITERS: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], dict[str, Any]]]] = {
-    "messages": _messages,
-    "max_completion_tokens": _longest,
-    "temperature": _temperature,
-    "stop": _stop,
-    "user": _user,
-    "safety_identifier": _user,
-    "service_tier": _tier,
-    "response_format": _form,
-    "reasoning_effort": _form,
-    "tools": _tools,
-    "tool_choice": _choice,
-    "parallel_tool_calls": _choice,
-}
+_FIELDS: Final = Fields(
+    NO_EQUAL,
+    {
+        "messages": _messages,
+        "max_completion_tokens": lambda most, _: {"max_tokens": most},
+        "temperature": _temperature,
+        "stop": lambda value, _: {"stop_sequences": [value] if isinstance(value, str) else value},
+        "user": lambda value, _: {"metadata": {"user_id": value}},
+        "safety_identifier": lambda value, _: {"metadata": {"user_id": value}},
+        "service_tier": one_of("service_tier", _TIERS, NO_EQUAL),
+        "response_format": _form,
+        "reasoning_effort": _form,
+        "tools": lambda value, _: {"tools": tools_of(value, _tool, no_equal=NO_EQUAL, fix=_TOOLS)},
+        "tool_choice": _choice,
+        "parallel_tool_calls": _choice,
+    },
+    _SAME,
+    _MEANINGLESS,
+)

@@ -5,13 +5,22 @@ What has no equal there is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from penstock_producer.dialects.answers import signature_of
+from penstock_producer.dialects.fields import (
+    Fields,
+    Writer,
+    body_messages,
+    content_of,
+    name_of,
+    tool_calls,
+    tools_of,
+)
 from penstock_producer.prompts.messages import (
     BadMessages,
-    checked_messages,
     embedded_image,
     function_call,
     split_system,
@@ -39,13 +48,10 @@ def contents_of(messages: Sequence[Mapping[str, Any]]) -> Contents:
     called: dict[str, str] = {}  # the function of each call: its result is given by that name
 
     def add(message: Mapping[str, Any], place: str) -> None:
-        _append(contents, _role(message), _parts(message, place, called))
+        role = "model" if message["role"] == "assistant" else "user"
+        _append(contents, role, _parts(message, place, called))
 
     return Contents(split_system(messages, add, no_equal=NO_EQUAL, others="contents"), contents)
-
-
-def _role(message: Mapping[str, Any]) -> str:
-    return "model" if message["role"] == "assistant" else "user"
 
 
 def _append(contents: list[dict[str, Any]], role: str, parts: list[dict[str, Any]]) -> None:
@@ -62,30 +68,14 @@ def _append(contents: list[dict[str, Any]], role: str, parts: list[dict[str, Any
 
 
 def _parts(message: Mapping[str, Any], place: str, called: dict[str, str]) -> list[dict[str, Any]]:
-    content, calls = message.get("content"), message.get("tool_calls") or []
     if message["role"] == "tool":
         return [_result(message, place, called)]
-    if not isinstance(calls, list):
-        raise BadMessages(
-            f"{place}.tool_calls", "Calls of tools are a list.", "write a list", calls
-        )
-    before = [] if calls and content in (None, "") else _content(content, f"{place}.content")
-    return before + [
-        _call(call, f"{place}.tool_calls[{index}]", called) for index, call in enumerate(calls)
-    ]
-
-
-def _content(content: Any, place: str) -> list[dict[str, Any]]:
-    if isinstance(content, str):
-        return [{"text": content}]
-    if isinstance(content, list) and content:
-        return [_part(part, f"{place}[{index}]") for index, part in enumerate(content)]
-    raise BadMessages(
-        place,
-        "A content is text or a list of parts.",
-        'write {"role": "user", "content": "…"}',
-        content,
-    )
+    content = message.get("content")
+    calls = tool_calls(message, place, partial(_call, called))
+    if calls and content in (None, ""):
+        return calls
+    said = content_of(content, f"{place}.content", _part)
+    return [*([{"text": said}] if isinstance(said, str) else said), *calls]
 
 
 def _part(part: Any, place: str) -> dict[str, Any]:
@@ -121,7 +111,7 @@ def _sound(sound: Any, place: str) -> dict[str, str]:
     return {"mimeType": kind, "data": sound["data"]}
 
 
-def _call(call: Any, place: str, called: dict[str, str]) -> dict[str, Any]:
+def _call(called: dict[str, str], call: Any, place: str) -> dict[str, Any]:
     asked = function_call(call, place, NO_EQUAL)
     called[asked.id] = asked.name
     part = {"functionCall": {"name": asked.name, "args": asked.arguments}}
@@ -144,7 +134,7 @@ def _result(message: Mapping[str, Any], place: str, called: Mapping[str, str]) -
 
 
 # Names in generationConfig of what OpenAI's chat has beside its messages.
-_CONFIG: Final[Mapping[str, str]] = {
+_NAMES: Final[Mapping[str, str]] = {
     "max_tokens": "maxOutputTokens",
     "max_completion_tokens": "maxOutputTokens",
     "temperature": "temperature",
@@ -156,7 +146,7 @@ _CONFIG: Final[Mapping[str, str]] = {
     "frequency_penalty": "frequencyPenalty",
 }
 # Values that say what generateContent does anyway.
-_MEANINGLESS: Final[Mapping[str, tuple[object, ...]]] = {
+_MEANINGLESS: Final[Mapping[str, Collection[object]]] = {
     "stream": (False,),
     "logprobs": (False,),
     "store": (False,),
@@ -175,40 +165,24 @@ def translated(chat: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises BadMessages, whose place is the field: `tools[0]`, `logprobs`, `messages[2].role`.
     """
-    body: dict[str, Any] = {}
-    config: dict[str, Any] = {}
-    for name, value in chat.items():
-        if name == "model" and value is not None:
-            body[name] = value
-        elif name in _CONFIG and value is not None:
-            config[_CONFIG[name]] = value
-        elif name in _IN_CONFIG and value is not None:
-            config |= _IN_CONFIG[name](value)
-        elif name in _WRITERS and value is not None:
-            body |= _WRITERS[name](value)
-        elif value is not None and value not in _MEANINGLESS.get(name, ()):
-            raise BadMessages(
-                name, NO_EQUAL, "leave it out, or send the request to a provider that has it", value
-            )
-    return body | ({"generationConfig": config} if config else {})
+    config = {name: value for name, value in chat.items() if name in _CONFIG.writers}
+    body = _FIELDS.translated({name: chat[name] for name in chat if name not in config})
+    written = _CONFIG.translated(config)
+    return body | ({"generationConfig": written} if written else {})
 
 
-def _messages(value: Any) -> dict[str, Any]:
-    try:
-        system, contents = contents_of(checked_messages(value))
-    except BadMessages as error:
-        error.place = f"messages{error.place}"
-        raise
+def _renamed(there: str) -> Writer:
+    return lambda value, _: {there: value}
+
+
+def _messages(value: Any, _given: Mapping[str, Any]) -> dict[str, Any]:
+    system, contents = body_messages(value, contents_of)
     return {"contents": contents} | (
         {} if system is None else {"systemInstruction": {"parts": [{"text": system}]}}
     )
 
 
-def _stop(value: Any) -> dict[str, Any]:
-    return {"stopSequences": [value] if isinstance(value, str) else value}
-
-
-def _form(value: Any) -> dict[str, Any]:
+def _form(value: Any, _given: Mapping[str, Any]) -> dict[str, Any]:
     """Translate the form of the answer: `response_format`."""
     kind = value.get("type") if isinstance(value, Mapping) else None
     if kind == "text":
@@ -227,47 +201,27 @@ def _form(value: Any) -> dict[str, Any]:
     return {"responseMimeType": "application/json", "responseJsonSchema": schema}
 
 
-def _thinking(value: Any) -> dict[str, Any]:
+def _thinking(value: Any, _given: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(value, str) or value not in _THOUGHTS:
         raise BadMessages("reasoning_effort", NO_EQUAL, f"write {', '.join(_THOUGHTS)}", value)
     return {"thinkingConfig": {"thinkingBudget": _THOUGHTS[value]}}
 
 
-def _tools(value: Any) -> dict[str, Any]:
-    if not isinstance(value, list):
-        raise BadMessages("tools", "Tools are a list.", "write a list", value)
-    return {
-        "tools": [
-            {
-                "functionDeclarations": [
-                    _tool(tool, f"tools[{index}]") for index, tool in enumerate(value)
-                ]
-            }
-        ]
-    }
+def _tools(value: Any, _given: Mapping[str, Any]) -> dict[str, Any]:
+    fix = "give functions that are not strict"
+
+    def tool(function: Mapping[str, Any], place: str) -> dict[str, Any]:
+        if function.get("strict"):
+            raise BadMessages(place, NO_EQUAL, fix, function)
+        taken = {"description": "description", "parameters": "parametersJsonSchema"}
+        about = {there: function[here] for here, there in taken.items() if function.get(here)}
+        return {"name": function["name"], **about}
+
+    return {"tools": [{"functionDeclarations": tools_of(value, tool, no_equal=NO_EQUAL, fix=fix)}]}
 
 
-def _tool(tool: Any, place: str) -> dict[str, Any]:
-    function = (
-        tool.get("function")
-        if isinstance(tool, Mapping) and tool.get("type") == "function"
-        else None
-    )
-    if (
-        not isinstance(function, Mapping)
-        or not isinstance(function.get("name"), str)
-        or function.get("strict")
-    ):
-        raise BadMessages(place, NO_EQUAL, "give functions that are not strict", tool)
-    about = {"description": function["description"]} if function.get("description") else {}
-    takes = {"parametersJsonSchema": function["parameters"]} if function.get("parameters") else {}
-    return {"name": function["name"], **about, **takes}
-
-
-def _choice(value: Any) -> dict[str, Any]:
-    function = value.get("function") if isinstance(value, Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
-    if isinstance(name, str):
+def _choice(value: Any, _given: Mapping[str, Any]) -> dict[str, Any]:
+    if (name := name_of(value)) is not None:
         return {
             "toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": [name]}}
         }
@@ -279,13 +233,18 @@ def _choice(value: Any) -> dict[str, Any]:
     return {"toolConfig": {"functionCallingConfig": {"mode": mode}}}
 
 
-_IN_CONFIG: Final[Mapping[str, Callable[[Any], dict[str, Any]]]] = {
-    "stop": _stop,
-    "response_format": _form,
-    "reasoning_effort": _thinking,
-}
-_WRITERS: Final[Mapping[str, Callable[[Any], dict[str, Any]]]] = {
-    "messages": _messages,
-    "tools": _tools,
-    "tool_choice": _choice,
-}
+_CONFIG: Final = Fields(
+    NO_EQUAL,
+    {
+        **{name: _renamed(there) for name, there in _NAMES.items()},
+        "stop": lambda value, _: {"stopSequences": [value] if isinstance(value, str) else value},
+        "response_format": _form,
+        "reasoning_effort": _thinking,
+    },
+)
+_FIELDS: Final = Fields(
+    NO_EQUAL,
+    {"messages": _messages, "tools": _tools, "tool_choice": _choice},
+    ("model",),
+    _MEANINGLESS,
+)

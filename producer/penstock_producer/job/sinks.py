@@ -16,7 +16,7 @@ from penstock_ledger.redaction import is_secret_option, looks_secret, remember_u
 from penstock_producer.errors import Problem, SinkUnfit
 from penstock_producer.source_names import BY_VARIABLE, POSTGRESQL, SQLITE, variable_in
 
-__all__ = ["into_problem", "into_url", "sink_problems"]
+__all__ = ["columns_problem", "into_problem", "into_url", "sink_problems"]
 
 SCHEMES: Final = (*SQLITE, *POSTGRESQL)
 MAX_CHARS: Final = 2_000
@@ -63,6 +63,14 @@ def sink_problems(
         yield Problem(
             "secret_in_spec" if problem[0] == _HAS_ONE else "invalid_value", "/into", *problem
         )
+
+
+def columns_problem(keep_columns: str, order: str) -> tuple[str, str] | None:
+    """Return what is wrong with columns that are named for a table without any, and the fix."""
+    if order != "done" or keep_columns in ("all", "none"):
+        return None
+    why = "a table in the order in which rows were done has the answers alone, not the source's"
+    return f"{why} columns", "leave it out, or make order source"
 
 
 def into_problem(into: str) -> tuple[str, str] | None:

@@ -57,7 +57,7 @@ from penstock_producer.job.params import (
 from penstock_producer.job.repeats import CACHE_MAX_S, CACHE_MIN_S, Dedup, reuse_problems
 from penstock_producer.job.response_format import FIELD, AskedFormat, ResponseFormat, format_asked
 from penstock_producer.job.response_schema import schema_problems
-from penstock_producer.job.sinks import sink_problems
+from penstock_producer.job.sinks import columns_problem, sink_problems
 from penstock_producer.prompts.examples import example_problems
 from penstock_producer.prompts.languages import Language, prompt_of
 from penstock_producer.prompts.tokens import counts_tokens, cut_of, in_words, pinned
@@ -329,6 +329,8 @@ class JobSpec(BaseModel):
         yield from sink_problems(
             self.output_format, self.escape_formulas, self.into, self.into_table, self.into_id
         )
+        if problem := columns_problem(self.keep_columns, self.order):
+            yield Problem("invalid_value", "/keep_columns", *problem)
 
     def _without_prompt(self) -> Iterable[Problem]:
         """Yield a problem for options that say how a prompt is made, where there is none."""

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock_ledger.reasons import Code, Reason, StopCode
+from penstock_ledger.reasons import Code, Reason, StopCode, explain
 from penstock_ledger.texts import Command, Run, SetOption
 from penstock_producer.prices.spent_budget import next_budget
-from penstock_producer.reporting.advice import Advice, as_flag, command_line, on_terminal
+from penstock_producer.reporting.advice import Advice, as_field, as_flag, command_line, on_terminal
 from penstock_producer.reporting.fixes import FIXES
 from penstock_producer.reporting.text import duration
 
-__all__ = ["Step", "advice_for", "ends_by_itself", "pause_lines", "pause_steps"]
+__all__ = [
+    "Step",
+    "advice_for",
+    "ends_by_itself",
+    "pause_lines",
+    "pause_steps",
+    "serialize_pause",
+]
 
 if TYPE_CHECKING:
     from penstock_ledger.model import Job
@@ -52,6 +60,21 @@ def advice_for(pause: Reason | None) -> tuple[Advice, ...]:
             ),
         )
     return (*found, Advice(_OFF, SetOption("stop_at_dead", "off")))
+
+
+def serialize_pause(pause: Reason, written: Callable[[str], str]) -> dict[str, Any]:
+    """Return a pause with its sentence and what to do about it.
+
+    ``written`` is how advice is written on the surface that shows it.
+    """
+    advice = [
+        {
+            "text": written(one.text),
+            "change": None if one.action is None else as_field(one.action),
+        }
+        for one in advice_for(pause)
+    ]
+    return pause.to_json() | {"message": explain(pause), "advice": advice}
 
 
 def _fix_of(pause: Reason) -> str | None:

@@ -16,7 +16,7 @@ from penstock_ledger import Database, JobStore, OutcomeStore, SourceKeys, Spool
 from penstock_ledger.model import DeadLetter, Feed, FeedKind, Job
 from penstock_producer.errors import BadReference, SourceChanged, SourceError, seen
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.rows import BadRow, Cursor, Document, Source
+from penstock_producer.rows import BadRow, Cursor, Document, FiniteSource, Source
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.databases.address import KIND as TABLE
 from penstock_producer.sources.databases.source import accepted
@@ -107,7 +107,7 @@ class SpoolSource:
 REPLAY = "replay"
 
 
-class ReplaySource:
+class ReplaySource(FiniteSource):
     """The dead letters that one replay generation supersedes."""
 
     def __init__(self, feed: Feed, outcomes: OutcomeStore) -> None:
@@ -126,9 +126,6 @@ class ReplaySource:
             yield self._read(letter, before)
             before = letter.key.doc_id
 
-    def ended(self) -> bool:
-        return True
-
     def fetch(self, position: str) -> Document:
         letters = self._outcomes.replayable(
             self._feed.job_id, self._feed.generation, after=position, page=1
@@ -142,9 +139,6 @@ class ReplaySource:
             f"the dead letter after {position!r} of {self._feed.job_id} is gone; restore the "
             "database"
         )
-
-    def mark_published(self, documents: Sequence[Document]) -> None:
-        """Remember nothing: the cursor is enough."""
 
     def _read(self, letter: DeadLetter, position: str) -> Document | BadRow:
         doc_id = letter.key.doc_id

@@ -39,7 +39,15 @@ from penstock_producer.errors import (
 )
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.prices.token_prices import usd_of_outcome
-from penstock_producer.rows import DEFAULT_MAX_BODY_BYTES, BadRow, Cursor, Document, Place, Tally
+from penstock_producer.rows import (
+    DEFAULT_MAX_BODY_BYTES,
+    BadRow,
+    Cursor,
+    Document,
+    FiniteSource,
+    Place,
+    Tally,
+)
 from penstock_producer.sources.forms.media import media_of
 from penstock_producer.sources.forms.row_forms import BatchLines, RowForm, form_of
 from penstock_producer.sources.forms.strict_json import RowFault
@@ -219,7 +227,7 @@ def pin_of(
     }
 
 
-class OutcomesSource:
+class OutcomesSource(FiniteSource):
     """The outcomes that one job had when another was submitted over them."""
 
     id_field = "id"
@@ -260,9 +268,6 @@ class OutcomesSource:
     def tally(self) -> Tally:
         return self._form.tally
 
-    def ended(self) -> bool:
-        return True
-
     def fetch(self, position: str) -> Document:
         span = _POSITION.fullmatch(position)
         if span is None:
@@ -277,9 +282,6 @@ class OutcomesSource:
                 f"{self.uri}: the outcome at {seen(position)} is no document of this job"
             )
         return document
-
-    def mark_published(self, documents: Sequence[Document]) -> None:
-        """Remember nothing: the cursor is enough."""
 
     def _read(self, outcome: Result | DeadLetter) -> Document | BadRow | None:
         """Return a row of an outcome; None for one that the conditions leave out."""

@@ -24,6 +24,7 @@ from penstock_producer.rows import (
     Column,
     Cursor,
     Document,
+    FiniteSource,
     Kinds,
     Place,
     Record,
@@ -40,7 +41,7 @@ ROWS: Final = "rows"  # of a file's cursor, too
 _POSITION = re.compile(r"(\d{1,9})(?:\+(\d{1,12}))?/(.+)", re.ASCII | re.DOTALL)
 
 
-class SeveralFiles:
+class SeveralFiles(FiniteSource):
     """What a folder, a prefix or a pattern stands for, as one source."""
 
     kinds: Kinds
@@ -124,12 +125,6 @@ class SeveralFiles:
     @property
     def tally(self) -> Tally:
         return functools.reduce(Tally.plus, (file.tally for file in self._files))
-
-    def ended(self) -> bool:
-        return True
-
-    def mark_published(self, documents: Sequence[Document]) -> None:
-        """Remember nothing: the cursor is the memory of files."""
 
 
 def _numbered(

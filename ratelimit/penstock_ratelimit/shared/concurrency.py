@@ -76,6 +76,33 @@ FORGET: Final = 1.01
 """Per window: the best pace known fades, because the server or the documents may have changed."""
 
 
+class Window:
+    """The answers since the limit last changed, or was last rated."""
+
+    def __init__(self, now: float, in_flight: int) -> None:
+        self._at = now
+        self.answers, self._goods, self.busy_s = 0, 0.0, 0.0
+        self.most_in_flight = in_flight
+
+    def add(self, latency_s: float, output_tokens: float) -> None:
+        """Add an answer; without tokens it counts as one."""
+        self.answers += 1
+        self._goods += output_tokens or 1.0
+        self.busy_s += latency_s
+
+    def age(self, now: float) -> float:
+        return now - self._at
+
+    @property
+    def pace(self) -> float:
+        """Seconds per token."""
+        return self.busy_s / self._goods
+
+    def goodput(self, age: float) -> float:
+        """Return the tokens per second."""
+        return self._goods / max(age, 1e-9)
+
+
 class AdaptiveConcurrency:
     """Counts requests in flight and says how many may be.
 
@@ -89,7 +116,7 @@ class AdaptiveConcurrency:
         self.limit = int(self._limit)
         """Requests that this process may have in flight now: ``_limit`` in whole requests."""
         self._growth = SLOW_START
-        self._in_flight = self._most_in_flight = 0
+        self._in_flight = 0
         self._cut_at = float("-inf")
         self._failures = 0
         self._patience = Patience()
@@ -113,13 +140,10 @@ class AdaptiveConcurrency:
 
     def started(self) -> None:
         self._in_flight += 1
-        self._most_in_flight = max(self._most_in_flight, self._in_flight)
+        self._window.most_in_flight = max(self._window.most_in_flight, self._in_flight)
 
     def finished(self, signal: Signal, latency_s: float, output_tokens: float) -> None:
-        """Learn from a request that took ``latency_s``.
-
-        Without tokens every answer counts as one.
-        """
+        """Learn from a request that took ``latency_s``."""
         self._in_flight -= 1
         now = self._clock()
         since_cut = now - latency_s >= self._cut_at
@@ -133,9 +157,7 @@ class AdaptiveConcurrency:
         else:
             self._failures = 0
             self._patience.answered_well(self._in_flight)
-            self._answers += 1
-            self._goods += output_tokens or 1.0
-            self._busy_s += latency_s
+            self._window.add(latency_s, output_tokens)
             self._close_window(now)
 
     def gauge(self, running: float, waiting: float) -> None:
@@ -159,35 +181,34 @@ class AdaptiveConcurrency:
         self._open_window()
 
     def _open_window(self) -> None:
-        self._window_at = self._clock()
-        self._answers, self._goods, self._busy_s = 0, 0.0, 0.0
-        self._most_in_flight = self._in_flight
+        self._window = Window(self._clock(), self._in_flight)
 
     def _is_whole(self, age: float) -> bool:
         """Return whether the window has enough answers to rate the limit."""
+        window = self._window
         if self._growth != SLOW_START:
-            return self._answers >= WINDOW_ANSWERS * self.limit and age >= WINDOW_S
-        if self._answers < CLIMB_ANSWERS * self.limit:
+            return window.answers >= WINDOW_ANSWERS * self.limit and age >= WINDOW_S
+        if window.answers < CLIMB_ANSWERS * self.limit:
             return False
-        round_trip = self._busy_s / self._answers
+        round_trip = window.busy_s / window.answers
         return age >= max(CLIMB_PART * round_trip, CLIMB_WINDOW_S)
 
     def _close_window(self, now: float) -> None:
-        age = now - self._window_at
+        window, age = self._window, self._window.age(now)
         enough = self._is_whole(age)
         if not enough and age < WINDOW_MAX_S:
             return
-        pace = self._busy_s / self._goods
-        self._best_pace = min(self._best_pace * FORGET, pace)
-        if pace > QUEUEING * self._best_pace and self._busy_s >= QUEUEING_FROM_S * self._answers:
+        self._best_pace = min(self._best_pace * FORGET, window.pace)
+        queues = window.pace > QUEUEING * self._best_pace
+        if queues and window.busy_s >= QUEUEING_FROM_S * window.answers:
             self._cut(QUEUED_CUT, now)
             return
-        goodput, used = self._goods / max(age, 1e-9), self._most_in_flight
-        if used < self.limit / 2:
+        goodput = window.goodput(age)
+        if window.most_in_flight < self.limit / 2:
             self._open_window()
             return
         before, self._before = self._before, None
-        if enough and self._busy_s / age < SERVER_PART * self.limit:
+        if enough and window.busy_s / age < SERVER_PART * self.limit:
             self._move(self._limit * SLOW_START)
             return
         if before is not None and goodput < before[1] * RISE:

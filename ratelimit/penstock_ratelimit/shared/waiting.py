@@ -76,7 +76,7 @@ class WaitingCallers:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_start: Callable[[], None]) -> None:
         self._loop, self._on_start = loop, on_start
-        self._line: FairLine[Waiter] = FairLine(gone=_is_gone)
+        self._line: FairLine[Waiter] = FairLine(gone=lambda waiter: waiter.future.done())
         self._issued: list[tuple[float, int, Waiter]] = []  # a heap by start time, loop clock
         self._order = count()
         self._timer: asyncio.TimerHandle | None = None
@@ -164,10 +164,6 @@ class WaitingCallers:
             self.let_go(heappop(self._issued)[2])
         self.arm()
         self._on_start()
-
-
-def _is_gone(waiter: Waiter) -> bool:
-    return waiter.future.done()
 
 
 class Issuing:

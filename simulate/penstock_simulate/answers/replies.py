@@ -163,18 +163,13 @@ def answer_body(call: Call, tier: str = "standard") -> tuple[bytes, Usage]:
         return embedding_body(call.model, call.texts, dimensions, encoding, usage), usage
     text, finish = call.answer()
     if call.endpoint == MESSAGES:
-        return message_body(
-            _message(call, text, finish, usage, tier), forced_tool(call.body)
-        ), usage
+        said = Answer(_ident(call), call.model, text, finish, usage, call.cache, tier)
+        return message_body(said, forced_tool(call.body)), usage
     about = (_ident(call), call.model, text, finish, usage)
     if call.endpoint not in _FUNCTIONS:
         return completion_body(*about), usage
     make, tool_of = _FUNCTIONS[call.endpoint]
     return make(*about, tool_of(call.body)), usage
-
-
-def _message(call: Call, text: str, finish: str, usage: Usage, tier: str) -> Answer:
-    return Answer(_ident(call), call.model, text, finish, usage, call.cache, tier)
 
 
 def _ident(call: Call) -> str:

@@ -24,7 +24,7 @@ from penstock_simulate.batches import sent
 from penstock_simulate.batches.batch import Batch, Dialect, Queue, Refused
 from penstock_simulate.batches.batch_service import BatchService
 from penstock_simulate.batches.folder import TooLarge
-from penstock_simulate.batches.intake import Asked, Problem, Span
+from penstock_simulate.batches.intake import Asked, Problem, Span, renamed, spans_of_lines
 from penstock_simulate.batches.results import Undone
 from penstock_simulate.batches.sent import CHUNK_BYTES, download, in_words_of, json
 from penstock_simulate.batches.timeline import OVER, Status
@@ -95,11 +95,7 @@ class AnthropicReader:
         self._seen: set[str] = set()
 
     def spans(self, source: Path) -> Iterator[Span]:
-        offset = 0
-        with source.open("rb") as file:
-            for raw in file:
-                yield Span(offset, raw)
-                offset += len(raw)
+        return spans_of_lines(source)
 
     def checked(self, raw: bytes, number: int) -> Asked | None:
         given, at = orjson.loads(raw), f"requests.{number - 1}"
@@ -167,7 +163,7 @@ class AnthropicWording:
                 return self.refused(asked, refusal, request_id)
 
     def unknown(self, line: bytes, asked: Asked) -> bytes:
-        return orjson.dumps(orjson.loads(line) | {"custom_id": f"unknown-{uuid4().hex[:12]}"})
+        return renamed(line, "custom_id")
 
 
 def no_room(queue: Queue, config: SimulatorConfig) -> Problem | None:

@@ -22,7 +22,7 @@ from penstock_simulate.batches import gemini_files
 from penstock_simulate.batches.batch import Batch, Dialect, Queue, Refused
 from penstock_simulate.batches.batch_service import BatchService
 from penstock_simulate.batches.gemini_files import GeminiFile, GeminiFiles, timestamp
-from penstock_simulate.batches.intake import Asked, Problem, Span
+from penstock_simulate.batches.intake import Asked, Problem, Span, renamed, spans_of_lines
 from penstock_simulate.batches.results import Results, Undone
 from penstock_simulate.batches.sent import in_words_of, json
 from penstock_simulate.batches.timeline import OVER, Status
@@ -64,11 +64,7 @@ class GeminiReader:
         self._model = model
 
     def spans(self, source: Path) -> Iterator[Span]:
-        offset = 0
-        with source.open("rb") as file:
-            for raw in file:
-                yield Span(offset, raw)
-                offset += len(raw)
+        return spans_of_lines(source)
 
     def checked(self, raw: bytes, number: int) -> Asked | None:
         try:
@@ -121,7 +117,7 @@ class GeminiWording:
         return _failed(asked, CANCELLED, "The request was cancelled.")
 
     def unknown(self, line: bytes, asked: Asked) -> bytes:
-        return orjson.dumps(orjson.loads(line) | {"key": f"unknown-{uuid4().hex[:12]}"})
+        return renamed(line, "key")
 
 
 def no_room(queue: Queue, config: SimulatorConfig) -> Problem | None:
@@ -181,12 +177,9 @@ def shown(batch: Batch, now: float, output: Mapping[str, Any] | None) -> dict[st
         metadata["output"] = output
         found["response"] = {"@type": KIND + "GenerateContentBatchOutput", **output}
     if status in CODES:
-        found["error"] = {"code": CODES[status], "message": _why(batch, status)}
+        why = batch.problems[0].message if status is Status.FAILED else WORDS[status]
+        found["error"] = {"code": CODES[status], "message": why}
     return found
-
-
-def _why(batch: Batch, status: Status) -> str:
-    return batch.problems[0].message if status is Status.FAILED else WORDS[status]
 
 
 def _stats(batch: Batch, now: float) -> dict[str, str]:
@@ -237,7 +230,11 @@ class GeminiBatches:
         self._enter("batches.create", request, spends=True)
         model, (display, config) = request.match_info["model"], _given(await request.read())
         inline = "fileName" not in config
-        source = self._inline(config) if inline else self._service.folder.link(self._input(config))
+        if inline:
+            source = self._inline(config)
+        else:
+            given = self._files.get(str(config["fileName"]))
+            source = self._service.folder.link(given.path)
         dialect = Dialect(
             "gemini", GeminiReader(model), GeminiWording(model), no_room, shuffled=not inline
         )
@@ -326,9 +323,6 @@ class GeminiBatches:
                 )
             )
         return {"responsesFile": found.responses_file}
-
-    def _input(self, config: Mapping[str, Any]) -> Path:
-        return self._files.get(str(config["fileName"])).path
 
     def _inline(self, config: Mapping[str, Any]) -> Path:
         """Return the requests of the call, a line for each. Raises Refused where there are none."""

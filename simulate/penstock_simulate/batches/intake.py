@@ -9,6 +9,9 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+from uuid import uuid4
+
+import orjson
 
 from penstock_simulate.answers.calls import Call
 from penstock_simulate.answers.faults import Fates
@@ -94,6 +97,20 @@ class Span(NamedTuple):
 
     offset: int
     raw: bytes
+
+
+def spans_of_lines(source: Path) -> Iterator[Span]:
+    """Yield the requests of a file that has one on each line."""
+    offset = 0
+    with source.open("rb") as file:
+        for raw in file:
+            yield Span(offset, raw)
+            offset += len(raw)
+
+
+def renamed(line: bytes, field: str) -> bytes:
+    """Return a line of results under a name that no request has; ``field`` holds the name."""
+    return orjson.dumps(orjson.loads(line) | {field: f"unknown-{uuid4().hex[:12]}"})
 
 
 class Asked(NamedTuple):

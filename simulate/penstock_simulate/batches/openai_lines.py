@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import orjson
 
@@ -14,7 +13,7 @@ from penstock_simulate.answers.faults import document_of
 from penstock_simulate.answers.refusals import Refusal, openai
 from penstock_simulate.answers.replies import answer_body
 from penstock_simulate.batches.batch import Queue
-from penstock_simulate.batches.intake import Asked, Problem, Span
+from penstock_simulate.batches.intake import Asked, Problem, Span, renamed
 from penstock_simulate.batches.results import Undone
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.reply import Usage
@@ -64,7 +63,7 @@ class OpenAIWording:
         )
 
     def unknown(self, line: bytes, asked: Asked) -> bytes:
-        return orjson.dumps(orjson.loads(line) | {"custom_id": f"unknown-{uuid4().hex[:12]}"})
+        return renamed(line, "custom_id")
 
 
 def _line(custom_id: str, status: int, request_id: str, body: bytes) -> bytes:

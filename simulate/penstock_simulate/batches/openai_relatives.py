@@ -59,10 +59,6 @@ def _framed(rows: list[Shown], more: bool) -> Any:
     return {"object": "list"} | sent.listed(rows, more=more)
 
 
-def _bare(rows: list[Shown], more: bool) -> Any:
-    return rows
-
-
 def _in_data(rows: list[Shown], more: bool) -> Any:
     return {"object": "list", "data": rows}
 
@@ -171,7 +167,7 @@ RELATIVES: Mapping[str, Relative] = {
         shown=_shown_by_together,
         made_in="job",
         page=_all,
-        frame=_bare,
+        frame=lambda rows, _: rows,
         files_frame=_in_data,
     ),
     "mistral": Relative(

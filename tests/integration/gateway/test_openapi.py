@@ -201,7 +201,6 @@ OPERATIONS: Final = {
     "GET /v1/models/{model}": "retrieve_model",
     "POST /v1/jobs": "submit_job",
     "GET /v1/jobs": "list_jobs",
-    "POST /v1/jobs/estimate": "estimate_job",
     "POST /v1/jobs/preview": "preview_job",
     "GET /v1/jobs/{job}": "retrieve_job",
     "DELETE /v1/jobs/{job}": "purge_job",

@@ -3,11 +3,13 @@ PostgreSQL."""
 
 from __future__ import annotations
 
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 
 from penstock_ledger import (
     EVERYONE,
@@ -182,6 +184,31 @@ def test_a_key_of_a_call_stands_for_one_document(either: Database) -> None:
     OutcomeStore(either).settle([paid("job_1", "d4", 5)], [])
     assert list(calls.outcomes("job_1", ["d1", "d4"])) == ["d4"]
     assert [one[0] for one in calls.open_jobs("job_")] == ["job_1"]
+
+
+@pytest.mark.parametrize("wanted", [["d7"], ["d7", "d8"]], ids=["one", "several"])
+def test_an_answer_is_found_without_a_walk_through_its_job(
+    either: Database, wanted: list[str]
+) -> None:
+    """By the whole primary key: the job of an hour has hundreds of thousands of outcomes."""
+    job(either, "job_1", source={"kind": "spool"}, total=None)
+    OutcomeStore(either).settle([paid("job_1", f"d{nth}", 5) for nth in range(2_000)], [])
+    with either.engine.begin() as connection:
+        connection.exec_driver_sql("ANALYZE")
+    statements = list[tuple[str, Any]]()
+    event.listen(
+        either.engine,
+        "before_cursor_execute",
+        lambda *given: statements.append((given[2], given[3])),
+        named=False,
+    )
+    assert sorted(DoorCallStore(either).outcomes("job_1", wanted)) == wanted
+    statement, values = next(one for one in statements if "FROM outcomes" in one[0])
+    explain = "EXPLAIN QUERY PLAN " if either.is_sqlite else "EXPLAIN "
+    with either.engine.connect() as connection:
+        rows = connection.exec_driver_sql(explain + statement, values)
+        plan = "\n".join(str(row[-1]) for row in rows)
+    assert re.search(r"job_id=\? AND generation=\? AND doc_id=\?|Index Cond.*doc_id", plan), plan
 
 
 def test_one_key_that_comes_many_times_at_once_is_one_document(either: Database) -> None:

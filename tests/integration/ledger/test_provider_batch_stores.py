@@ -29,11 +29,12 @@ from penstock_ledger import (
     ProviderBatchStore,
     Remainder,
     RemainderStore,
+    Spool,
     open_database,
     purge_job,
 )
 from penstock_ledger.reasons import by_hand
-from penstock_ledger.sql.tables import spending
+from penstock_ledger.sql.tables import paid_beside, provider_batches, spending
 
 ME, OTHER = "me", "another"
 LEASE_S = 30.0
@@ -119,16 +120,109 @@ def test_one_process_leads_a_batch(db: Database, batches: ProviderBatchStore) ->
     assert batches.step(mine, ME, state="uploaded", file_id="file-1")
     batches.release_all(ME)
     (theirs,) = batches.take(OTHER, LEASE_S, 10)
-    assert (theirs.state, theirs.file_id, theirs.cursor_behind) == (
-        BatchState.UPLOADED,
-        "file-1",
-        {"offset": 9},
-    )
+    assert (theirs.state, theirs.file_id) == (BatchState.UPLOADED, "file-1")
+    assert (theirs.cursor_before, theirs.cursor_behind) == ({}, {"offset": 9})
     assert not batches.step(mine, ME, state="created")
     with pytest.raises(BatchLost):
         batches.begin_create(mine, ME, None)
     assert batches.step(theirs, OTHER, state="settled")
     assert (batches.open_of("job-a"), batches.take(ME, LEASE_S, 10)) == (0, [])
+
+
+def test_a_lease_holds_until_its_time_is_over(db: Database, batches: ProviderBatchStore) -> None:
+    """Its owner renews what it still leads; what it has lost by time, or another leads, stays as it
+    is."""
+    of_feed(db, batches, packed("t1"))
+    batches.renew(ME, -1.0)
+    batches.renew(ME, LEASE_S)
+    assert [one.tag for one in batches.take(OTHER, LEASE_S, 10)] == ["t1"]
+    batches.renew(ME, -1.0)
+    assert batches.take("a third", LEASE_S, 10) == []
+    batches.renew(OTHER, 2 * LEASE_S)
+    ((until,),) = db.read(lambda c: c.execute(select(provider_batches.c.lease_until)).all())
+    assert LEASE_S < until - db.read(db.now) <= 2 * LEASE_S
+
+
+def test_batches_of_remainders_are_led_by_the_one_who_packed_them(
+    db: Database, batches: ProviderBatchStore
+) -> None:
+    """From the start, as those of a feed are, and for as long as its lease says."""
+    of_feed(db, batches, packed("t1"))
+    batches.settle("t1", [], [], [left("a"), left("b")])
+    keys = [left("a").key], [left("b").key]
+    for tag, some, lease_s in (("t2", keys[0], LEASE_S), ("t3", keys[1], -1.0)):
+        new = packed(tag, cursor_before=None, cursor_behind=None)
+        assert batches.add_of_remainders(ME, lease_s, [(new, some)])
+    (found,) = batches.take(OTHER, LEASE_S, 10)
+    assert (found.tag, found.cursor_before, found.cursor_behind) == ("t3", None, None)
+
+
+def test_documents_of_an_open_job_wait_as_remainders_once_they_are_taken(db: Database) -> None:
+    """In one step with the mark that they are fed, so that they are packed once."""
+    new = NewJob("job-s", "k", {"lane": "batch"}, {"kind": "spool"}, "digest", None, FeedKind.SPOOL)
+    jobs, spool = JobStore(db), Spool(db)
+    jobs.create(new)
+    spool.append("job-s", [("a", b"1"), ("b", b"2")])
+    feed = jobs.lease_feed("job-s", 1, ME, LEASE_S)
+    assert feed is not None
+    first, _ = spool.take("job-s", 10)
+    waiting = Remainder(ItemKey("job-s", 1, "a"), str(first.seq), 0, 0, 0, 0, 0, "")
+    ProviderBatchStore(db).add_of_spool(feed, ME, [waiting], [first.seq], exhausted=False)
+    assert [one.doc_id for one in spool.take("job-s", 10)] == ["b"]
+    found = RemainderStore(db).unclaimed("job-s", 1)
+    assert [one.key for one in found] == [waiting.key]
+
+
+def handed_at(db: Database) -> dict[str, float | None]:
+    query = select(provider_batches.c.tag, provider_batches.c.handed_at)
+    return dict(db.read(lambda c: [tuple(row) for row in c.execute(query)]))
+
+
+def test_a_batch_that_is_handed_over_leaves_its_documents_to_others(
+    db: Database, batches: ProviderBatchStore
+) -> None:
+    """It alone: the time is noted once, and what it had as remainders waits again."""
+    of_feed(db, batches, packed("t1"), packed("other"))
+    batches.settle("t1", [], [], [left("a")])
+    new = packed("t2", cursor_before=None, cursor_behind=None)
+    assert batches.add_of_remainders(ME, LEASE_S, [(new, [left("a").key])])
+    (batch,) = [one for one in batches.take(ME, LEASE_S, 10) if one.tag == "t2"]
+    batches.hand_over(batch)
+    handed = handed_at(db)
+    batches.hand_over(batch)
+    assert handed_at(db) == handed
+    assert [tag for tag, at in handed.items() if at is not None] == ["t2"]
+    found = RemainderStore(db).unclaimed("job-a", 1)
+    assert [one.key for one in found] == [left("a").key]
+
+
+def test_what_goes_on_in_another_lane_is_paid_beside_its_outcome(
+    db: Database, batches: ProviderBatchStore
+) -> None:
+    """What batches had cost, once for each time that a document waited; what it waited for without
+    cost leaves nothing."""
+    of_feed(db, batches, packed("t1"))
+    free = Remainder(ItemKey("job-a", 1, "free"), "at", 0, 0, 0, 0, 0, "")
+    for cost in (7, 8):
+        again = left("a")._replace(calls=cost, cost_microusd=cost)
+        batches.settle("t1", [], [], [again, free])
+        batches.passed_on([again.key, free.key])
+    assert list(RemainderStore(db).unclaimed("job-a", 1)) == []
+    rows = db.read(lambda c: c.execute(select(paid_beside).order_by("cost_microusd")).all())
+    assert [
+        (row.doc_id, row.calls, row.prompt_tokens, row.completion_tokens, row.cost_microusd)
+        for row in rows
+    ] == [("a", 0, 5, 6, 7), ("a", 0, 5, 6, 8)]
+
+
+def test_remainders_with_an_outcome_elsewhere_are_forgotten(
+    db: Database, batches: ProviderBatchStore
+) -> None:
+    """These and no others."""
+    of_feed(db, batches, packed("t1"))
+    batches.settle("t1", [], [], [left("a"), left("b")])
+    batches.forget([left("a").key])
+    assert [one.key for one in RemainderStore(db).unclaimed("job-a", 1)] == [left("b").key]
 
 
 def test_tokens_of_an_account_are_reserved(db: Database, batches: ProviderBatchStore) -> None:
@@ -143,6 +237,8 @@ def test_tokens_of_an_account_are_reserved(db: Database, batches: ProviderBatchS
     assert batches.begin_create(one, ME, 150)
     assert not batches.begin_create(two, ME, 150), "100 are held"
     assert batches.begin_create(big, ME, 150), "the only batch of its account"
+    assert batches.begin_create(two, ME, 200), "all of it is not too much"
+    batches.step(two, ME, creating_at=None)
     batches.step(one, ME, state="ended")
     assert batches.begin_create(two, ME, 150)
 

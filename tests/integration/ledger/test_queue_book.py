@@ -19,9 +19,9 @@ from penstock_ledger.in_redis.queue_book import (
 from penstock_producer.feed.queues import Served
 from penstock_producer.feed.wire import encode_item, item_tag
 from penstock_workers.broker.lease_scripts import return_leases_of_the_dead
-from penstock_workers.control.feeds.found_adapters import FoundAdapters
+from penstock_workers.control.feeds.model_queues import FoundAdapters
+from penstock_workers.item_worker import ServedModel
 from penstock_workers.lanes.registry import home_queue, served_by
-from penstock_workers.served_model import ServedModel
 from penstock_workers.settings import WorkerSettings
 
 LANE = "penstock.gpu"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock_gateway.for_tenants import serialize_pause
+from penstock_gateway.for_tenants import pause_for
 from penstock_ledger.model import Job, JobState
 from penstock_ledger.reasons import By, Code, Reason, StopCode, by_hand, explain, read_reason
 from penstock_producer.prices.spent_budget import spent_budget
@@ -17,7 +17,7 @@ PLACE = "/srv/penstock/files/file-0123456789abcdef01234567.jsonl"
 def shown(why: Reason | None, state: JobState = JobState.PAUSED) -> dict[str, Any] | None:
     said = None if why is None else explain(why)
     source = {"kind": "file", "uri": PLACE}
-    return serialize_pause(Job("j", "j", {}, source, "", state, said, 1, 9, 0.0, None, why=why))
+    return pause_for(Job("j", "j", {}, source, "", state, said, 1, 9, 0.0, None, why=why))
 
 
 def test_each_pause_is_data_with_its_sentence_and_what_to_do() -> None:

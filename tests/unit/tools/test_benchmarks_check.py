@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,3 +89,14 @@ def test_a_table_shows_both_the_target_and_the_limit() -> None:
         True,
     )
     assert judge("a figure without a target", 1.0).target == ""
+
+
+def test_benchmarks_find_the_servers_that_tests_start() -> None:
+    """In a process of their own, which does not have the tests' folders on its path."""
+    code = (
+        "from importlib import import_module\n"
+        "from benchmarks.harness.ground import tests_on_path\n"
+        "with tests_on_path():\n"
+        "    import_module('servers')"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)

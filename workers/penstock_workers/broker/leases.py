@@ -53,7 +53,7 @@ class LeaseOwner(Protocol):
 
 
 class HeldMessages:
-    """Bounded by the prefetch limit, the messages on their way out included."""
+    """What this process holds, bounded by the prefetch limit with what is on its way out."""
 
     def __init__(self) -> None:
         self.dropped = 0  # duplicates of messages that some worker holds

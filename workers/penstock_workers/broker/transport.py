@@ -116,7 +116,7 @@ class Transport(kombu_redis.Transport):  # type: ignore[misc]  # kombu is untype
             self._leave_loop.append(partial(loop.on_tick.discard, callback))
         idle_poll_s = self.client.transport_options.get("idle_poll_s", IDLE_POLL_S)
         # keeps the loop turning: each turn claims messages
-        wake_up = loop.call_repeatedly(idle_poll_s, _nothing)
+        wake_up = loop.call_repeatedly(idle_poll_s, lambda: None)
         self._leave_loop.append(wake_up.cancel)
         wake = Wake(loop, self._connect_waiting, self._consumed, self._claim_soon)
         loop.on_tick.add(wake.turn)
@@ -155,7 +155,3 @@ def _address(client: Any) -> RedisAddress | None:
         return None if lent.url.startswith("unix:") else lent
     url = client.hostname or ""
     return RedisAddress.parse(url) if url.startswith(("redis://", "rediss://")) else None
-
-
-def _nothing() -> None:
-    return None

@@ -45,7 +45,7 @@ class DrainedPool(Protocol):
 
 
 class Drain:
-    """Runs once, when the pool stops."""
+    """The drain of a worker, which runs once, when the pool stops."""
 
     def __init__(
         self,

@@ -60,7 +60,7 @@ LOOP_STUCK_S = 60.0
 
 
 class EngineThread:
-    """Belongs to the hub thread, but for what its coroutines do on the item loop."""
+    """The thread of the item loop, run from the hub thread but for its coroutines."""
 
     def __init__(
         self, build: Callable[[], ItemEngine], make_loop: LoopFactory | None = None

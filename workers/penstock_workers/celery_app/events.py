@@ -46,7 +46,7 @@ def hash_of(task_id: str) -> int:
 
 
 class EventSample:
-    """Decides once per item, when it is received.
+    """Decides which items send events, once for each as it is received.
 
     ``fixed`` is the setting `event_sample`. Used by the hub thread.
 

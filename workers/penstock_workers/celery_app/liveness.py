@@ -44,7 +44,7 @@ class EngineHealth(Protocol):
 
 
 class Liveness:
-    """Belongs to the hub thread."""
+    """Says on the hub thread whether this worker lives."""
 
     def __init__(
         self,

@@ -100,7 +100,7 @@ class LateAcks:
 
 
 class Withdrawals:
-    """``counts`` are shown by `inspect stats`."""
+    """Takes items back from the engine; ``counts`` are shown by `inspect stats`."""
 
     def __init__(
         self,

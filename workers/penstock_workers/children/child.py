@@ -120,8 +120,51 @@ class _Pending(NamedTuple):
     asked_at: float
 
 
+class Signs:
+    """The latest signs of life of a child, without the time in which this process did not run.
+
+    What calls did in that time is not known."""
+
+    def __init__(self) -> None:
+        self._stood_still_s = 0.0
+        self._heard_at = self._pinged_at = monotonic()
+        # the call on the child's loop and its step, and since when
+        self._on_loop: tuple[tuple[int, int], float] = ((0, 0), 0.0)
+
+    def ran_s(self, now: float) -> float:
+        """Return how long this process has run until ``now``, from any time on."""
+        return now - self._stood_still_s
+
+    def heard(self) -> None:
+        self._heard_at = monotonic()
+
+    def spare(self, stood_still_s: float) -> None:
+        """Leave out a time in which this process did not run."""
+        if stood_still_s > 0.0:
+            mark, since = self._on_loop
+            self._on_loop = mark, since + stood_still_s
+            self._heard_at += stood_still_s
+            self._stood_still_s += stood_still_s
+
+    def held_s(self, mark: tuple[int, int], now: float) -> float:
+        """Return how long the child's loop has been in the step ``mark``; 0 where in none."""
+        if mark != self._on_loop[0]:
+            self._on_loop = mark, now
+        return now - self._on_loop[1] if mark[0] else 0.0
+
+    def are_missing(self, now: float) -> bool:
+        return now - self._heard_at > SILENT_S
+
+    def is_ping_due(self, now: float) -> bool:
+        """Return whether the child is to be asked whether it lives; it is then, until the next."""
+        if now - self._pinged_at <= PING_S:
+            return False
+        self._pinged_at = now
+        return True
+
+
 class Child:
-    """Used on one event loop. Its caller bounds the number of calls."""
+    """A child process and its calls, on one event loop. Its caller bounds their number."""
 
     def __init__(self, process: Process, running_calls: RunningCalls, limits: ChildLimits) -> None:
         self.retired = False  # takes no more calls, and is ended when those inside are answered
@@ -131,12 +174,8 @@ class Child:
         self._writer: asyncio.StreamWriter
         self._numbers = count(HELLO + 1)
         self._calls: dict[int, _Pending] = {}
-        # in which this process did not run: what its child did then is not known
-        self._stood_still_s = 0.0
         self._hello: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._heard_at = self._pinged_at = monotonic()
-        # the call on the child's loop and its step, and since when
-        self._on_loop: tuple[tuple[int, int], float] = ((0, 0), 0.0)
+        self._signs = Signs()
         self._has_calls = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -171,8 +210,8 @@ class Child:
             raise ChildLost(LossCause.DIED, Involvement.OTHER)  # it did not reach the child
         future: asyncio.Future[ChildReply] = asyncio.get_running_loop().create_future()
         if not self._calls:
-            self._heard_at = monotonic()  # an idle child is silent
-        self._calls[number] = _Pending(call, future, monotonic() - self._stood_still_s)
+            self._signs.heard()  # an idle child is silent
+        self._calls[number] = _Pending(call, future, self._signs.ran_s(monotonic()))
         self._has_calls.set()
         try:
             answer = await future
@@ -235,7 +274,7 @@ class Child:
         try:
             while True:
                 said = read_reply(await read_frame(self._reader))
-                self._heard_at = monotonic()
+                self._signs.heard()
                 if said.number == HELLO:
                     if not self._hello.done():
                         self._hello.set_result(None)
@@ -260,18 +299,8 @@ class Child:
             before = monotonic()
             await asyncio.sleep(WATCH_S)
             now = monotonic()
-            self._spare(now - before - LATE_S)
+            self._signs.spare(now - before - LATE_S)
             self._look(now)
-
-    def _spare(self, stood_still_s: float) -> None:
-        """Leave out a time in which this process did not run.
-
-        What calls may have done in it is not known."""
-        if stood_still_s > 0.0:
-            mark, since = self._on_loop
-            self._on_loop = mark, since + stood_still_s
-            self._heard_at += stood_still_s
-            self._stood_still_s += stood_still_s
 
     def _look(self, now: float) -> None:
         # processes that it started may keep its socket open
@@ -281,25 +310,23 @@ class Child:
         if self.lost or not self._calls:
             return
         mark = self._running_calls.on_loop()
-        if mark != self._on_loop[0]:
-            self._on_loop = mark, now
         running = self._calls.get(mark[0])
-        held_s = now - self._on_loop[1] if mark[0] else 0.0
-        if held_s > self._limits.of(None if running is None else running.call):
+        if self._signs.held_s(mark, now) > self._limits.of(
+            None if running is None else running.call
+        ):
             self._lose(LossCause.STUCK, {mark[0]})
         elif overdue := self._overdue(now):
             self._lose(LossCause.STUCK, overdue)
-        elif now - self._heard_at > SILENT_S:
+        elif self._signs.are_missing(now):
             self._lose(LossCause.STUCK)
         elif _resident(self._process.pid) > self._limits.memory_bytes:
             self._lose(LossCause.MEMORY)
-        elif now - self._pinged_at > PING_S:
-            self._pinged_at = now
+        elif self._signs.is_ping_due(now):
             self._send(next(self._numbers), Ping())
 
     def _overdue(self, now: float) -> set[int]:
         """Return the calls that had no answer for longer than any of them may take."""
-        ran = now - self._stood_still_s
+        ran = self._signs.ran_s(now)
         return {
             number
             for number, each in self._calls.items()

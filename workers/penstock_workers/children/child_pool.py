@@ -128,12 +128,8 @@ class _Line:
         for child in [child for child in self._children if not child.open]:
             self._children.remove(child)
             self._leaving = [left for left in (*self._leaving, child) if not left.lost]
-        found = min(self._children, key=_load, default=None)
+        found = min(self._children, key=lambda child: child.in_flight, default=None)
         return found if found is not None and found.in_flight < min(width, self._width) else None
-
-
-def _load(child: Child) -> int:
-    return child.in_flight
 
 
 MB = 1024 * 1024

@@ -4,12 +4,12 @@ A feed fills that room alone, or shares it with the other shards of its source."
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
-from penstock_ledger import Database, LiveFeed, ProviderBatchStore, RemainderStore
+from penstock_ledger import Database, JobSeen, LiveFeed, ProviderBatchStore, RemainderStore
 from penstock_ledger.model import Feed, FeedKind, Job
 from penstock_producer.feed.feeder import Feeder
 from penstock_producer.feed.leased_feed import publish_waiting
@@ -48,7 +48,7 @@ def is_open(feed: Feed) -> bool:
 
 
 class Feeding:
-    """Belongs to the control thread. What it raises is what ``Feeder.step`` raises."""
+    """Fills the room of feeds in a round, on the control thread. Raises as ``Feeder.step`` does."""
 
     def __init__(
         self,
@@ -61,12 +61,19 @@ class Feeding:
         failpoints: Failpoints,
     ) -> None:
         self._remainders, self._batches = RemainderStore(database), ProviderBatchStore(database)
-        self._failpoints = failpoints
-        self._windows = windows
-        self._first = first
-        self._limits = limits
-        self._specs = specs
-        self._counters = counters
+        self.windows, self._first, self._limits = windows, first, limits
+        self._specs, self._counters, self._failpoints = specs, counters, failpoints
+
+    def prepare(self, jobs: Sequence[Job], seen: Sequence[JobSeen], led: Collection[str]) -> None:
+        """Share the queues among the jobs of a round; this process leads feeds of ``led``."""
+        outstanding = {
+            job.job_id: of_job.outstanding for job, of_job in zip(jobs, seen, strict=True)
+        }
+        self.windows.update(jobs, outstanding, led)
+
+    def keep_only(self, live: Collection[str]) -> None:
+        """Forget jobs that have ended."""
+        self._first.keep_only(live)
 
     def parts(
         self, job: Job, feed: LiveFeed, led: Sequence[LedFeed]
@@ -104,14 +111,14 @@ class Feeding:
                 if in_batches
                 else feeder.step(most)
             )
-            self._windows.note_fed(job, fed.published)
+            self.windows.note_fed(job, fed.published)
             self._counters.add("fed", job.lane, fed.published)
 
     def _share(self, job: Job, feeder: Feeder, *, ordered: bool = False) -> Share:
         """Return what the job may add now, and where."""
         generation = feeder.feed.generation
-        share = self._windows.for_feed(job, generation, ordered=ordered)
-        outstanding = self._windows.outstanding(job, generation)
+        share = self.windows.for_feed(job, generation, ordered=ordered)
+        outstanding = self.windows.outstanding(job, generation)
         room = self._first.room(job, self._specs.of(job), generation, outstanding, share.documents)
         return share._replace(documents=room)
 
@@ -146,7 +153,7 @@ class Feeding:
             published, looked = publish_waiting(feeder, waiting, within_s=WAITING_S)
             self._failpoints.hit("move_arriving")
             self._batches.passed_on([one.key for one in looked])
-            self._windows.note_fed(job, published)
+            self.windows.note_fed(job, published)
             self._counters.add("fed", job.lane, published)
         return bool(waiting)
 
@@ -154,4 +161,4 @@ class Feeding:
         """Tell a feed whose shards are read on their own where to publish documents again.
 
         It publishes them to the same place as its shards do."""
-        _, led.feeder.urgent = self._windows.for_feed(job, led.feeder.feed.generation)
+        _, led.feeder.urgent = self.windows.for_feed(job, led.feeder.feed.generation)

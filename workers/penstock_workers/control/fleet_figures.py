@@ -35,7 +35,7 @@ _FED = re.compile(rb'"%b":\s*(\d+)' % re.escape(FED_HEADER.encode()))
 
 
 class FleetFigures:
-    """``refresh`` belongs to the control thread; ``figures`` may be called by any."""
+    """The fleet's figures. The control thread refreshes them, any thread reads them."""
 
     def __init__(
         self,

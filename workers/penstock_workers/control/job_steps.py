@@ -19,7 +19,7 @@ from penstock_ledger import (
 )
 from penstock_ledger.model import JobState
 from penstock_producer.job.lanes import packs
-from penstock_workers.control.closing import Closing
+from penstock_workers.control.closing import Closing, Completion
 from penstock_workers.control.counters import Counters
 from penstock_workers.control.feeding import Feeding
 from penstock_workers.control.feeds.even import Processes
@@ -31,18 +31,16 @@ from penstock_workers.control.job.accounts import Accounts
 from penstock_workers.control.job.balance import Balance
 from penstock_workers.control.job.bucket_parts import BucketParts
 from penstock_workers.control.job.cancel import Cancelling
-from penstock_workers.control.job.complete import Completion
 from penstock_workers.control.job.job_states import JobStates
 from penstock_workers.control.job.limits import JobLimits
 from penstock_workers.control.job.outputs import OutputFiles
-from penstock_workers.control.job.resume import Resumes
 from penstock_workers.control.job.sinks import JobSinks
 from penstock_workers.control.job.table_rows import TableRows
 from penstock_workers.control.lanes.facts import LaneFacts
 from penstock_workers.control.lanes.step import LaneChoices
 from penstock_workers.control.leading import FeedOpener, Leading, Reconciliation
 from penstock_workers.control.leaving import KnownMoves, Leaving
-from penstock_workers.control.stopping import Stopping
+from penstock_workers.control.stopping import Resumes, Stopping
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.settings import WorkerSettings
 from penstock_workers.tracing import Tracing
@@ -120,7 +118,6 @@ def job_steps(
     stopping = Stopping(hot, limits, Resumes(jobs, states, quotas), lanes, specs)
 
     windows = FeedWindows(hot, settings.window, specs)
-    first = FirstHundred(hot)
     reconciliation = Reconciliation(counters, settings.reconcile_interval_s)
     opener = FeedOpener(
         settings, database, hot, specs, reconciliation, owner=owner, tracing=tracing
@@ -128,11 +125,9 @@ def job_steps(
     leading = Leading(
         Leadership(jobs, owner, opener.open),
         Processes(hot, owner),
-        windows,
-        Feeding(database, windows, first, limits, specs, counters, failpoints),
+        Feeding(database, windows, FirstHundred(hot), limits, specs, counters, failpoints),
         Leaving(settings, database, hot, known, failpoints),
         reconciliation,
-        first,
         states,
         specs,
     )

@@ -28,8 +28,6 @@ from penstock_producer.job.lanes import packs
 from penstock_workers.control.counters import Counters
 from penstock_workers.control.feeding import Feeding, is_open
 from penstock_workers.control.feeds.even import Processes
-from penstock_workers.control.feeds.feed_windows import FeedWindows
-from penstock_workers.control.feeds.first_hundred import FirstHundred
 from penstock_workers.control.feeds.leadership import Leadership, LedFeed
 from penstock_workers.control.feeds.reconcile import Reconciler
 from penstock_workers.control.feeds.specs import Specs
@@ -110,46 +108,41 @@ class FeedOpener:
 
 
 class Leading:
-    """Belongs to the control thread."""
+    """What this process leads, and its steps in a round, on the control thread."""
 
     def __init__(
         self,
         leadership: Leadership,
         processes: Processes,
-        windows: FeedWindows,
         feeding: Feeding,
         leaving: Leaving,
         reconciliation: Reconciliation,
-        first: FirstHundred,
         states: JobStates,
         specs: Specs,
     ) -> None:
-        self.leadership, self._processes, self._windows = leadership, processes, windows
-        self._feeding, self._leaving, self._reconciliation = feeding, leaving, reconciliation
-        self._first, self._states, self._specs = first, states, specs
+        self.leadership, self._processes, self._feeding = leadership, processes, feeding
+        self._leaving, self._reconciliation = leaving, reconciliation
+        self._states, self._specs = states, specs
 
     def prepare(self, live: Sequence[LiveJob], seen: Sequence[JobSeen]) -> None:
         """Renew and share what is led, and note which jobs share the queues."""
         names = {job.job_id for job, _ in live}
         self._leaving.keep_only(names)
-        self._first.keep_only(names)
+        self._feeding.keep_only(names)
         processes = self._processes.number(live)
         live = [LiveJob(job, _led_by_control(job, feeds)) for job, feeds in live]
         self.leadership.keep_only(live)
         self.leadership.renew(live)
         self.leadership.share(live, processes)
         self.leadership.take(live, processes)
-        outstanding = {
-            job.job_id: of_job.outstanding for (job, _), of_job in zip(live, seen, strict=True)
-        }
-        self._windows.update([job for job, _ in live], outstanding, self.leadership.jobs(live))
+        self._feeding.prepare([job for job, _ in live], seen, self.leadership.jobs(live))
 
     def place(self, live: LiveJob) -> float:
         """Return a job's place in the round: the lower it is, the sooner it has its step."""
-        return self._windows.place(live.job)
+        return self._feeding.windows.place(live.job)
 
     def windows(self) -> dict[str, int]:
-        return self._windows.windows()
+        return self._feeding.windows.windows()
 
     def release_all(self) -> None:
         """Hand the leases over at once instead of letting them run out."""

@@ -61,7 +61,7 @@ Page = list[Remainder]
 
 
 class KnownMoves:
-    """Belongs to the control thread."""
+    """The moves of jobs between lanes, each read once. For the control thread."""
 
     def __init__(self, moves: LaneMoves) -> None:
         self._moves = moves
@@ -93,7 +93,7 @@ class _Walk(NamedTuple):
 
 
 class Leaving:
-    """Belongs to the control thread."""
+    """Takes the documents of a job out of the lane that it leaves, on the control thread."""
 
     def __init__(
         self,

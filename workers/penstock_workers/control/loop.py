@@ -6,8 +6,11 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import NamedTuple, Protocol
+
+import redis
 
 from penstock_ledger import (
     REDIS_TIMEOUT_S,
@@ -21,9 +24,10 @@ from penstock_ledger import (
     OutcomeStore,
     RedisAddress,
     RedisLedger,
+    Schedule,
     ScheduleStore,
 )
-from penstock_ledger.model import Job, JobState
+from penstock_ledger.model import JobState
 from penstock_producer import Producer
 from penstock_producer.accepting.remote_limits import RemoteLimits
 from penstock_producer.feed.queues import queue_name
@@ -31,13 +35,13 @@ from penstock_producer.job.lanes import LANES
 from penstock_ratelimit import full_jitter
 from penstock_workers.broker.amqp.relay_scripts import SwitchBack
 from penstock_workers.control.counters import Counters
-from penstock_workers.control.feeds.dead_homes import DeadHomes
-from penstock_workers.control.feeds.found_adapters import FoundAdapters
+from penstock_workers.control.feeds.model_queues import DeadHomes, FoundAdapters
 from penstock_workers.control.fleet_figures import FleetFigures
 from penstock_workers.control.job.recover import Recovery
-from penstock_workers.control.job_steps import job_steps
+from penstock_workers.control.job_steps import JobSteps, job_steps
 from penstock_workers.control.schedules.schedule_steps import ScheduleSteps
 from penstock_workers.control.schedules.start_job import start_job
+from penstock_workers.control.schedules.starts import Started
 from penstock_workers.decided_times import DecidedTimes
 from penstock_workers.failure_log import FailureLog
 from penstock_workers.metrics.samples import Sample
@@ -55,6 +59,119 @@ ASIDE_S = 2.0
 REST = 19.0
 STUCK_S = 300.0  # of one round: stores and sources answer, or fail, much sooner
 FAULT_CAP_S = 10.0  # a store that is away is asked again at least this often
+
+
+class Chore(Protocol):
+    """Something that is looked after in each round, whichever jobs there are."""
+
+    def look(self) -> None: ...
+
+
+class ControlFigures(NamedTuple):
+    """What the loop shows in metrics."""
+
+    counters: Counters
+    fleet: FleetFigures
+    tracing: Tracing | None
+
+
+class Pace:
+    """When a round is due, and how long the loop rests after it. Belongs to the control thread."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, JobState] = {}  # of the jobs at the last look
+        # monotonic time of the next round, whether or not this process leads anything
+        self._next_round = 0.0
+        self._looked_s = 0.0  # CPU that the latest round took to look at all live jobs
+
+    def has_news(self, live: Sequence[LiveJob]) -> bool:
+        """Return whether a job changed its state since the last look, or it is time to help."""
+        before, self._states = self._states, {job.job_id: job.state for job, _ in live}
+        return before != self._states or time.monotonic() >= self._next_round
+
+    def note_round(self) -> None:
+        self._next_round = time.monotonic() + ASIDE_S
+
+    def restart(self) -> None:
+        """Begin to count the CPU of a round."""
+        self._looked_s = 0.0
+
+    @contextlib.contextmanager
+    def looking(self) -> Iterator[None]:
+        """Count the CPU of the block as spent on looking at all live jobs."""
+        began = time.thread_time()
+        yield
+        self._looked_s += time.thread_time() - began
+
+    def rest_s(self) -> float:
+        return REST * self._looked_s
+
+
+class Rounds:
+    """Works on all live jobs, a bounded amount for each. Belongs to the control thread."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        hot: RedisLedger,
+        recovery: Recovery,
+        steps: JobSteps,
+        chores: Sequence[Chore],
+        counters: Counters,
+        failure_log: FailureLog,
+    ) -> None:
+        self._hot, self._recovery, self._chores = hot, recovery, chores
+        self.steps, self._counters, self._failure_log = steps, counters, failure_log
+        self._number = 0
+        self._longest_s = settings.max_retry_after_s + settings.retry_cap_s  # that a retry may wait
+
+    def rebuilds(self, live: Sequence[LiveJob]) -> bool:
+        """Rebuild what Redis has lost; return whether it had lost anything."""
+        is_rebuilt = self._recovery.rebuild_if_lost([job for job, _ in live])
+        self._counters.rebuilds += is_rebuilt
+        return is_rebuilt
+
+    def look(self, live: Sequence[LiveJob], pace: Pace) -> Sequence[JobSeen]:
+        """Do what is due for the whole fleet, and return what Redis holds of each job."""
+        for chore in self._chores:
+            chore.look()
+        with pace.looking():
+            seen = self._hot.see([job for job, _ in live])
+            self.steps.prepare(live, seen)
+        return seen
+
+    def work(self, live: Sequence[LiveJob], seen: Sequence[JobSeen]) -> None:
+        jobs = list(zip(live, seen, strict=True))
+        first = self._number % max(1, len(jobs))
+        in_turns = (*jobs[first:], *jobs[:first])  # the job that is fed first is ahead in the queue
+        for job, of_job in sorted(
+            in_turns, key=lambda of_round: self.steps.leading.place(of_round[0])
+        ):
+            self._step(job, of_job)
+        self._number += 1
+        self._promote(live)
+        self._counters.windows = self.steps.leading.windows()
+
+    def _step(self, live: LiveJob, seen: JobSeen) -> None:
+        """Work on one job; its failure must not stop the others."""
+        try:
+            self.steps.step(live, seen)
+        except Exception as error:
+            self._failure_log.tell(
+                "control: a job could not be worked on",
+                error,
+                f"{live.job.job_id} is tried again in the next round",
+                level=logging.ERROR,
+            )
+
+    def _promote(self, live: Sequence[LiveJob]) -> None:
+        """Return due retries to their queues.
+
+        It looks at all lanes while a job has moved: retries may wait where it was."""
+        lanes = LANES if any(job.moves for job, _ in live) else {job.lane for job, _ in live}
+        for lane in lanes:
+            promoted = self._hot.promote(queue_name(lane), PROMOTE_MAX, longest_s=self._longest_s)
+            self._counters.add("promoted", lane, promoted)
 
 
 class Control:
@@ -75,139 +192,91 @@ class Control:
         """Make the loop.
 
         ``decided`` gets what came of the times of schedules, for those who show it."""
-        self._settings = settings
-        self._tracing = tracing
-        self._turned_at = time.monotonic()
-        self._failure_log = FailureLog(log)
-        self._hot = hot
+        self._interval_s = settings.control_interval_s
         self._live = LiveJobs(database)
-        self._recovery = Recovery(
-            JobStore(database), OutcomeStore(database), hot, LaneMoves(database)
-        )
-        self._counters = Counters()
+        self._pace = Pace()
+        self._failure_log = FailureLog(log)
         self._wake = threading.Event()
-        self._steps = job_steps(
-            settings,
-            database,
-            hot,
-            self._counters,
-            owner=owner,
-            outputs_written=self._wake.set,
-            tracing=tracing,
+        self._turned_at = time.monotonic()
+        client = RedisAddress.parse(settings.redis_url).connect(socket_timeout=REDIS_TIMEOUT_S)
+        self._figures = ControlFigures(
+            Counters(), FleetFigures(hot, client, ScheduleStore(database)), tracing
         )
-        schedules = ScheduleStore(database)
-        # The door that took the schedule has checked whose it is.
-        remote_limits = RemoteLimits(settings.doors, settings.hook_modules, names_tenants=False)
-        producers = (
-            Producer(settings, database=database),
-            Producer(settings, database=database, remote_limits=remote_limits),
+        counters = self._figures.counters
+        self._rounds = Rounds(
+            settings,
+            hot,
+            Recovery(JobStore(database), OutcomeStore(database), hot, LaneMoves(database)),
+            job_steps(
+                settings,
+                database,
+                hot,
+                counters,
+                owner=owner,
+                outputs_written=self._wake.set,
+                tracing=tracing,
+            ),
+            _chores(settings, hot, client),
+            counters,
+            self._failure_log,
         )
         self._schedules = ScheduleSteps(
-            schedules,
-            partial(start_job, *producers, JobStore(database), schedules, NoticedStore(database)),
+            ScheduleStore(database),
+            _starter(settings, database),
             owner=owner,
             on_ended=self._wake.set,
-            firings=self._counters.firings,
+            firings=counters.firings,
             decided=decided,
         )
-        client = RedisAddress.parse(settings.redis_url).connect(socket_timeout=REDIS_TIMEOUT_S)
-        self._fleet_figures = FleetFigures(hot, client, schedules)
-        self._dead_homes = DeadHomes(hot, client, settings.visibility_timeout_s)
-        self._found_adapters = FoundAdapters(hot)
-        self._switch_back = SwitchBack(client, settings) if settings.broker_url is None else None
-        self._rounds = 0
-        self._looked_s = 0.0  # CPU that the latest round took to look at all live jobs
-        # monotonic time of the next round, whether or not this process leads anything
-        self._next_round = 0.0
-        self._states: dict[str, JobState] = {}  # of the jobs at the last look
-        self._longest_s = settings.max_retry_after_s + settings.retry_cap_s  # that a retry may wait
 
     def tick(self) -> None:
         """Do one round.
 
         Start jobs whose time has come; look at all live jobs, and work on them if this process
-        leads them or could.
+        leads them or could. Each process helps now and then, and when a job changed its state.
         """
-        self._look_at_schedules()
-        began = time.thread_time()
-        live = self._live.look()
-        self._looked_s = time.thread_time() - began
-        if self._is_due(live):
-            self._next_round = time.monotonic() + ASIDE_S
-            self._round(live)
-        self._counters.leads = len(self._steps.leading.leadership)
-        self._refresh_figures([job for job, _ in live])
-
-    def _is_due(self, live: Sequence[LiveJob]) -> bool:
-        """Return whether this process works on jobs in this round.
-
-        It always does if it leads a feed or could; else when a job changed its state, and now and
-        then.
-        """
-        before, self._states = self._states, {job.job_id: job.state for job, _ in live}
-        is_news = before != self._states
-        return (
-            is_news
-            or self._steps.leading.leadership.concerns(live)
-            or time.monotonic() >= self._next_round
-        )
-
-    def _round(self, live: Sequence[LiveJob]) -> None:
-        if self._recovery.rebuild_if_lost([job for job, _ in live]):
-            self._counters.rebuilds += 1
-            live = self._live.look()  # recovery has rewound all feeds
-        if self._switch_back is not None:
-            self._switch_back.look()
-        self._dead_homes.look()
-        self._found_adapters.look()
-        began = time.thread_time()
-        seen = self._hot.see([job for job, _ in live])
-        self._steps.prepare(live, seen)
-        self._looked_s += time.thread_time() - began
-        jobs = list(zip(live, seen, strict=True))
-        first = self._rounds % max(1, len(jobs))
-        in_turns = (*jobs[first:], *jobs[:first])  # the job that is fed first is ahead in the queue
-        for job, of_job in sorted(
-            in_turns, key=lambda of_round: self._steps.leading.place(of_round[0])
-        ):
-            self._step(job, of_job)
-        self._rounds += 1
-        # all lanes while a job has moved: retries may wait where it was
-        lanes = LANES if any(job.moves for job, _ in live) else {job.lane for job, _ in live}
-        for lane in lanes:
-            promoted = self._hot.promote(queue_name(lane), PROMOTE_MAX, longest_s=self._longest_s)
-            self._counters.add("promoted", lane, promoted)
-        self._counters.windows = self._steps.leading.windows()
+        with self._log_failure("schedules could not be looked at", "the next round tries again"):
+            self._schedules.look()
+        self._pace.restart()
+        with self._pace.looking():
+            live = self._live.look()
+        leadership = self._rounds.steps.leading.leadership
+        if self._pace.has_news(live) or leadership.concerns(live):
+            self._pace.note_round()
+            if self._rounds.rebuilds(live):
+                live = self._live.look()  # recovery has rewound all feeds
+            self._rounds.work(live, self._rounds.look(live, self._pace))
+        self._figures.counters.leads = len(leadership)
+        with self._log_failure("the fleet's figures are missing", "they come back by themselves"):
+            self._figures.fleet.refresh([job for job, _ in live])
 
     def run(self, stop: threading.Event) -> None:
         """Tick until ``stop`` is set.
 
         An error of a store is logged, and the next round tries again."""
-        faults = 0
+        faults, counters = 0, self._figures.counters
         while not stop.is_set():
-            usual_s, began = self._settings.control_interval_s, time.monotonic()
+            began = time.monotonic()
             self._wake.clear()
             try:
                 self.tick()
-                wait_s, faults = (
-                    max(self._steps.interval_s(usual_s), REST * self._looked_s),
-                    0,
-                )
-                self._counters.ticks["ok"] += 1
+                wait_s = max(self._rounds.steps.interval_s(self._interval_s), self._pace.rest_s())
+                faults = 0
+                counters.ticks["ok"] += 1
             except Exception as error:
-                wait_s = full_jitter(faults, base_s=0.5, cap_s=FAULT_CAP_S) + usual_s
+                wait_s = full_jitter(faults, base_s=0.5, cap_s=FAULT_CAP_S) + self._interval_s
                 self._failure_log.tell(
                     "control: a round failed", error, f"next look in {wait_s:.1f} s"
                 )
                 faults += 1
-                self._counters.ticks["failed"] += 1
-            self._counters.tick_s = time.monotonic() - began
+                counters.ticks["failed"] += 1
+            counters.tick_s = time.monotonic() - began
             self._turned_at = time.monotonic()  # the loop is alive, whatever a store says
             if not stop.is_set():
                 self._wake.wait(wait_s)
         try:
             self._schedules.close()
-            self._steps.release_all()
+            self.release_all()
         # the database is down or its disk full: the leases then end by themselves
         except Exception as error:
             log.warning(
@@ -215,6 +284,10 @@ class Control:
                 type(error).__name__,
                 error,
             )
+
+    def release_all(self) -> None:
+        """Hand the leases of feeds over at once instead of letting them run out."""
+        self._rounds.steps.release_all()
 
     def wake(self) -> None:
         """Tick now instead of at the end of the interval. Any thread."""
@@ -228,40 +301,41 @@ class Control:
 
     def figures(self) -> Iterator[Sample]:
         """Yield the figures for Prometheus; from any thread."""
-        yield from self._counters.figures()
-        yield from self._fleet_figures.figures()
-        if self._tracing is not None:
-            yield from self._tracing.sink.figures()
+        yield from self._figures.counters.figures()
+        yield from self._figures.fleet.figures()
+        if self._figures.tracing is not None:
+            yield from self._figures.tracing.sink.figures()
 
-    def _step(self, live: LiveJob, seen: JobSeen) -> None:
-        """Work on one job; its failure must not stop the others."""
+    @contextlib.contextmanager
+    def _log_failure(self, what: str, then: str) -> Iterator[None]:
+        """Log a failure of the block, which must not stop the round."""
         try:
-            self._steps.step(live, seen)
+            yield
         except Exception as error:
-            self._failure_log.tell(
-                "control: a job could not be worked on",
-                error,
-                f"{live.job.job_id} is tried again in the next round",
-                level=logging.ERROR,
-            )
+            self._failure_log.tell(f"control: {what}", error, then)
 
-    def _look_at_schedules(self) -> None:
-        """Look at the schedules, whose failure must not stop the round."""
-        try:
-            self._schedules.look()
-        except Exception as error:
-            self._failure_log.tell(
-                "control: schedules could not be looked at", error, "the next round tries again"
-            )
 
-    def _refresh_figures(self, live: Sequence[Job]) -> None:
-        """Read the figures; their failure must not stop the round."""
-        try:
-            self._fleet_figures.refresh(live)
-        except Exception as error:
-            self._failure_log.tell(
-                "control: the fleet's figures are missing", error, "they come back by themselves"
-            )
+def _chores(settings: WorkerSettings, hot: RedisLedger, client: redis.Redis) -> list[Chore]:
+    """Make what is looked after for the whole fleet, whichever jobs there are."""
+    chores: list[Chore] = [
+        DeadHomes(hot, client, settings.visibility_timeout_s),
+        FoundAdapters(hot),
+    ]
+    return chores if settings.broker_url is not None else [SwitchBack(client, settings), *chores]
+
+
+def _starter(settings: WorkerSettings, database: Database) -> Callable[[Schedule], Started]:
+    """Return what starts the jobs of schedules."""
+    # The door that took the schedule has checked whose it is.
+    remote_limits = RemoteLimits(settings.doors, settings.hook_modules, names_tenants=False)
+    return partial(
+        start_job,
+        Producer(settings, database=database),
+        Producer(settings, database=database, remote_limits=remote_limits),
+        JobStore(database),
+        ScheduleStore(database),
+        NoticedStore(database),
+    )
 
 
 def _shovel_beside(settings: WorkerSettings) -> contextlib.AbstractContextManager[None]:

@@ -16,8 +16,7 @@ from importlib.metadata import version
 
 from penstock_workers.control.loop import Control, start_control
 from penstock_workers.decided_times import DecidedTimes
-from penstock_workers.item.deliveries import Bridge, Delivery
-from penstock_workers.item.outcome import Unreadable
+from penstock_workers.item.deliveries import Bridge, Delivery, set_aside
 from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.samples import Sample
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings
@@ -42,12 +41,7 @@ class ControlEngine:
     def accept(self, delivery: Delivery) -> None:
         """Set aside an item that was sent to this queue by mistake."""
         assert self._bridge is not None, "start() comes first"
-        log.error(
-            "item %s lies in %s, which is for jobs; it is set aside",
-            delivery.task_id,
-            delivery.queue,
-        )
-        self._bridge.conclude([(delivery, Unreadable("no items are run from this queue"))])
+        set_aside(self._bridge, delivery)
 
     def abort(self, delivery: Delivery, why: str) -> None:
         """Do nothing, since nothing runs here."""

@@ -7,12 +7,15 @@ on the loop thread; bridge methods may be called there. ``handover.py`` is the b
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from penstock_workers.item.outcome import Outcome
+from penstock_workers.item.outcome import Outcome, Unreadable
 from penstock_workers.metrics.samples import Sample
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +50,16 @@ class Bridge(Protocol):
         """Take what attempts ended in, durable by now.
 
         A second outcome of a delivery, or one after ``abort``, is ignored."""
+
+
+def set_aside(bridge: Bridge, delivery: Delivery) -> None:
+    """Set aside an item that came to a queue where none are run: Penstock sends none there."""
+    log.error(
+        "item %s lies in %s, where no items are run; it is set aside",
+        delivery.task_id,
+        delivery.queue,
+    )
+    bridge.conclude([(delivery, Unreadable("no items are run from this queue"))])
 
 
 class ItemEngine(Protocol):

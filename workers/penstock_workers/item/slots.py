@@ -5,6 +5,8 @@ A drain ends all of these waits."""
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from typing import Any
 
 from penstock_ratelimit import Flow
@@ -14,6 +16,9 @@ from penstock_workers.item.outcome import Released
 
 TURN = 1.0  # what a slot costs its flow: how long the item will take is not known yet
 IDLE_SHARE = 8  # one slot in so many may wait for the group commit while items wait for slots
+# CPU of an item, at least. Commits that come more often than the slots can turn round let no more
+# items in, and each costs as much CPU as ten items.
+ITEM_CPU_S = 0.0001
 
 
 class Slots:
@@ -24,8 +29,10 @@ class Slots:
     In flight is an item from its turn until its outcome is in SQL: the calls that a death of this
     process may repeat are those of the items in its slots."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.size = size
+        self._clock = clock
+        self._said_short_at = float("-inf")
         # bounded by the prefetch: each waiter is a claimed message
         self._waiting: FairLine[asyncio.Future[None]] = FairLine(gone=asyncio.Future.done)
         self._closed = False
@@ -55,10 +62,18 @@ class Slots:
         return SlotPlace(self, flow)
 
     def are_short(self, answered: int) -> bool:
-        """Return whether items wait for slots while many are held by outcomes to be stored."""
-        return (
-            self.taken >= self.size and answered * IDLE_SHARE >= self.size and bool(self._waiting)
-        )
+        """Return whether items wait for slots while many are held by outcomes to be stored.
+
+        That is said once in the time in which the slots can turn round."""
+        if (
+            self.taken < self.size
+            or answered * IDLE_SHARE < self.size
+            or not self._waiting
+            or self._clock() - self._said_short_at < self.size * ITEM_CPU_S
+        ):
+            return False
+        self._said_short_at = self._clock()
+        return True
 
     def resize(self, size: int) -> None:
         """Change the number of slots.
@@ -144,7 +159,7 @@ class Waiting:
 
 
 class ItemWaits:
-    """All of an item loop."""
+    """All that items of one loop wait for."""
 
     def __init__(self, concurrency: int) -> None:
         self.slots = Slots(concurrency)

@@ -45,7 +45,7 @@ class Device(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GpusSeen:
-    """``looked`` says in words what was seen, for those who wonder where their cards are."""
+    """The cards of this machine; ``looked`` says in words what was seen where."""
 
     make: Make
     devices: tuple[Device, ...]

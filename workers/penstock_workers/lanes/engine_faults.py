@@ -61,7 +61,7 @@ IN_A_ROW: Final = 32
 
 
 class FailureRun:
-    """Counts them.
+    """Counts failures in a row.
 
     The one who asks the probe decides by it: requests alone could talk a good engine to death."""
 

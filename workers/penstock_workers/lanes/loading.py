@@ -5,9 +5,6 @@ heartbeats, so in `penstock status`, and in metrics; the worker's probes print i
 little while it loads, and differently in each version. What the kernel counts is the same
 everywhere: bytes that processes took from files or from storage. Weights that lie in memory already
 are read without either, and quickly.
-
-`OneLook` is one look for all who want one at the same time: hundreds of items ask as one when the
-server beside a worker goes away.
 """
 
 from __future__ import annotations
@@ -18,20 +15,14 @@ import importlib
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Final, Generic, NamedTuple, TypeVar
-from urllib.parse import urlsplit
+from typing import Final, NamedTuple
 
-from penstock_workers.errors import EngineAway
 from penstock_workers.lanes.machine import GIB, weight_bytes
 
 log = logging.getLogger(__name__)
-
-Seen = TypeVar("Seen")
-
-ASK_AGAIN_S: Final = 1.0  # while a server loads its model, which takes half a minute at least
 
 LOOK_S: Final = 2.0
 SAY_EACH_S: Final = 30.0  # in the log; a heartbeat carries it every 5 s
@@ -202,42 +193,6 @@ class LoadWatch:
         return max(counted.get("rchar", 0), counted.get("read_bytes", 0))
 
 
-class ServerWait:
-    """How long a worker has waited for the server beside it.
-
-    Nothing is known of that server but that it has no model yet."""
-
-    def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._url, self._clock = url, clock
-        self._server = urlsplit(url).netloc.rpartition("@")[2]
-        self._since: float | None = None
-
-    async def model(
-        self, look: Callable[[], Awaitable[Seen | None]], most_s: float, lane: str
-    ) -> Seen:
-        """Look again and again until there is a model, and return it.
-
-        Raises EngineAway after ``most_s``, and what ``look`` raises."""
-        self._since = began = self._clock()
-        log.warning("waiting for the model of %s, for %g s at most", self._url, most_s)
-        while (found := await look()) is None:
-            if self._clock() - began + ASK_AGAIN_S > most_s:
-                raise EngineAway(self._url, most_s, lane)
-            await asyncio.sleep(ASK_AGAIN_S)
-        self._since = None
-        log.warning("%s has its model after %.0f s", self._url, self._clock() - began)
-        return found
-
-    def gauges(self) -> Mapping[str, float | str]:
-        """Say how long it has waited; from any thread."""
-        since = self._since
-        if since is None:
-            return {}
-        return {
-            "loading": f"waiting for the model of {self._server}, for {self._clock() - since:.0f} s"
-        }
-
-
 def this_process() -> list[int]:
     """Return the process of a model that is loaded in the worker's own."""
     return [os.getpid()]
@@ -252,25 +207,3 @@ def cache_folder(model: str) -> Path | None:
     except (ImportError, AttributeError):
         return None
     return Path(root) / f"models--{model.replace('/', '--')}"
-
-
-class SharedLook(Generic[Seen]):
-    """Used on one event loop. ``look`` is not called again while it runs."""
-
-    def __init__(self, look: Callable[[], Awaitable[Seen]]) -> None:
-        self._look = look
-        self._one_at_a_time = asyncio.Lock()
-        self._last: tuple[float, Seen] | None = None  # when it began, and what was seen
-
-    async def take(self) -> Seen:
-        """Return what is seen by a look that begins after this call.
-
-        Raises what ``look`` raises."""
-        asked_at = time.monotonic()
-        async with self._one_at_a_time:
-            if self._last is not None and self._last[0] >= asked_at:
-                return self._last[1]
-            began = time.monotonic()
-            seen = await self._look()
-            self._last = began, seen
-            return seen

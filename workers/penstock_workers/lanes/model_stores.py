@@ -43,7 +43,7 @@ class StoredFile:
 
 
 class Store(Protocol):
-    """One place. Used in threads."""
+    """A place that has files, used in threads."""
 
     place: str
 

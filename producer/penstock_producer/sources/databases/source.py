@@ -29,6 +29,7 @@ from penstock_producer.rows import (
     BadRow,
     Cursor,
     Document,
+    FiniteSource,
     Kind,
     Kinds,
     Place,
@@ -67,7 +68,7 @@ log = logging.getLogger(__name__)
 AnyRelation = Relation | PortableRelation
 
 
-class TableSource:
+class TableSource(FiniteSource):
     """A table, view or query of a database whose rows are documents.
 
     ``pin`` and ``keys`` are those of a job that was accepted; without them the source is surveyed.
@@ -167,12 +168,6 @@ class TableSource:
 
     def place(self, line: int) -> Place:
         return Place(self.uri, line, ROW)
-
-    def ended(self) -> bool:
-        return True
-
-    def mark_published(self, documents: Sequence[Document]) -> None:
-        """Remember nothing: the cursor is enough."""
 
     def columns(self) -> Sequence[TableColumn]:
         with self._database.transaction() as connection:

@@ -20,6 +20,7 @@ from penstock_producer.rows import (
     Column,
     Cursor,
     Document,
+    FiniteSource,
     Kinds,
     Place,
     Record,
@@ -60,7 +61,7 @@ class RowOptions:
         return self.size is not None
 
 
-class PinnedRows(ABC):
+class PinnedRows(FiniteSource, ABC):
     """Rows of one blob."""
 
     unit = LINE
@@ -107,12 +108,6 @@ class PinnedRows(ABC):
     def place(self, line: int) -> Place:
         """Return the file that a row lies in, and its line there."""
         return Place(self.uri, line, self.unit)
-
-    def ended(self) -> bool:
-        return True
-
-    def mark_published(self, documents: Sequence[Document]) -> None:  # noqa: B027 - there is nothing to do
-        """Remember nothing: the cursor is the memory of a file."""
 
     def _with_number(self, record: dict[str, Any], row: int) -> dict[str, Any]:
         """Give a row its number as an id, where the job asks for that."""

@@ -1,7 +1,7 @@
 """A folder, a prefix or a pattern whose files are one document each.
 
 A document's id is the file's name below the folder; what else its row has is said by those who read
-texts (texts.py), and images and sounds (media_files.py). A position says size, tag and name, so
+texts, and images and sounds (each_file.py). A position says size, tag and name, so
 that a worker reads nothing but the content that was submitted.
 
 What identifies all files in a pin of bounded size is a digest for each thousand of them, in the
@@ -41,6 +41,7 @@ from penstock_producer.rows import (
     Column,
     Cursor,
     Document,
+    FiniteSource,
     Kinds,
     Place,
     Record,
@@ -266,10 +267,12 @@ class FileOptions:
     timeout_s: float | None = None
 
 
-class WholeFiles(ABC):
+class WholeFiles(FiniteSource, ABC):
     """Files of a folder, of which each is one document."""
 
     has: ClassVar[tuple[str, ...]]  # columns that a prompt may use
+    bound: ClassVar[str]  # what says how large a file may be, in the refusal of a larger one
+    shrink: ClassVar[str]  # what to do about one
     unit = FILE
     kinds: Kinds = "known"
 
@@ -343,12 +346,6 @@ class WholeFiles(ABC):
     def tally(self) -> Tally:
         return self._form.tally
 
-    def ended(self) -> bool:
-        return True
-
-    def mark_published(self, documents: Sequence[Document]) -> None:  # noqa: B027 - there is nothing to do
-        """Remember nothing: the cursor is the memory of files."""
-
     def _first_pass(self, done: int) -> Iterator[Document | BadRow]:
         notes, content = SegmentNotes(), hashlib.sha256()
         for group in notes.groups(self.uri, self._chosen.entries()):
@@ -392,9 +389,6 @@ class WholeFiles(ABC):
     def _row(self, entry: Entry, data: bytes) -> dict[str, Any]:
         """Return the columns of a file that could be read. Raises RowFault."""
 
-    @abstractmethod
-    def _too_large(self, entry: Entry) -> RowFault: ...
-
     def _read(self, number: int, entry: Entry, data: bytes | None) -> Document | BadRow:
         cursor: Cursor = {"number": number}
         try:
@@ -417,5 +411,9 @@ class WholeFiles(ABC):
         if entry.fault is not None:
             raise RowFault(entry.fault.code, entry.fault.message, fix=entry.fault.fix)
         if data is None:
-            raise self._too_large(entry)
+            raise RowFault(
+                "file_too_large",
+                f"The file has {entry.size} bytes, and {self.bound} {self._max_file_bytes}.",
+                fix=self.shrink,
+            )
         return {"id": entry.name, **self._row(entry, data), "name": entry.name.rpartition("/")[2]}

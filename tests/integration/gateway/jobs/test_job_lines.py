@@ -456,7 +456,7 @@ def test_a_preview_shows_requests_and_what_is_wrong(
     before = len(api.get("/v1/jobs", limit=200).json["data"])
     odd = {**SPEC, "source": place(settings, "in/odd.jsonl")}
     shown = api.post("/v1/jobs/preview?requests=2", odd).json
-    assert (shown["rows"], shown["more"], len(shown["requests"])) == (7, False, 2)
+    assert (shown["rows"], shown["whole"], len(shown["requests"])) == (7, True, 2)
     assert shown["requests"][0]["body"]["messages"][0]["content"] == "Summarise: document 0"
     assert (shown["requests"][0]["tokens_out"], shown["requests"][0]["tokens_out_capped"]) == (
         16,
@@ -505,3 +505,5 @@ def test_a_table_over_http_has_the_columns_of_its_source(api: Client, db: Databa
     assert (refused.status, "nope" in refused.raw.decode()) == (400, True)
     done = api.get(path, form="csv", order="done").raw.decode().splitlines()
     assert [line.split(",")[0] for line in done] == ["id", "3", "7"]
+    odd = api.get(path, form="csv", order="done", keep_columns="note")
+    assert (odd.status, odd.json["param"]) == (400, "keep_columns")

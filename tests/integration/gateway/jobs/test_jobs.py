@@ -252,19 +252,18 @@ def test_an_uploaded_file_stays_while_its_job_may_read_it(
     assert [file.file_id for file in store.rows.expire(10)] == [file_id]
 
 
-def test_an_estimate_accepts_nothing(api: Client, settings: GatewaySettings) -> None:
-    """It says what a job would be, and no job is there afterwards; bad rows beyond the limit are
-    refused with their lines."""
+def test_a_preview_counts_the_whole_source(api: Client, settings: GatewaySettings) -> None:
+    """It says what a job would be, and whether a submit would be refused; no job is there
+    afterwards. The address that it had answers the same."""
     before = len(api.get("/v1/jobs", limit=200).json["data"])
-    told = api.post("/v1/jobs/estimate", {**SPEC, "source": place(settings)}).json
+    told = api.post("/v1/jobs/preview", {**SPEC, "source": place(settings)}).json
     assert (told["documents"], told["tokens_out"], told["tokens_out_capped"]) == (6, 96, True)
     strict = {**SPEC, "source": place(settings, "in/odd.jsonl"), "max_bad_rows": 0}
-    odd = api.post("/v1/jobs/estimate", strict)
-    assert (odd.status, odd.json["code"]) == (400, "too_many_bad_rows")
-    told = api.post(
-        "/v1/jobs/estimate", {**SPEC, "source": place(settings, "in/odd.jsonl"), "max_bad_rows": 1}
-    ).json
-    assert (told["documents"], told["unusable"]) == (6, 1)
+    odd = api.post("/v1/jobs/preview", strict)
+    assert (odd.status, odd.json["unusable"]) == (200, 1)
+    assert odd.json["refusal"].startswith("too_many_bad_rows")
+    told = api.post("/v1/jobs/estimate", strict | {"max_bad_rows": 1}).json
+    assert (told["documents"], told["unusable"], told["refusal"]) == (6, 1, None)
     assert len(api.get("/v1/jobs", limit=200).json["data"]) == before
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import redis
 from celery_worker import until
 from kombu.connection import Connection
 from kombu.entity import Queue
@@ -14,6 +15,7 @@ from kombu.messaging import Consumer
 from servers import RedisServer
 
 from penstock_workers.broker import transport
+from penstock_workers.broker.lease_scripts import PARKED_KEY
 
 
 @pytest.fixture
@@ -25,10 +27,13 @@ def connection(redis_server: RedisServer) -> Iterator[Connection]:
         yield connection
 
 
-def put(connection: Connection, number: int) -> None:
+PLAIN = Queue("plain", routing_key="plain")
+
+
+def put(connection: Connection, number: int, queue: str = "plain") -> None:
     producer = connection.Producer()
     for n in range(number):
-        producer.publish({"n": n}, routing_key="plain")
+        producer.publish({"n": n}, routing_key=queue)
 
 
 def test_a_simple_queue_works(connection: Connection, redis_server: RedisServer) -> None:
@@ -50,7 +55,7 @@ def test_prefetch_bounds_what_is_claimed(connection: Connection, redis_server: R
     got: list[Any] = []
     channel = connection.channel()
     channel.basic_qos(0, 3, False)
-    with Consumer(channel, [Queue("plain", routing_key="plain")], on_message=got.append):
+    with Consumer(channel, [PLAIN], on_message=got.append):
         drain(connection)
         assert len(got) == 3
         assert redis_server.client().hlen("unacked") == 3
@@ -66,9 +71,7 @@ def test_closing_the_connection_returns_what_it_holds(redis_server: RedisServer)
     with Connection(f"penstock+{redis_server.url}") as connection:
         put(connection, 5)
         got: list[Any] = []
-        with Consumer(
-            connection.channel(), [Queue("plain", routing_key="plain")], on_message=got.append
-        ):
+        with Consumer(connection.channel(), [PLAIN], on_message=got.append):
             drain(connection)
         assert len(got) == 5
     assert redis_server.client().llen("plain") == 5
@@ -78,7 +81,7 @@ def test_closing_the_connection_returns_what_it_holds(redis_server: RedisServer)
 def test_single_messages_can_be_fetched(connection: Connection, redis_server: RedisServer) -> None:
     """basic_get brings one message or none; with no_ack it is gone at once."""
     put(connection, 2)
-    queue = Queue("plain", routing_key="plain")(connection.default_channel)
+    queue = PLAIN(connection.default_channel)
     first = queue.get()
     assert first is not None
     assert redis_server.client().hlen("unacked") == 1
@@ -86,6 +89,73 @@ def test_single_messages_can_be_fetched(connection: Connection, redis_server: Re
     assert queue.get(no_ack=True) is not None
     until(lambda: redis_server.client().hlen("unacked") == 0)
     assert queue.get() is None
+
+
+def test_a_message_that_ends_its_consumer_is_set_aside(
+    connection: Connection, redis_server: RedisServer
+) -> None:
+    """It is kept for a person, and those behind it are delivered."""
+    put(connection, 3)
+    got: list[int] = []
+
+    def take(message: Any) -> None:
+        if message.payload["n"] == 1:
+            raise ValueError("a defect of the consumer")
+        got.append(message.payload["n"])
+
+    with Consumer(connection.channel(), [PLAIN], on_message=take):
+        drain(connection)
+    assert got == [0, 2]
+    until(lambda: redis_server.client().llen(PARKED_KEY) == 1)
+
+
+def test_what_a_lost_connection_leaves_undelivered_goes_back(
+    connection: Connection, redis_server: RedisServer
+) -> None:
+    """A claim brings many messages at once; those behind the failure stay with no worker."""
+    put(connection, 5)
+    got: list[Any] = []
+
+    def take(message: Any) -> None:
+        got.append(message)
+        if len(got) == 2:
+            raise redis.ConnectionError("the broker is gone")
+
+    with Consumer(connection.channel(), [PLAIN], on_message=take):
+        with pytest.raises(redis.ConnectionError):
+            drain(connection)
+        until(lambda: redis_server.client().llen("plain") == 3)
+
+
+def test_a_server_that_has_lost_the_script_is_given_it_again(
+    connection: Connection, redis_server: RedisServer
+) -> None:
+    """As after its restart: the next claim brings what waits."""
+    got: list[Any] = []
+    with Consumer(connection.channel(), [PLAIN], on_message=got.append):
+        put(connection, 1)
+        drain(connection)
+        redis_server.client().script_flush()
+        put(connection, 1)
+        drain(connection)
+    assert len(got) == 2
+
+
+def test_queues_are_served_in_turns(connection: Connection) -> None:
+    """A queue that always has messages leaves the next claim to another."""
+    put(connection, 4)
+    put(connection, 2, "other")
+    order: list[str] = []
+    channel = connection.channel()
+    channel.basic_qos(0, 2, False)
+
+    def take(message: Any) -> None:
+        order.append(message.delivery_info["routing_key"])
+        message.ack()
+
+    with Consumer(channel, [PLAIN, Queue("other", routing_key="other")], on_message=take):
+        drain(connection)
+    assert order == ["plain"] * 2 + ["other"] * 2 + ["plain"] * 2
 
 
 def drain(connection: Connection) -> None:

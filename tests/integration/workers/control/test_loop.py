@@ -46,9 +46,8 @@ from penstock_workers.control.feeds import feed_windows
 from penstock_workers.control.feeds.feed_windows import ACTIVE_S, LOOK_EVERY_S, FeedWindows
 from penstock_workers.control.feeds.first_hundred import FED, MORE_EVERY_S, FirstHundred
 from penstock_workers.control.feeds.leadership import RENEW_BELOW_S
-from penstock_workers.control.feeds.shares import Share
+from penstock_workers.control.feeds.shares import TURNS, Share
 from penstock_workers.control.feeds.specs import Specs
-from penstock_workers.control.feeds.turns import TURNS
 from penstock_workers.control.job.budget import FIRST_DOCUMENTS
 from penstock_workers.control.loop import REST, Control
 from penstock_workers.settings import WorkerSettings

@@ -176,7 +176,7 @@ def test_a_loop_that_joins_gets_its_part_and_one_that_ends_hands_it_over(house: 
     assert house.leaders(job) == {"a": 4}
     turn(b, a, rounds=5)
     assert house.leaders(job) == {"a": 2, "b": 2}
-    b._steps.release_all()
+    b.release_all()
     turn(a, rounds=3)
     assert house.leaders(job) == {"a": 4}
     turn(a, rounds=40)

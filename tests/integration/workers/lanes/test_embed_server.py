@@ -20,8 +20,7 @@ from penstock_workers.errors import BadEngineSettings, EngineAway
 from penstock_workers.item.answer import Answer, NoAnswer
 from penstock_workers.item.failures import Failure, name_failure
 from penstock_workers.item.lane import Request
-from penstock_workers.lanes.embed import server_lane as module
-from penstock_workers.lanes.embed.admission import WhileUp
+from penstock_workers.lanes.embed.row import WhileUp
 from penstock_workers.lanes.embed.server_lane import EmbedServerLane
 from penstock_workers.settings import WorkerSettings
 
@@ -134,7 +133,7 @@ async def test_an_answer_without_usable_vectors_is_none(answer: bytes) -> None:
 
 async def test_while_the_server_is_away_nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is lost with it costs no attempt; others wait until its model is loaded again."""
-    monkeypatch.setattr("penstock_workers.lanes.loading.ASK_AGAIN_S", 0.05)
+    monkeypatch.setattr("penstock_workers.lanes.api.upstream.ASK_AGAIN_S", 0.05)
     server = Tei()
     async with server.served() as url, lane(url) as one:
         admission = WhileUp(one.is_up, one.up)
@@ -161,7 +160,7 @@ async def test_a_server_with_another_model_gives_no_vectors_of_it(
 ) -> None:
     """The lane says what the server has now; an item that came in before waits, and is not sent:
     its job has another model."""
-    monkeypatch.setattr(module, "MODEL_EACH_S", 0.02)
+    monkeypatch.setattr("penstock_workers.lanes.api.upstream.MODELS_EACH_S", 0.02)
     async with server.served() as url, lane(url, names=("mine",)) as one:
         early = await one.prepare(request({"input": "w"}))
         server.model = "other"

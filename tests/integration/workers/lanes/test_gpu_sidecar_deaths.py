@@ -119,7 +119,7 @@ async def test_all_items_of_a_death_share_one_look_and_no_item_enters_before_the
 ) -> None:
     """A server with a full engine is not asked by each item, and one that lists its model while its
     engine is dead is not up."""
-    monkeypatch.setattr("penstock_workers.lanes.loading.ASK_AGAIN_S", 0.01)
+    monkeypatch.setattr("penstock_workers.lanes.api.upstream.ASK_AGAIN_S", 0.01)
     server = Server()
     async with server.lane() as lane:
         server.answer, server.healthy, server.at_once = DEAD, False, 60

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from penstock_cli.errors import UsageProblem
-from penstock_cli.run.child import SameCall, _words, as_arguments
+from penstock_cli.run.child import SameCall, as_arguments, in_arguments
 from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import SourceError
 from penstock_producer.job.options import OPTIONS
@@ -33,6 +33,6 @@ def test_a_call_is_repeated_as_a_call() -> None:
 
 def test_errors_are_in_the_words_of_a_call() -> None:
     """Those of the command line have flags as text, all others name fields by themselves."""
-    assert _words(UsageProblem("give --model")) == "give model"
+    assert in_arguments(UsageProblem("give --model")) == "give model"
     text = Text("raise it (", SetOption("max_bad_rows"), ")")
-    assert "raise it (max_bad_rows)" in _words(SourceError("too_many", text))
+    assert "raise it (max_bad_rows)" in in_arguments(SourceError("too_many", text))

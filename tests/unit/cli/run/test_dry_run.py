@@ -9,7 +9,6 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock_cli.main import command_line
-from penstock_cli.run.dry_run import estimate
 from penstock_producer.accepting.estimates import Estimate, Measure
 from penstock_producer.sources import Document
 
@@ -31,14 +30,18 @@ def document(**body: object) -> Document:
     return Document("a", json.dumps(body).encode(), "", 1, {})
 
 
+def estimated(documents: list[Document], total: int) -> Estimate:
+    return Measure.taken(document.body for document in documents).of(total)
+
+
 def test_an_estimate_is_scaled_to_all_documents() -> None:
     """Tokens are those of the documents measured, times how many more there are (D14)."""
     measured = [document(max_tokens=10, text="x" * 372), document(max_tokens=30, text="x" * 372)]
     assert [len(one.body) for one in measured] == [402, 402]
     (one,) = {Measure.taken([document.body]).of(1).tokens_in for document in measured}
-    assert estimate(measured, 200) == Estimate(200 * one, 4_000, capped=True)
-    assert not estimate([*measured, document(text="open end")], 3).capped
-    assert estimate([], 0) == Estimate(0, 0, capped=True)
+    assert estimated(measured, 200) == Estimate(200 * one, 4_000, capped=True)
+    assert not estimated([*measured, document(text="open end")], 3).capped
+    assert estimated([], 0) == Estimate(0, 0, capped=True)
 
 
 @pytest.fixture
@@ -56,9 +59,9 @@ def test_a_dry_run_shows_requests_counts_and_money(folder: Path) -> None:
     prices = ["--param", "max_tokens=20", "--usd-per-mtok-in", "1000", "--usd-per-mtok-out", "1000"]
     told = CliRunner().invoke(command_line(), [*RUN, "--dry-run", *prices])
     assert told.exit_code == 0, told
-    assert "200 documents, and 1 unusable rows" in told.output
+    assert "200 documents, and 1 unusable row," in told.output
     assert "docs.jsonl line 201" in told.output
-    assert '"content":"S review 0"' in told.output
+    assert '"content": "S review 0"' in told.output
     assert "at most 4,000 out" in told.output
     assert "at most $4.00 out" in told.output
     assert [path.name for path in folder.iterdir()] == ["docs.jsonl"]

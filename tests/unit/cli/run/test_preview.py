@@ -1,16 +1,15 @@
-"""`penstock preview`: the first requests, their tokens and problems, without spending."""
+"""`penstock preview`: the first requests, and what all would cost, without spending."""
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from penstock_cli.main import command_line
-from penstock_cli.run.preview import LOOKED_AT, PROBLEMS_SHOWN
+from penstock_cli.main import command_line, main
+from penstock_cli.run.preview import PROBLEMS_SHOWN, PROBLEMS_TOLD
 
 PROMPT = ["--prompt", "Summarise: {text}", "--model", "m"]
 
@@ -27,8 +26,8 @@ def rows(folder: Path, *lines: str) -> None:
 
 
 def test_requests_are_shown_as_they_would_be_sent(folder: Path) -> None:
-    """Line, id, tokens and body of each, and what they come to together; no file is written and no
-    key is asked for."""
+    """Line, id, tokens and body of each, and what all come to; no file is written and no key is
+    asked for."""
     rows(folder, *(json.dumps({"id": f"d{number}", "text": "é" * 400}) for number in range(5)))
     done = CliRunner().invoke(
         command_line(), ["preview", "docs.jsonl", *PROMPT, "--param", "max_tokens=7", "-n", "2"]
@@ -39,13 +38,14 @@ def test_requests_are_shown_as_they_would_be_sent(folder: Path) -> None:
     assert '"content": "Summarise: ' + "é" * 400 in done.output
     assert "d1" in done.output
     assert "d2" not in done.output
-    assert "the 5 rows: 5 requests, 0 problems" in done.output
+    assert "docs.jsonl holds 5 documents\n" in done.output
     assert "at most 35 out" in done.output
     assert [path.name for path in folder.iterdir()] == ["docs.jsonl"]
 
 
 def test_problems_are_named_with_line_and_fix(folder: Path) -> None:
-    """Bad rows and repeated ids of the first rows are all found, and the status is 2."""
+    """All bad rows and repeated ids are found and counted by reason; with more of them than a
+    submit accepts it ends as a submit does."""
     rows(
         folder,
         '{"id": "a", "text": "x"}',
@@ -54,25 +54,35 @@ def test_problems_are_named_with_line_and_fix(folder: Path) -> None:
         "{",
     )
     done = CliRunner().invoke(command_line(), ["preview", "docs.jsonl", *PROMPT])
-    assert done.exit_code == 2
+    assert str(done.exception).startswith("too_many_bad_rows: 3 rows of ")
     assert "line 2: duplicate_custom_id" in done.output
     assert "line 3: missing_field: field text:" in done.output
     assert "did you mean 'txt'?" in done.output
     assert "line 4: invalid_json_line" in done.output
-    assert "the 4 rows: 1 request, 3 problems" in done.output
+    assert "holds 1 document, and 3 unusable rows, for which nothing is sent or paid" in done.output
+    assert "missing_field in 'text' 1" in done.output
+    allowed = ["preview", "docs.jsonl", *PROMPT, "--max-bad-rows", "3"]
+    assert CliRunner().invoke(command_line(), allowed).exit_code == 0
 
 
-def test_only_the_first_rows_are_read(folder: Path) -> None:
-    """A large source costs what its first rows cost; problems beyond a screenful are counted."""
+def test_the_first_rows_alone_may_be_read(folder: Path) -> None:
+    """A large source then costs what its first rows cost, which are named so; problems beyond a
+    screenful are counted."""
+    missing = PROBLEMS_TOLD + 20
     rows(
         folder,
-        *(f'{{"id": "{number}"}}' for number in range(LOOKED_AT)),
+        *(f'{{"id": "{number}"}}' for number in range(missing)),
         '{"id": "last", "text": "x"}',
     )
-    done = CliRunner().invoke(command_line(), ["preview", "docs.jsonl", *PROMPT])
-    assert done.exit_code == 2
-    assert f"… and {LOOKED_AT - PROBLEMS_SHOWN} more problems" in done.output
-    assert f"the first {LOOKED_AT} rows: 0 requests, {LOOKED_AT} problems" in done.output
+    typed = ["preview", "docs.jsonl", *PROMPT, "--max-bad-rows", "100%"]
+    done = CliRunner().invoke(command_line(), [*typed, "--first", str(missing)])
+    assert f"  … and {missing - PROBLEMS_SHOWN} more\n" in done.output
+    assert f"docs.jsonl holds its first {missing} rows: 0 documents, and {missing}" in done.output
+    assert "the first requests" not in done.output
+    told = json.loads(CliRunner().invoke(command_line(), [*typed, "--json"]).output)
+    assert (told["rows"], told["whole"], told["unusable"]) == (missing + 1, True, missing)
+    assert len(told["problems"]) == PROBLEMS_TOLD
+    assert [one["doc_id"] for one in told["requests"]] == ["last"]
 
 
 def test_a_job_spec_file_and_json(folder: Path) -> None:
@@ -91,7 +101,7 @@ def test_a_job_spec_file_and_json(folder: Path) -> None:
         "model": "m",
         "messages": [{"role": "user", "content": "x;y;"}],
     }
-    assert (found["problems"], found["rows"], found["more"]) == ([], 1, False)
+    assert (found["problems"], found["rows"], found["refusal"]) == ([], 1, None)
     assert found["requests"][0]["tokens_in"] > 0
 
 
@@ -165,19 +175,91 @@ def test_what_requests_say_of_their_answers_is_shown(folder: Path) -> None:
     assert "get json_schema" in line
 
 
-def test_a_budget_is_shown_in_requests(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the prices of the settings; nothing is said where they are not known."""
-    rows(folder, *(json.dumps({"id": f"d{number}", "text": "x" * 4_000}) for number in range(3)))
+def test_a_budget_is_held_against_the_cost(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One without prices is refused as a submit refuses it, and one that is too small is said; with
+    `--over-budget refuse` that is an error, after all that leads to it."""
+    rows(folder, *(json.dumps({"id": f"d{number}", "text": "x" * 4_000}) for number in range(300)))
     typed = ["preview", "docs.jsonl", *PROMPT, "--param", "max_tokens=1000", "--budget-usd", "2"]
-    assert "pays for" not in CliRunner().invoke(command_line(), typed).output
+    done = CliRunner().invoke(command_line(), typed)
+    assert str(done.exception).startswith("--budget-usd: 2 USD would never be reached")
     for name in ("IN", "OUT"):
         monkeypatch.setenv(f"PENSTOCK_PROVIDERS__DEFAULT__USD_PER_MTOK_{name}", "10")
     done = CliRunner().invoke(command_line(), typed)
     assert (done.exit_code, done.exception) == (0, None), done.output
-    assert re.search(
-        r"they cost about \$0\.03\d*; the budget of \$2\.00 pays for about 19\d requests like them",
-        done.output,
+    assert "it would be paused on the way (--over-budget warn)" in done.output
+    refused = CliRunner().invoke(command_line(), [*typed, "--over-budget", "refuse", "--json"])
+    assert "its budget is 2 USD" in str(refused.exception)
+    assert "its budget is 2 USD" in json.loads(refused.output)["refusal"]
+
+
+PRICED = ["--prompt", "Say: {text}", "--model", "gpt-5-mini", "--param", "max_tokens=100"]
+
+
+def test_cost_and_time_stand_beside_each_other_for_each_lane(folder: Path) -> None:
+    """Known prices, declared limits: the cost of each lane, batches at half the price, and the
+    limit that binds."""
+    rows(folder, *(json.dumps({"id": str(number), "text": "x" * 400}) for number in range(1_000)))
+    typed = ["preview", "docs.jsonl", *PRICED, "--rpm", "100"]
+    shown = json.loads(CliRunner().invoke(command_line(), [*typed, "--json"]).output)
+    assert (shown["documents"], shown["tokens_out"], shown["tokens_out_capped"]) == (
+        1_000,
+        100_000,
+        True,
     )
+    lanes = {lane["lane"]: lane for lane in shown["lanes"]}
+    expected = (shown["tokens_in"] * 0.25 + 100_000 * 2.0) / 1e6
+    assert shown["prompts_usd"] == pytest.approx(shown["tokens_in"] * 0.25 / 1e6)
+    assert lanes["api"]["cost_usd"] == shown["cost_usd"] == pytest.approx(expected)
+    assert lanes["batch"]["cost_usd"] == pytest.approx(expected / 2, abs=1e-6)
+    assert (lanes["api"]["seconds"], lanes["api"]["bound"]) == (600, "100 requests a minute")
+    assert lanes["gpu"]["cost_usd"] is None
+    assert shown["prices"]["checked"]
+    told = CliRunner().invoke(command_line(), typed).output
+    assert "by characters, calibrated by script" in told
+    assert "at $0.2500 in, $2.00 out per million tokens, as https://" in told
+    assert "no call was made" in told
+
+
+def test_an_unknown_model_costs_unknown(folder: Path) -> None:
+    """Neither 0 nor a guess."""
+    rows(folder, '{"id": "a", "text": "x"}')
+    typed = ["preview", "docs.jsonl", *PROMPT, "--base-url", "http://127.0.0.1:9/v1", "--json"]
+    shown = json.loads(CliRunner().invoke(command_line(), typed).output)
+    assert (shown["prices"], shown["cost_usd"]) == (None, None)
+    assert all(lane["cost_usd"] is None for lane in shown["lanes"])
+
+
+def test_it_goes_by_its_earlier_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`penstock estimate` prints what `penstock preview` prints, and says so in one line on
+    stderr; no help names it."""
+    rows(folder, '{"id": "a", "text": "x"}')
+    told = {}
+    for name in ("preview", "estimate"):
+        monkeypatch.setattr("sys.argv", ["penstock", name, "docs.jsonl", *PROMPT])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 0
+        told[name] = capsys.readouterr()
+    assert told["estimate"].out == told["preview"].out
+    assert told["estimate"].err == "penstock: `estimate` is `preview` now\n"
+    assert "estimate" not in CliRunner().invoke(command_line(), ["--help"]).output
+
+
+@pytest.mark.parametrize("command", [["run", "--out", "out"], ["submit"]])
+def test_a_dry_run_prints_what_preview_prints(folder: Path, command: list[str]) -> None:
+    """With the same options, and without a database, a key or a file."""
+    rows(folder, '{"id": "a", "text": "x"}', '{"id": "b"}')
+    typed = ["docs.jsonl", *PROMPT, "--max-bad-rows", "1"]
+    (folder / "penstock.toml").write_text(
+        '[providers.default]\nbase_url = "http://127.0.0.1:9/v1"\n'
+    )
+    before = sorted(path.name for path in folder.iterdir())
+    shown = CliRunner().invoke(command_line(), ["preview", *typed])
+    tried = CliRunner().invoke(command_line(), [*command, *typed, "--dry-run"])
+    assert (tried.exit_code, tried.output) == (0, shown.output)
+    assert sorted(path.name for path in folder.iterdir()) == before
 
 
 def test_examples_that_cannot_be_read_are_named_with_their_line(folder: Path) -> None:

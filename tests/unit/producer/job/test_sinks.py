@@ -65,6 +65,7 @@ def test_what_may_hold_a_secret_is_refused_unseen(into: str, told: str) -> None:
         ({"escape_formulas": True}, "/escape_formulas: formulas are escaped in CSV alone"),
         ({"escape_formulas": True, "output_format": "parquet"}, "/escape_formulas"),
         ({"output_format": "xls"}, "/output_format: 'xls' is refused"),
+        ({"keep_columns": "a", "order": "done"}, "/keep_columns: a table in the order in which"),
     ],
 )
 def test_fields_that_do_not_belong_together_are_named(fields: dict[str, object], told: str) -> None:

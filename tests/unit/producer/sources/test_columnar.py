@@ -257,7 +257,7 @@ def test_rows_of_tables_are_called_rows(tmp_path: Path) -> None:
     assert [refusal.doc_id for refusal in found.refused] == ["row-2", "row-3", "row-4"]
     with pytest.raises(SourceError, match=r"1 more like it, in row 4") as caught:
         survey(open_source(path, SPEC), SPEC.model_copy(update={"max_bad_rows": 2}))
-    assert "row 2: invalid_id (id)" in caught.value.public_message
+    assert "invalid_id (id) in row 2" in caught.value.public_message
 
 
 @pytest.mark.parametrize("rows", ["parquet", "arrow", "arrows"])

@@ -24,7 +24,7 @@ from penstock_producer.sources.forms.strict_json import RowFault
 from penstock_producer.sources.readers.rows import PinnedRows
 
 SPEC = JobSpec(prompt="Say {text}", model="m")
-READERS = ("jsonl", "csv_rows", "columnar", "groups", "texts", "media_files")
+READERS = ("jsonl", "csv_rows", "columnar", "groups", "each_file")
 
 
 class ToyRows(PinnedRows):

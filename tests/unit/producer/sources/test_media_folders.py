@@ -17,7 +17,7 @@ from penstock_producer.errors import SourceChanged, SourceError
 from penstock_producer.rows import BadRow, Document
 from penstock_producer.sources import open_source
 from penstock_producer.sources.open import unchanged
-from penstock_producer.sources.readers import media_files
+from penstock_producer.sources.readers import each_file
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(20)
 JPEG = b"\xff\xd8\xff" + bytes(20)
@@ -79,7 +79,7 @@ def test_what_is_no_picture_is_a_bad_row(
 ) -> None:
     """Other files, empty, cut and large ones, links out of the folder and SVG: each by its name,
     and the others are fed."""
-    monkeypatch.setattr(media_files, "MAX_BYTES", 1_000)
+    monkeypatch.setattr(each_file, "MAX_BYTES", 1_000)
     (tmp_path / "secret.png").write_bytes(PNG)
     for name, content in {
         "e.txt": b"notes",

@@ -231,8 +231,8 @@ def test_a_refused_source_tells_a_stranger_nothing_of_its_rows(inside: Path) -> 
     assert "hunter2" not in refused.value.public_message
     assert "aws_secret" not in refused.value.public_message
     assert "root:x" not in refused.value.public_message
-    assert "line 1: missing_required_parameter (id)" in refused.value.public_message
-    assert "line 2: invalid_json_line" in refused.value.public_message
+    assert "missing_required_parameter (id) in line 1" in refused.value.public_message
+    assert "invalid_json_line in line 2" in refused.value.public_message
 
 
 def test_a_row_of_another_form_is_not_quoted_to_a_stranger(inside: Path) -> None:

@@ -21,7 +21,7 @@ from penstock_producer.sources.listings.chosen import Chosen
 from penstock_producer.sources.listings.listing import Entry
 from penstock_producer.sources.open import unchanged
 from penstock_producer.sources.readers import whole_files
-from penstock_producer.sources.readers.texts import TextFiles
+from penstock_producer.sources.readers.each_file import TextFiles
 from penstock_producer.sources.readers.whole_files import FileOptions
 
 SPEC = JobSpec(prompt="{name} {size}: {text}", model="m", max_bad_rows=20)

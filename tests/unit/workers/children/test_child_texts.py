@@ -282,11 +282,11 @@ async def test_a_child_that_answers_pings_alone_meets_a_limit() -> None:
     forgotten = asyncio.create_task(child.ask(after("sees")))
     inferring = asyncio.create_task(child.ask(Infer("doc", b"", timeout_s=10_000.0)))
     await asyncio.sleep(0)
-    begun = child._heard_at
+    begun = child._signs._heard_at
     limit_s = limits.answer_s(after("sees"))
     for late_s in (limit_s - 1.0, limit_s + 1.0):
         assert not forgotten.done()
-        child._heard_at = begun + late_s  # it has answered a ping
+        child._signs._heard_at = begun + late_s  # it has answered a ping
         child._look(begun + late_s)
         await asyncio.sleep(0)
     with pytest.raises(ChildLost) as lost:

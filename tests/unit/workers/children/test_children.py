@@ -379,16 +379,16 @@ async def test_time_in_which_the_worker_stood_still_is_held_against_no_call() ->
     running_calls = RunningCalls(new_file())
     child = Child(process, running_calls, ChildLimits(500_000_000, LIMIT_S))
     answer: asyncio.Future[ChildReply] = asyncio.get_running_loop().create_future()
-    child._calls[1] = one_child._Pending(after("blocks"), answer, child._heard_at)
+    child._calls[1] = one_child._Pending(after("blocks"), answer, child._signs._heard_at)
     open_end = SimpleNamespace(
         is_closing=lambda: False, write=lambda data: None, close=lambda: None
     )
     child._writer = cast(asyncio.StreamWriter, open_end)
     child._hello.set_result(None)
     running_calls.enter(LOOP, 1)
-    begun = child._heard_at
+    begun = child._signs._heard_at
     child._look(begun)
-    child._spare(100.0 - LATE_S)
+    child._signs.spare(100.0 - LATE_S)
     child._look(begun + 100.0 - LATE_S)
     assert not answer.done()
     child._look(begun + 100.0)

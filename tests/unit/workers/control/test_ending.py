@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock_workers.control.job.ending import (
+from penstock_workers.control.closing import (
     ENDING_DOCUMENTS,
     ENDING_FOR_S,
     ENDING_INTERVAL_S,

@@ -10,8 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from penstock_workers.control.lanes.choice import choose
-from penstock_workers.control.lanes.paces import InBatches, OneByOne, Pace
-from penstock_workers.control.lanes.seen import JobNow, LaneNow, Trouble
+from penstock_workers.control.lanes.seen import InBatches, JobNow, LaneNow, OneByOne, Pace, Trouble
 from penstock_workers.lane_changes import LaneChangeSettings
 
 NOW = 1_800_000_000.0

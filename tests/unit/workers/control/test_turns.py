@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from penstock_workers.control.feeds.turns import TURNS, Turns
+from penstock_workers.control.feeds.shares import TURNS, Turns
 
 WINDOW, PER_S = 800, 160.0  # the fleet works off a window in five seconds
 STEP = WINDOW // TURNS

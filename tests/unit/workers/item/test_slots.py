@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from penstock_ratelimit.fairness import DEFAULT_FLOW, Flow, Priority
-from penstock_workers.item.slots import Slots
+from penstock_workers.item.slots import ITEM_CPU_S, Slots
 
 
 async def settle_loop() -> None:
@@ -119,14 +119,20 @@ async def test_a_place_that_was_left_is_given_up_once() -> None:
 
 
 async def test_slots_are_short_where_stored_answers_would_let_others_in() -> None:
-    """Only while items wait, and more than a few slots are held by what waits to be stored."""
-    slots = Slots(32)
+    """Only while items wait, and more than a few slots are held by what waits to be stored, and no
+    more often than the slots can turn round."""
+    now = [0.0]
+    slots = Slots(32, lambda: now[0])
     for _ in range(32):
         await slots.take(DEFAULT_FLOW)
     assert not slots.are_short(32), "no item waits"
     waiter = asyncio.create_task(slots.take(DEFAULT_FLOW))
     await settle_loop()
-    assert [slots.are_short(answered) for answered in (0, 3, 4, 32)] == [False, False, True, True]
+    assert [slots.are_short(answered) for answered in (0, 3, 4)] == [False, False, True]
+    assert not slots.are_short(32), "it was said just now"
+    now[0] = 32 * ITEM_CPU_S
+    assert slots.are_short(32)
     slots.give_up()
     await waiter
+    now[0] = 1.0
     assert not slots.are_short(32)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock_workers.lanes import loading as subject
+from penstock_workers.lanes.api.upstream import ServerWait
 from penstock_workers.lanes.loading import (
     FETCHING,
     READING,
@@ -15,7 +16,6 @@ from penstock_workers.lanes.loading import (
     WARMING,
     Load,
     LoadWatch,
-    ServerWait,
 )
 
 GIB = 1024**3
@@ -119,7 +119,8 @@ async def test_a_server_that_has_no_model_yet_is_shown_without_its_password() ->
     """What the worker waits for and for how long, until the wait is over; never who it logs in
     as."""
     now = [5.0]
-    wait = ServerWait("http://me:secret@engine:8000/v1", clock=lambda: now[0])
+    url = "http://me:secret@engine:8000/v1"
+    wait = ServerWait[str](url, 60.0, "gpu", clock=lambda: now[0])
     assert wait.gauges() == {}
 
     async def look() -> str:
@@ -127,7 +128,7 @@ async def test_a_server_that_has_no_model_yet_is_shown_without_its_password() ->
         assert wait.gauges() == {"loading": "waiting for the model of engine:8000, for 42 s"}
         return "tiny"
 
-    assert await wait.model(look, 60.0, "gpu") == "tiny"
+    assert await wait.model(look) == "tiny"
     assert wait.gauges() == {}
 
 

@@ -1,9 +1,7 @@
-"""The shovel's work for one queue of a lane: claim, announce, publish, confirm.
+"""The shovel's work for one queue of a lane.
 
-Each step is bounded.
-
-How many messages of a lane lie ready in RabbitMQ, and when those that it should have are
-lost.
+One process leads the lane; it claims messages, announces, publishes and confirms them, keeps just
+enough of them ready in RabbitMQ, and recalls those that RabbitMQ has lost. Each step is bounded.
 """
 
 from __future__ import annotations
@@ -29,9 +27,21 @@ from penstock_workers.broker.lease_scripts import (
 )
 from penstock_workers.broker.leases import SWEEPS_PER_TIMEOUT
 
+log = logging.getLogger(__name__)
+
 READY_MIN = 16  # enough for a slow lane until the next look
 READY_MAX = 1_000  # some tenths of a second of what one shovel moves at best
 SHRINK = 8  # the target shrinks by this part at a look that finds most of it still there
+# messages per claim and per wait for confirmations; about 10 ms of Redis per script
+GROUP_MAX = 500
+LEAD_S = 5.0  # a shovel that was killed is replaced after this
+# of the visibility timeout: what is not confirmed by then is still under the shovel's lease, and
+# goes back
+CONFIRM_SHARE = 3
+CONFIRM_MAX_S = 10.0
+# a lane whose queue RabbitMQ refuses (of another type, or no permission) is tried again after this
+REFUSED_S = 10.0
+LOOKS_PER_TIMEOUT = 3  # for lost messages: those that no worker took within a visibility timeout
 
 
 class ReadyMessages:
@@ -82,126 +92,57 @@ class Losses:
         return before
 
 
-log = logging.getLogger(__name__)
+class Lead:
+    """Which process moves a lane's messages. Raises redis-py's errors."""
 
-# messages per claim and per wait for confirmations; about 10 ms of Redis per script
-GROUP_MAX = 500
-LEAD_S = 5.0  # a shovel that was killed is replaced after this
-# of the visibility timeout: what is not confirmed by then is still under the shovel's lease, and
-# goes back
-CONFIRM_SHARE = 3
-CONFIRM_MAX_S = 10.0
-# a lane whose queue RabbitMQ refuses (of another type, or no permission) is tried again after this
-REFUSED_S = 10.0
-LOOKS_PER_TIMEOUT = 3  # for lost messages: those that no worker took within a visibility timeout
-
-
-class LaneShovel:
-    """Belongs to the shovel's thread. Raises redis-py's and py-amqp's errors."""
-
-    def __init__(
-        self, client: redis.Redis, queue: str, visibility_timeout_s: float, *, owner: str
-    ) -> None:
-        self.queue = queue
+    def __init__(self, client: redis.Redis, queue: str, owner: str) -> None:
         self._client: Any = client
+        self._key = keys.shovel(queue)
         self._owner = owner.encode()
-        self._scripts = RelayScripts(client, queue, visibility_timeout_s)
-        self._leases = LeaseScripts(client, self._scripts.where)
-        self._claims = ClaimScript()
-        self._publisher: Publisher | None = None
-        self._depth = ReadyMessages()
-        self._look_each_s = visibility_timeout_s / LOOKS_PER_TIMEOUT
-        self._losses = Losses(visibility_timeout_s, self._look_each_s)
-        self._confirm_s = min(CONFIRM_MAX_S, visibility_timeout_s / CONFIRM_SHARE)
-        self._sweep_each_s = visibility_timeout_s / SWEEPS_PER_TIMEOUT
-        self._sweep_at = self._look_at = self._leads_until = self._not_before = 0.0
-        self._is_refused = False
-
-    def is_due(self, waiting: int, relayed: int) -> bool:
-        now = monotonic()
-        return now >= self._not_before and (waiting > 0 or (relayed > 0 and now >= self._look_at))
+        self._until = 0.0
 
     def leads(self) -> bool:
         """Return whether this process moves the lane's messages for the next seconds.
 
         It asks Redis twice in that time at most."""
         now = monotonic()
-        if now < self._leads_until - LEAD_S / 2:
+        if now < self._until - LEAD_S / 2:
             return True
-        name, lead_ms = keys.shovel(self.queue), int(LEAD_S * 1000)
-        if self._client.set(name, self._owner, nx=True, px=lead_ms):
-            self._leads_until = now + LEAD_S
-        elif self._client.get(name) == self._owner:
-            self._client.pexpire(name, lead_ms)
-            self._leads_until = now + LEAD_S
+        lead_ms = int(LEAD_S * 1000)
+        if self._client.set(self._key, self._owner, nx=True, px=lead_ms):
+            self._until = now + LEAD_S
+        elif self._client.get(self._key) == self._owner:
+            self._client.pexpire(self._key, lead_ms)
+            self._until = now + LEAD_S
         else:
-            self._leads_until = 0.0
-        return self._leads_until > now
+            self._until = 0.0
+        return self._until > now
 
     def resign(self) -> None:
         """Leave the lane to another process."""
-        if self._leads_until:
-            self._leads_until = 0.0
-            if self._client.get(keys.shovel(self.queue)) == self._owner:
-                self._client.delete(keys.shovel(self.queue))
+        if self._until:
+            self._until = 0.0
+            if self._client.get(self._key) == self._owner:
+                self._client.delete(self._key)
 
-    def disconnect(self) -> None:
-        self._publisher = None
 
-    def sweep(self) -> None:
-        """Return messages that dead shovels held.
+class Mover:
+    """Moves messages of one queue from Redis to RabbitMQ, each held in Redis until confirmed."""
 
-        Workers of the lane do so, too, but the lane may have none."""
-        if monotonic() >= self._sweep_at:
-            found = self._leases.restore(self._sweep_each_s)
-            self._sweep_at = monotonic() + (
-                0.0 if found >= RESTORED_PER_SWEEP else self._sweep_each_s
-            )
+    def __init__(
+        self,
+        client: redis.Redis,
+        queue: str,
+        scripts: RelayScripts,
+        leases: LeaseScripts,
+        confirm_s: float,
+    ) -> None:
+        self._client: Any = client
+        self._queue, self._scripts, self._leases = queue, scripts, leases
+        self._confirm_s = confirm_s
+        self._claims = ClaimScript()
 
-    def turn(self, broker: Any, waiting: int, relayed: int) -> bool:
-        """Top up the queue.
-
-        Return True when it was empty, or a whole group was moved: then there is more to do at once.
-        What RabbitMQ refuses about this queue must not hold up the other lanes.
-        """
-        if self._publisher is None:
-            self._publisher = Publisher(broker.connection.channel(), self.queue)
-        try:
-            more = self._top_up(self._publisher, waiting, relayed)
-        except CHANNEL_ERRORS as error:
-            self._refuse(error)
-            return False
-        self._is_refused = False
-        return more
-
-    def _refuse(self, error: Exception) -> None:
-        if not self._is_refused:
-            log.error(
-                "RabbitMQ refuses the queue %s, so its messages wait in Redis: %s",
-                self.queue,
-                error,
-            )
-        self._is_refused = True
-        self._not_before = monotonic() + REFUSED_S
-        publisher, self._publisher = self._publisher, None
-        if publisher is not None:
-            publisher.close()
-
-    def _top_up(self, publisher: Publisher, waiting: int, relayed: int) -> bool:
-        look = publisher.look()
-        if relayed and monotonic() >= self._look_at:
-            self._look_at = monotonic() + self._look_each_s
-            self._recall_lost(look.ready)
-        room = self._depth.room(look.ready)
-        # a queue that loses confirmed messages must not get all of them
-        most = self._depth.target + look.consumers * PREFETCH_MAX
-        room = min(room, most - relayed, waiting, GROUP_MAX)
-        if room <= 0:
-            return False
-        moved = self._move(publisher, room)
-        return moved == GROUP_MAX or (look.ready == 0 and moved > 0)
-
-    def _move(self, publisher: Publisher, room: int) -> int:
+    def move(self, publisher: Publisher, room: int) -> int:
         """Move messages and return how many are safe in RabbitMQ now."""
         claim = self._claim(room)
         if not claim.messages:
@@ -220,7 +161,7 @@ class LaneShovel:
             log.warning(
                 "RabbitMQ refused %d messages of %s; they are back in Redis",
                 len(refused),
-                self.queue,
+                self._queue,
             )
         return len(leases) - len(refused)
 
@@ -235,19 +176,133 @@ class LaneShovel:
     def _claim(self, room: int) -> Claim:
         while True:
             command = self._claims.command(
-                self._scripts.where, [(self.queue, self.queue)], (), room
+                self._scripts.where, [(self._queue, self._queue)], (), room
             )
             try:
                 return self._claims.read(self._client.execute_command(*command))
             except NoScriptError:
                 self._claims.forget()
 
-    def _recall_lost(self, ready: int) -> None:
+
+class Sweep:
+    """Returns messages that dead shovels held.
+
+    Workers of the lane do so, too, but the lane may have none."""
+
+    def __init__(self, leases: LeaseScripts, each_s: float) -> None:
+        self._leases, self._each_s = leases, each_s
+        self._next_at = 0.0
+
+    def look(self) -> None:
+        if monotonic() >= self._next_at:
+            is_cut = self._leases.restore(self._each_s) >= RESTORED_PER_SWEEP
+            self._next_at = monotonic() + (0.0 if is_cut else self._each_s)
+
+
+class LostMessages:
+    """Recalls messages that RabbitMQ has confirmed and has no more."""
+
+    def __init__(self, scripts: RelayScripts, queue: str, visibility_timeout_s: float) -> None:
+        self._scripts, self._queue = scripts, queue
+        self._each_s = visibility_timeout_s / LOOKS_PER_TIMEOUT
+        self._losses = Losses(visibility_timeout_s, self._each_s)
+        self._next_at = 0.0
+
+    def is_due(self, relayed: int) -> bool:
+        return relayed > 0 and monotonic() >= self._next_at
+
+    def look(self, ready: int) -> None:
+        """Recall what is lost; ``ready`` messages lie in RabbitMQ's queue."""
+        self._next_at = monotonic() + self._each_s
         before = self._losses.look(self._scripts.oldest(), ready, self._scripts.now())
-        if before is None:
-            return
-        returned = self._scripts.recall_before(before)
+        returned = 0 if before is None else self._scripts.recall_before(before)
         if returned:
             log.warning(
-                "RabbitMQ has lost %d messages of %s; they are back in Redis", returned, self.queue
+                "RabbitMQ has lost %d messages of %s; they are back in Redis", returned, self._queue
             )
+
+
+class TargetQueue:
+    """The lane's queue in RabbitMQ, which may refuse what is published to it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._publisher: Publisher | None = None
+        self._is_refused = False
+        self._not_before = 0.0
+
+    def may_try(self) -> bool:
+        return monotonic() >= self._not_before
+
+    def publisher(self, broker: Any) -> Publisher:
+        if self._publisher is None:
+            self._publisher = Publisher(broker.connection.channel(), self._name)
+        return self._publisher
+
+    def note_accepted(self) -> None:
+        self._is_refused = False
+
+    def note_refused(self, error: Exception) -> None:
+        if not self._is_refused:
+            log.error(
+                "RabbitMQ refuses the queue %s, so its messages wait in Redis: %s",
+                self._name,
+                error,
+            )
+        self._is_refused = True
+        self._not_before = monotonic() + REFUSED_S
+        publisher, self._publisher = self._publisher, None
+        if publisher is not None:
+            publisher.close()
+
+    def disconnect(self) -> None:
+        self._publisher = None
+
+
+class LaneShovel:
+    """Moves one lane's messages, on the shovel's thread. Raises redis-py's and py-amqp's errors."""
+
+    def __init__(
+        self, client: redis.Redis, queue: str, visibility_timeout_s: float, *, owner: str
+    ) -> None:
+        scripts = RelayScripts(client, queue, visibility_timeout_s)
+        leases = LeaseScripts(client, scripts.where)
+        confirm_s = min(CONFIRM_MAX_S, visibility_timeout_s / CONFIRM_SHARE)
+        self.queue = queue
+        self.lead = Lead(client, queue, owner)
+        self.sweep = Sweep(leases, visibility_timeout_s / SWEEPS_PER_TIMEOUT)
+        self.target = TargetQueue(queue)
+        self._mover = Mover(client, queue, scripts, leases, confirm_s)
+        self._lost = LostMessages(scripts, queue, visibility_timeout_s)
+        self._depth = ReadyMessages()
+
+    def is_due(self, waiting: int, relayed: int) -> bool:
+        return self.target.may_try() and (waiting > 0 or self._lost.is_due(relayed))
+
+    def turn(self, broker: Any, waiting: int, relayed: int) -> bool:
+        """Top up the queue.
+
+        Return True when it was empty, or a whole group was moved: then there is more to do at once.
+        What RabbitMQ refuses about this queue must not hold up the other lanes.
+        """
+        publisher = self.target.publisher(broker)
+        try:
+            more = self._top_up(publisher, waiting, relayed)
+        except CHANNEL_ERRORS as error:
+            self.target.note_refused(error)
+            return False
+        self.target.note_accepted()
+        return more
+
+    def _top_up(self, publisher: Publisher, waiting: int, relayed: int) -> bool:
+        look = publisher.look()
+        if self._lost.is_due(relayed):
+            self._lost.look(look.ready)
+        room = self._depth.room(look.ready)
+        # a queue that loses confirmed messages must not get all of them
+        most = self._depth.target + look.consumers * PREFETCH_MAX
+        room = min(room, most - relayed, waiting, GROUP_MAX)
+        if room <= 0:
+            return False
+        moved = self._mover.move(publisher, room)
+        return moved == GROUP_MAX or (look.ready == 0 and moved > 0)

@@ -43,7 +43,7 @@ class Taken(NamedTuple):
 
 
 class TakeScript:
-    """A worker's side. Raises redis-py's errors."""
+    """Takes arrived messages for a worker. Raises redis-py's errors."""
 
     def __init__(self, client: redis.Redis, where: Keys) -> None:
         self._where = where
@@ -62,7 +62,7 @@ class TakeScript:
 
 
 class RelayScripts:
-    """A shovel's side, for one queue. Raises redis-py's errors."""
+    """Records what a shovel moves of one queue. Raises redis-py's errors."""
 
     def __init__(self, client: redis.Redis, queue: str, visibility_timeout_s: float) -> None:
         self.where = queue_keys(queue, visibility_timeout_s=visibility_timeout_s)
@@ -129,7 +129,7 @@ LOOK_EACH_S: Final = 1.0
 
 
 class FleetQueues:
-    """Belongs to one thread. Raises redis-py's errors."""
+    """The queues of the fleet, for one thread. Raises redis-py's errors."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._book = QueueBook(client)

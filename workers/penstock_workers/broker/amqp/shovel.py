@@ -32,7 +32,7 @@ REDIS_TIMEOUT_S = 10.0
 
 
 class Shovel:
-    """Belongs to its thread.
+    """Moves the messages of all lanes, on its own thread.
 
     Connects to RabbitMQ when there is something to move, or to look after."""
 
@@ -71,7 +71,7 @@ class Shovel:
         self._disconnect()
         with contextlib.suppress(*BROKER_ERRORS):
             for lane in self._lanes:
-                lane.resign()
+                lane.lead.resign()
         self._redis.close()
 
     def _turn(self) -> bool:
@@ -80,8 +80,8 @@ class Shovel:
         counts = self._counts()
         more = False
         for lane, (waiting, relayed) in zip(self._lanes, counts, strict=True):
-            lane.sweep()
-            if lane.is_due(waiting, relayed) and lane.leads():
+            lane.sweep.look()
+            if lane.is_due(waiting, relayed) and lane.lead.leads():
                 more = lane.turn(self._connected(), waiting, relayed) or more
                 self._well()
         return more
@@ -138,12 +138,12 @@ class Shovel:
         self._disconnect()
         with contextlib.suppress(*BROKER_ERRORS):
             for lane in self._lanes:
-                lane.resign()
+                lane.lead.resign()
         return wait_s
 
     def _disconnect(self) -> None:
         for lane in self._lanes:
-            lane.disconnect()
+            lane.target.disconnect()
         broker, self._broker = self._broker, None
         if broker is not None:
             # py-amqp, of a connection that is gone

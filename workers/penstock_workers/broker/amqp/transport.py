@@ -165,7 +165,7 @@ class Channel(pyamqp.Channel):  # type: ignore[misc]  # kombu is untyped
         hub.on_tick.add(self._turn)
         self._leave_hub += [
             partial(hub.on_tick.discard, self._turn),
-            hub.call_repeatedly(TURN_S, _nothing).cancel,
+            hub.call_repeatedly(TURN_S, lambda: None).cancel,
         ]
         return intake
 
@@ -301,7 +301,3 @@ class TlsTransport(Transport):
         if self.client.ssl.get("server_hostname") is not None:
             self.client.ssl = {**self.client.ssl, "server_hostname": self.client.hostname}
         return super().establish_connection()
-
-
-def _nothing() -> None:
-    return None

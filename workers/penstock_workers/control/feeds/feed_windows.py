@@ -12,10 +12,8 @@ from penstock_ledger.model import Job, JobState
 from penstock_producer.feed.queues import SERVES, Served, queue_name
 from penstock_producer.job.lanes import LANES
 from penstock_ratelimit import Flow, Priority
-from penstock_workers.control.feeds.shares import Share, parts_of_window, shares
+from penstock_workers.control.feeds.shares import TURNS, Share, Turns, parts_of_window, shares
 from penstock_workers.control.feeds.specs import Specs
-from penstock_workers.control.feeds.throughput import Throughput
-from penstock_workers.control.feeds.turns import TURNS, Turns
 from penstock_workers.heartbeat import ALIVE_S
 from penstock_workers.item.run.reading import flow_of
 
@@ -43,8 +41,133 @@ ORDERED_STEP = 0.5
 URGENT_SHARE = 0.75
 LOOK_EVERY_S = 2.0  # fleet size and memory change slowly
 SLOTS_DIGITS = 7  # fewer than ten million slots in one worker
+# what is left of an old figure at each look: answers that come in bursts count on for some seconds
+FADE = 0.8
 # a job with nothing outstanding for so long leaves its share to the others: an open job may be idle
 ACTIVE_S = 2.0
+
+
+class Throughput:
+    """The latest rate of a lane, or what is left of an earlier and higher one.
+
+    Feeding by a momentary rate would leave workers idle."""
+
+    def __init__(self) -> None:
+        self.per_s = 0.0
+        self._seen: dict[str, int] = {}
+        self._at = 0.0
+
+    def note(self, finished: Mapping[str, int], now: float) -> None:
+        """Note how many documents each job has ``finished`` at ``now`` (seconds).
+
+        A job counts from its second look on."""
+        done = sum(
+            max(0, count - self._seen[job]) for job, count in finished.items() if job in self._seen
+        )
+        if now > self._at:
+            self.per_s = max(done / (now - self._at), FADE * self.per_s)
+        self._seen, self._at = dict(finished), now
+
+
+class QueueSizes:
+    """How much each queue may hold: by its workers' slots and pace, and by Redis's memory."""
+
+    def __init__(self, hot: RedisLedger, fixed_window: int | None) -> None:
+        self._hot, self._fixed = hot, fixed_window
+        self._slots: Counter[str] = Counter()  # by queue
+        self._pace: defaultdict[str, Throughput] = defaultdict(Throughput)  # by queue
+        self.is_full = False  # Redis
+        self._look_at = 0.0
+
+    def look(self, now: float, queues: Mapping[str, str]) -> None:
+        """Look at the fleet now and then; ``queues`` are those of the live jobs."""
+        is_due = now >= self._look_at
+        if is_due or not self._slots:
+            self._look_at_workers()
+        if is_due:
+            self._look_at = now + LOOK_EVERY_S
+            self._look_at_memory()
+            self._look_at_pace(now, queues)
+
+    def per_s(self, queue: str) -> float:
+        return self._pace[queue].per_s
+
+    def front(self, queue: str) -> int:
+        """Return how many urgent documents may be in the queue at once.
+
+        One, while no worker is known."""
+        return max(1, int(URGENT_SHARE * self._slots[queue]))
+
+    def step(self, queue: str, tick_s: float) -> int:
+        """Return how many documents all jobs of a queue together may add now.
+
+        One per slot of its workers, or as many as were finished in a few ticks if that is more."""
+        return max(self._slots[queue], int(STEP * tick_s * self._pace[queue].per_s))
+
+    def window(self, queue: str, seconds: float) -> int:
+        if self._fixed is not None:
+            return self._fixed
+        slots = self._slots[queue]
+        least = max(WINDOW_MIN, WINDOW_PER_SLOT * slots)
+        most = max(WINDOW_SMALL_FLEET_MAX, WINDOW_PER_SLOT_MAX * slots)
+        return min(WINDOW_MAX, max(least, min(most, int(seconds * self._pace[queue].per_s))))
+
+    def _look_at_memory(self) -> None:
+        memory = self._hot.memory()
+        full = memory.is_tight
+        if full and not self.is_full:
+            log.warning(
+                "feeding pauses: Redis uses %d of %d bytes, above %.0f %%; it goes on by itself "
+                "when memory is free",
+                memory.used,
+                memory.maxmemory,
+                FED_UP_TO * 100,
+            )
+        self.is_full = full
+
+    def _look_at_workers(self) -> None:
+        self._slots = Counter()
+        for seen in self._hot.workers():
+            if seen.seconds_ago < ALIVE_S:
+                for queue in _queues(seen):
+                    self._slots[queue] += _number(seen.info.get("concurrency"))
+
+    def _look_at_pace(self, now: float, queues: Mapping[str, str]) -> None:
+        finished: dict[str, dict[str, int]] = defaultdict(dict)
+        for (job_id, queue), number in zip(
+            queues.items(), self._hot.finished_of(queues), strict=True
+        ):
+            finished[queue][job_id] = number
+        for queue, by_job in finished.items():
+            self._pace[queue].note(by_job, now)
+
+
+class JobQueues:
+    """The queue and the flow of each live job. The queue changes with the job's lane alone."""
+
+    def __init__(self, specs: Specs) -> None:
+        self._specs = specs
+        self._known: dict[str, tuple[str, Flow]] = {}
+        self._lanes: dict[str, str] = {}  # of these, as they were then
+
+    def note(self, live: Collection[Job]) -> None:
+        self._known = {
+            job.job_id: self._known[job.job_id]
+            if self._lanes.get(job.job_id) == job.lane
+            else self._queue_and_flow(job)
+            for job in live
+        }
+        self._lanes = {job.job_id: job.lane for job in live}
+
+    def of(self, job: Job) -> tuple[str, Flow]:
+        return self._known[job.job_id]
+
+    def queues(self) -> dict[str, str]:
+        return {job_id: queue for job_id, (queue, _) in self._known.items()}
+
+    def _queue_and_flow(self, job: Job) -> tuple[str, Flow]:
+        spec = self._specs.of(job)
+        return queue_name(job.lane, spec.model), flow_of(job.job_id, spec)
 
 
 class FeedWindows:
@@ -59,20 +182,11 @@ class FeedWindows:
         specs: Specs,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._hot = hot
-        self._specs = specs
-        self._fixed = fixed_window
         self._clock = clock
-        self._slots: Counter[str] = Counter()  # by queue
-        self._pace: defaultdict[str, Throughput] = defaultdict(Throughput)  # by queue
-        self._full = False
-        self._look_at = 0.0
+        self._sizes, self._queues = QueueSizes(hot, fixed_window), JobQueues(specs)
         self._now, self._tick_s = clock(), 0.0  # the latest tick, and how long after the one before
         # running job -> when it last had something outstanding, or was new
         self._active: dict[str, float] = {}
-        self._known: dict[str, tuple[str, Flow]] = {}  # queue and flow of each live job
-        # of these, as they were then: the queue changes with the lane alone
-        self._lanes: dict[str, str] = {}
         self._outstanding: Mapping[str, Sequence[int]] = {}  # by job and generation
         self._shares: dict[str, dict[str, Share]] = {}  # of this round, by queue and job
         # queue -> flows of its active jobs, by job
@@ -95,26 +209,14 @@ class FeedWindows:
         """
         now = self._clock()
         self._now, self._tick_s = now, now - self._now
-        self._known = {
-            job.job_id: self._known[job.job_id]
-            if self._lanes.get(job.job_id) == job.lane
-            else self._queue_and_flow(job)
-            for job in live
-        }
-        self._lanes = {job.job_id: job.lane for job in live}
+        self._queues.note(live)
+        self._sizes.look(now, self._queues.queues())
         self._outstanding = outstanding
-        is_due = now >= self._look_at
-        if is_due or not self._slots:
-            self._look_at_workers()
-        if is_due:
-            self._look_at = now + LOOK_EVERY_S
-            self._look_at_memory()
-            self._look_at_pace(now)
         running = [job for job in live if job.state is JobState.RUNNING]
         self._note_active(running, now)
         self._rivals, self._shares = defaultdict(dict), {}
         for job in running:
-            queue, flow = self._known[job.job_id]
+            queue, flow = self._queues.of(job)
             if now - self._active[job.job_id] < ACTIVE_S:
                 self._rivals[queue][job.job_id] = flow
         for queue in {*self._rivals, *self._turns}:
@@ -137,13 +239,13 @@ class FeedWindows:
         ``update`` must have seen the job. ``ordered`` feeds wait until there is room for a step
         that is worth putting into order.
         """
-        if self._full:
+        if self._sizes.is_full:
             return Share(0, False)
-        queue, flow = self._known[job.job_id]
+        queue, flow = self._queues.of(job)
         if self._takes_turns(queue, flow):
             return Share(self._room_in_turn(queue, job.job_id), False)
         rivals = self._rivals[queue] | {job.job_id: flow}
-        window = self._window(queue, SHARED_WINDOW_S if len(rivals) > 1 else WINDOW_S)
+        window = self._sizes.window(queue, SHARED_WINDOW_S if len(rivals) > 1 else WINDOW_S)
         share = self._shares_of(queue, rivals, window)[job.job_id]
         room = max(0, share.documents - self.outstanding(job, generation))
         if (
@@ -154,7 +256,10 @@ class FeedWindows:
         ):
             return Share(0, False)
         if len(rivals) > 1 and not share.urgent:
-            room = min(room, max(STEP_MIN, self._step(queue) * share.documents // window))
+            room = min(
+                room,
+                max(STEP_MIN, self._sizes.step(queue, self._tick_s) * share.documents // window),
+            )
         return Share(room, share.urgent)
 
     def outstanding(self, job: Job, generation: int) -> int:
@@ -165,11 +270,11 @@ class FeedWindows:
         """Return a job's place in this round: the lower it is, the sooner the job is fed.
 
         ``update`` must have seen the job."""
-        return self._turns[self._known[job.job_id][0]].place(job.job_id)
+        return self._turns[self._queues.of(job)[0]].place(job.job_id)
 
     def note_fed(self, job: Job, documents: int) -> None:
         """Note how many documents a feed added after ``for_feed``."""
-        self._turns[self._known[job.job_id][0]].note(job.job_id, documents)
+        self._turns[self._queues.of(job)[0]].note(job.job_id, documents)
 
     def _takes_turns(self, queue: str, flow: Flow) -> bool:
         """Return whether a job takes turns with the others of its queue.
@@ -195,7 +300,7 @@ class FeedWindows:
         """
         rivals, small = self._rivals[queue], dict[str, float]()
         if len(rivals) > TURNS:
-            of_window = parts_of_window(list(rivals.values()), self._front(queue))
+            of_window = parts_of_window(list(rivals.values()), self._sizes.front(queue))
             here = of_window.keys() if led is None else of_window.keys() & set(led)
             small = {job: of_window[job] for job in here if of_window[job] < 1 / TURNS}
         outstanding = (
@@ -203,7 +308,7 @@ class FeedWindows:
             if small
             else {}
         )
-        window, per_s = self._window(queue, SHARED_WINDOW_S), self._pace[queue].per_s
+        window, per_s = self._sizes.window(queue, SHARED_WINDOW_S), self._sizes.per_s(queue)
         self._turns[queue].begin(small, outstanding, window, per_s, self._now)
 
     def _shares_of(
@@ -214,7 +319,9 @@ class FeedWindows:
         They are computed once per round and queue, and again when another job joins."""
         known = self._shares.get(queue, {})
         if known.keys() != rivals.keys():
-            known = self._shares[queue] = shares(list(rivals.values()), self._front(queue), window)
+            known = self._shares[queue] = shares(
+                list(rivals.values()), self._sizes.front(queue), window
+            )
         return known
 
     def windows(self) -> dict[str, int]:
@@ -230,60 +337,7 @@ class FeedWindows:
 
     def _window_now(self, queue: str) -> int:
         is_shared = len(self._rivals.get(queue, ())) > 1
-        return self._window(queue, SHARED_WINDOW_S if is_shared else WINDOW_S)
-
-    def _front(self, queue: str) -> int:
-        """Return how many urgent documents may be in the queue at once.
-
-        One, while no worker is known."""
-        return max(1, int(URGENT_SHARE * self._slots[queue]))
-
-    def _step(self, queue: str) -> int:
-        """Return how many documents all jobs of a queue together may add now.
-
-        One per slot of its workers, or as many as were finished in a few ticks if that is more."""
-        return max(self._slots[queue], int(STEP * self._tick_s * self._pace[queue].per_s))
-
-    def _window(self, queue: str, seconds: float) -> int:
-        if self._fixed is not None:
-            return self._fixed
-        slots = self._slots[queue]
-        least = max(WINDOW_MIN, WINDOW_PER_SLOT * slots)
-        most = max(WINDOW_SMALL_FLEET_MAX, WINDOW_PER_SLOT_MAX * slots)
-        return min(WINDOW_MAX, max(least, min(most, int(seconds * self._pace[queue].per_s))))
-
-    def _look_at_memory(self) -> None:
-        memory = self._hot.memory()
-        full = memory.is_tight
-        if full and not self._full:
-            log.warning(
-                "feeding pauses: Redis uses %d of %d bytes, above %.0f %%; it goes on by itself "
-                "when memory is free",
-                memory.used,
-                memory.maxmemory,
-                FED_UP_TO * 100,
-            )
-        self._full = full
-
-    def _look_at_workers(self) -> None:
-        self._slots = Counter()
-        for seen in self._hot.workers():
-            if seen.seconds_ago < ALIVE_S:
-                for queue in _queues(seen):
-                    self._slots[queue] += _number(seen.info.get("concurrency"))
-
-    def _look_at_pace(self, now: float) -> None:
-        finished: dict[str, dict[str, int]] = defaultdict(dict)
-        for (job_id, (queue, _)), number in zip(
-            self._known.items(), self._hot.finished_of(self._known), strict=True
-        ):
-            finished[queue][job_id] = number
-        for queue, by_job in finished.items():
-            self._pace[queue].note(by_job, now)
-
-    def _queue_and_flow(self, job: Job) -> tuple[str, Flow]:
-        spec = self._specs.of(job)
-        return queue_name(job.lane, spec.model), flow_of(job.job_id, spec)
+        return self._sizes.window(queue, SHARED_WINDOW_S if is_shared else WINDOW_S)
 
 
 def _queues(seen: WorkerSeen) -> set[str]:

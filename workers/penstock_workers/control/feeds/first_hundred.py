@@ -27,7 +27,7 @@ hundred is fed after each of these times: what stands still must not hold up the
 
 
 class FirstHundred:
-    """Belongs to the control thread. ``room`` raises redis.RedisError."""
+    """Holds jobs to a first hundred documents, on the control thread. Raises redis.RedisError."""
 
     def __init__(self, hot: RedisLedger, clock: Callable[[], float] = time.monotonic) -> None:
         self._hot = hot

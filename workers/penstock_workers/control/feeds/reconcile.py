@@ -23,7 +23,7 @@ REPUBLISH_MAX = 5_000  # documents per round; the next round takes the rest
 
 
 class Reconciler:
-    """Watches one feed.
+    """Publishes the lost documents of one feed again.
 
     Scans only when nothing moved since the last round, or when the counts do not add up."""
 

@@ -1,13 +1,20 @@
-"""How many documents of each job may wait in a queue, by fair shares.
+"""How many documents of each job may wait in a queue: by fair shares, or in turns.
 
 Classes by priority, tenants evenly inside a class, jobs by weight inside a tenant. A queue is first
 in, first out, so a job that keeps twice as many documents in it is served twice as often. Urgent
 documents go to the consuming end instead; there may be only so many of them at once that every
 moment some slots claim others.
+
+A thousand jobs with a thousandth of a window each would be fed a few documents at a time: a script
+call and a transaction for each handful, and a queue in which no two neighbours belong to one job,
+so that workers start and settle them one by one. So they take turns: at most ``TURNS`` of them fill
+the room that they share, each with a step worth its price, and next comes the one that has had
+least for its part (start-time fair queueing, as in the line of a worker). No credit for idle time.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import replace
@@ -72,7 +79,11 @@ def _placed(flows: Collection[Flow], front: int) -> dict[str, int]:
 
 
 def _parts_beside(flows: Collection[Flow], placed: Collection[str]) -> dict[str, float]:
-    return parts(_at_most_normal(flow) for flow in flows if flow.job not in placed)
+    return parts(
+        replace(flow, priority=max(flow.priority, Priority.NORMAL))
+        for flow in flows
+        if flow.job not in placed
+    )
 
 
 def _places(urgent: Collection[Flow], front: int) -> dict[str, int]:
@@ -87,5 +98,85 @@ def _places(urgent: Collection[Flow], front: int) -> dict[str, int]:
     return placed
 
 
-def _at_most_normal(flow: Flow) -> Flow:
-    return replace(flow, priority=Priority.NORMAL) if flow.priority < Priority.NORMAL else flow
+# steps that fill the shared room: fewer would let small jobs wait longer, more would be smaller
+# steps
+TURNS = 8
+# times what the fleet needs for a whole window: documents that are out for longer wait for
+# something else
+STUCK = 2.0
+
+
+class Turns:
+    """The turns of the jobs of one queue.
+
+    Belongs to the control thread; ``begin`` comes first in every round."""
+
+    def __init__(self) -> None:
+        self._parts: Mapping[str, float] = {}  # of the window, by job that takes turns
+        self._had: dict[str, float] = {}  # job -> documents fed for its part, in virtual time
+        self._virtual = 0.0  # of the latest turn: a job that comes later starts here
+        # job with documents outstanding -> when its latest turn was
+        self._fed_at: dict[str, float] = {}
+        self._stuck: frozenset[str] = frozenset()
+        self._now = 0.0
+        self._room = self._step = 0
+
+    def begin(
+        self,
+        parts: Mapping[str, float],
+        outstanding: Mapping[str, int],
+        window: int,
+        per_s: float,
+        now: float,
+    ) -> None:
+        """Begin a round.
+
+        ``parts`` holds the part of the ``window`` of each job that takes turns, ``outstanding`` the
+        documents without an outcome of each live job; ``per_s`` is how many documents the fleet
+        finishes a second.
+        """
+        self._parts, self._now = parts, now
+        self._had = {
+            job: had for job, had in self._had.items() if job in outstanding and had > self._virtual
+        }
+        self._fed_at = {job: self._fed_at.get(job, now) for job in parts if outstanding[job]}
+        stuck_before = now - (STUCK * window / per_s if per_s > 0 else math.inf)
+        self._stuck = frozenset(job for job in parts if self._fed_at.get(job, now) < stuck_before)
+        whole = window * sum(parts.values())
+        held = sum(
+            min(outstanding[job], window * part) if job in self._stuck else outstanding[job]
+            for job, part in parts.items()
+        )
+        self._room = round(whole - held)
+        self._step = max(1, min(window // TURNS, round(whole) // 2))
+
+    def __bool__(self) -> bool:
+        """Return whether any jobs take turns in this round."""
+        return bool(self._parts)
+
+    def applies_to(self, job: str) -> bool:
+        """Return whether a job takes turns.
+
+        If not, its own share says what it may have outstanding. That also holds for a job whose
+        documents are stuck.
+        """
+        return job in self._parts and job not in self._stuck
+
+    def room(self) -> int:
+        """Return how many documents the job whose turn it is may add: a whole step, or none."""
+        return self._step if self._room >= self._step else 0
+
+    def place(self, job: str) -> float:
+        """Return a job's place in the line: the lower it is, the sooner it is this job's turn."""
+        return max(self._virtual, self._had.get(job, 0.0)) if self._parts else 0.0
+
+    def note(self, job: str, documents: int) -> None:
+        """Note that a job was fed so many documents in this turn.
+
+        The job may be one that had nothing to feed until now, and so has no part yet."""
+        if not documents or not self._parts:
+            return
+        self._virtual = self.place(job)
+        self._had[job] = self._virtual + documents / self._parts.get(job, min(self._parts.values()))
+        self._fed_at[job] = self._now
+        self._room -= documents

@@ -9,7 +9,7 @@ from penstock_producer.job.spec import JobSpec
 
 
 class Specs:
-    """Belongs to the control thread. A job's digest changes whenever its spec does."""
+    """The parsed specs, for the control thread. A job's digest changes whenever its spec does."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[str, JobSpec]] = {}  # job -> digest, spec

@@ -25,7 +25,7 @@ makes a minute and a half at most."""
 
 
 class Accounts:
-    """Belongs to the control thread."""
+    """The money of jobs and tenants, as the control thread sees it."""
 
     def __init__(self, book: BudgetBook, batches: BatchFigures, tenants: TenantAccounts) -> None:
         self._book, self._batches, self._tenants = book, batches, tenants

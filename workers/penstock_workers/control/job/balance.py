@@ -26,7 +26,7 @@ class Unbalanced(NamedTuple):
 
 
 class Balance:
-    """Asked once everything is read and nothing is under way. Belongs to the control thread."""
+    """Checks a job's counts once all is read and nothing under way, on the control thread."""
 
     def __init__(self, jobs: JobStore, outcomes: OutcomeStore) -> None:
         self._jobs = jobs

@@ -29,7 +29,7 @@ WRITE_OFF_MAX = 2_000  # documents written off per round
 
 
 class Cancelling:
-    """Belongs to the control thread."""
+    """Ends cancelled jobs step by step, on the control thread."""
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from penstock_workers.errors import stop_reason
 
 
 class JobStates:
-    """Belongs to the control thread."""
+    """The states of jobs, as the control thread changes them."""
 
     def __init__(self, jobs: JobStore, hot: RedisLedger) -> None:
         self._jobs = jobs

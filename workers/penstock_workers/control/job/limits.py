@@ -55,7 +55,7 @@ class _Bound(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """What its budgets let a job do in this round."""
+    """What the budgets of a job allow in this round."""
 
     documents: int  # that may be fed
     lacking: int | None  # the least that was refused, see Account
@@ -68,7 +68,7 @@ class _Look(NamedTuple):
 
 
 class JobLimits:
-    """Belongs to the control thread."""
+    """Holds jobs to their deadline and their budgets, on the control thread."""
 
     def __init__(
         self, outcomes: OutcomeStore, hot: RedisLedger, states: JobStates, accounts: Accounts
@@ -146,8 +146,9 @@ class JobLimits:
 
         What was under way when it was paused may have brought the last ones."""
         now = time.monotonic()
+        is_stop_loss = job.pause is not None and job.pause.by is By.STOP_LOSS
         if (
-            not (is_budget_spent(job.pause) or _is_stop_loss(job))
+            not (is_budget_spent(job.pause) or is_stop_loss)
             or now - self._ended_at.get(job.job_id, -ENDED_S) < ENDED_S
         ):
             return False
@@ -255,10 +256,6 @@ class JobLimits:
         """Return how many documents have no outcome; None where their number is not known yet."""
         counts = self._outcomes.counts(job.job_id)
         return None if job.total is None else max(0, job.total - counts.succeeded - counts.dead)
-
-
-def _is_stop_loss(job: Job) -> bool:
-    return job.pause is not None and job.pause.by is By.STOP_LOSS
 
 
 def _bound_of(account: Account, budget_usd: float | None) -> _Bound | None:

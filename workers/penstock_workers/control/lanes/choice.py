@@ -16,8 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from penstock_workers.control.lanes.explain import of_budget, sentence
-from penstock_workers.control.lanes.paces import InBatches
-from penstock_workers.control.lanes.seen import JobNow, LaneNow, Plan
+from penstock_workers.control.lanes.seen import InBatches, JobNow, LaneNow, Plan
 from penstock_workers.lane_changes import LaneChangeSettings
 
 __all__ = ["Choice", "choose"]
@@ -157,10 +156,6 @@ def _preference(
     )
 
 
-def _cost(plan: Plan) -> float:
-    return math.inf if plan.usd is None else plan.usd
-
-
 def _late(plan: Plan) -> float:
     """Return in how many seconds a plan ends, to compare plans none of which meets the deadline.
 
@@ -187,7 +182,11 @@ def _plan(
     found = [alone, *(plan for plan in followed if plan is not None)]
     found = [plan for plan in found if not _passes(job, plan)] or found
     meeting = [plan for plan in found if plan.meets]
-    return min(meeting, key=_cost) if meeting else min(found, key=_late)
+    return (
+        min(meeting, key=lambda plan: math.inf if plan.usd is None else plan.usd)
+        if meeting
+        else min(found, key=_late)
+    )
 
 
 def _alone(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from penstock_workers.control.lanes.paces import InBatches, OneByOne
-from penstock_workers.control.lanes.seen import JobNow, LaneNow, Plan
+from penstock_workers.control.lanes.seen import InBatches, JobNow, LaneNow, OneByOne, Plan
 
 __all__ = ["clock", "dollars", "lasting", "of_budget", "sentence"]
 

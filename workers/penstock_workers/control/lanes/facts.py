@@ -30,6 +30,7 @@ from penstock_workers.control.lanes.prices import Tokens, model_of, tokens_each,
 from penstock_workers.control.lanes.seen import JobNow, LaneNow, Trouble
 from penstock_workers.control.lanes.speeds import Speed
 from penstock_workers.heartbeat import ALIVE_S, KNOWS_MOVES
+from penstock_workers.lane_changes import LaneChangeSettings
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 __all__ = ["LaneFacts"]
@@ -56,8 +57,87 @@ class _Circumstances(NamedTuple):
     now: float
 
 
+class FleetLook:
+    """Workers and quotas, each read once in a round."""
+
+    def __init__(self, hot: RedisLedger, quotas: redis.Redis) -> None:
+        self._hot, self._quotas = hot, quotas
+        self._workers: Sequence[WorkerSeen] | None = None
+        self._views: dict[str, QuotaView | None] = {}  # by provider
+
+    def forget(self) -> None:
+        self._workers, self._views = None, {}
+
+    def workers(self) -> Sequence[WorkerSeen]:
+        if self._workers is None:
+            self._workers = self._hot.workers()
+        return self._workers
+
+    def view(self, provider: str) -> QuotaView | None:
+        if provider not in self._views:
+            self._views[provider] = next(
+                iter(read_quotas(self._quotas, quota_ids=[provider])), None
+            )
+        return self._views[provider]
+
+
+class BatchHistory:
+    """How long the latest batches of providers lasted, read now and then."""
+
+    def __init__(self, batches: BatchFigures) -> None:
+        self._batches = batches
+        # by provider: when it was read, and seconds
+        self._lasted: dict[str, tuple[float, list[float]]] = {}
+
+    def of(self, provider: str, now: float) -> list[float]:
+        read_at, lasted = self._lasted.get(provider, (0.0, []))
+        if now - read_at >= HISTORY_S:
+            lasted = self._batches.lasted(provider, speeds.HISTORY)
+            self._lasted[provider] = now, lasted
+        return lasted
+
+
+class TroubleTimes:
+    """Since when lanes have been in trouble, as it concerns one job."""
+
+    def __init__(self, rules: LaneChangeSettings, began: float) -> None:
+        self._rules, self._began = rules, began
+        # job, lane and reason: when that trouble began
+        self._since: dict[tuple[str, str, str], float] = {}
+
+    def keep_only(self, live: Collection[str]) -> None:
+        self._since = {known: since for known, since in self._since.items() if known[0] in live}
+
+    def lasting(self, lane: str, known: _Circumstances) -> Trouble | None:
+        """Return what is wrong with a lane, if it has lasted.
+
+        Before the first choice it need not have lasted, unless workers are missing that may be
+        starting.
+        """
+        found = self._now(lane, known)
+        job_id, now = known.job.job_id, known.now
+        of_lane = {key for key in self._since if key[:2] == (job_id, lane)}
+        if found is None:
+            for key in of_lane:
+                del self._since[key]
+            return None
+        since = self._since.setdefault((job_id, lane, found.reason), now)
+        if known.job.moves or (known.job.lane == lane and known.spec.lane != AUTO):
+            return found if now - since >= self._rules.trouble_s else None
+        is_starting = found.reason == troubles.NO_WORKERS and now - self._began < YOUNG_S
+        return None if is_starting else found
+
+    def _now(self, lane: str, known: _Circumstances) -> Trouble | None:
+        found = troubles.of_provider(lane, known.view)
+        if found is None and lane not in self._rules.on_demand:
+            found = troubles.of_workers(lane, known.spec.model, known.workers)
+        if found is None and known.batches is not None and known.job.lane == lane:
+            found = troubles.of_batches(known.batches, known.now)
+        return found
+
+
 class LaneFacts:
-    """Belongs to the control thread."""
+    """What is known of jobs and lanes, gathered on the control thread."""
 
     def __init__(
         self,
@@ -68,18 +148,13 @@ class LaneFacts:
         specs: Specs,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._settings, self._rules, self._clock = settings, settings.lanes, clock
+        self._settings, self._hot, self._specs, self._clock = settings, hot, specs, clock
         self._outcomes, self._batches = OutcomeStore(database), BatchFigures(database)
-        self._hot, self._quotas, self._specs = hot, quotas, specs
         self._measured = Measured()
         self._live: Sequence[Job] = ()
-        # by provider: when it was read, and seconds
-        self._lasted: dict[str, tuple[float, list[float]]] = {}
-        # job, lane and reason: when that trouble began
-        self._since: dict[tuple[str, str, str], float] = {}
-        self._workers: Sequence[WorkerSeen] | None = None  # as this round has read them
-        self._views: dict[str, QuotaView | None] = {}  # by provider, as this round has read them
-        self._began = clock()
+        self._fleet = FleetLook(hot, quotas)
+        self._history = BatchHistory(self._batches)
+        self._troubles = TroubleTimes(settings.lanes, clock())
 
     def note(self, live: Sequence[Job]) -> None:
         """Measure the jobs that run, whichever lanes they permit: they say what a lane gives."""
@@ -128,7 +203,7 @@ class LaneFacts:
         return next(
             (
                 one.name
-                for one in self._workers_now()
+                for one in self._fleet.workers()
                 if one.seconds_ago < ALIVE_S and KNOWS_MOVES not in one.info
             ),
             None,
@@ -138,32 +213,20 @@ class LaneFacts:
         """Forget jobs that have ended, and what the round before has read.
 
         All jobs of a round share what is read in it."""
-        self._workers, self._views = None, {}
-        self._since = {known: since for known, since in self._since.items() if known[0] in live}
+        self._fleet.forget()
+        self._troubles.keep_only(live)
 
     def _circumstances(self, job: Job, outstanding: int) -> _Circumstances:
         spec, counts, now = self._specs.of(job), self._outcomes.counts(job.job_id), self._clock()
         done = counts.succeeded + counts.dead
         left = max(0, job.total - done) if job.total is not None else max(1, outstanding)
-        view = self._view(spec.provider) if spec.asks_a_provider else None
+        view = self._fleet.view(spec.provider) if spec.asks_a_provider else None
         provider = self._settings.providers.get(spec.provider)
-        tokens, workers = tokens_each(job.source, counts), self._workers_now()
+        tokens, workers = tokens_each(job.source, counts), self._fleet.workers()
         batches = self._batches.open_times(job.job_id) if packs(job.lane) else None
         return _Circumstances(
             job, spec, counts, left, tokens, provider, view, batches, workers, now
         )
-
-    def _workers_now(self) -> Sequence[WorkerSeen]:
-        if self._workers is None:
-            self._workers = self._hot.workers()
-        return self._workers
-
-    def _view(self, provider: str) -> QuotaView | None:
-        if provider not in self._views:
-            self._views[provider] = next(
-                iter(read_quotas(self._quotas, quota_ids=[provider])), None
-            )
-        return self._views[provider]
 
     def _lane(self, lane: str, known: _Circumstances) -> LaneNow:
         speed, spec = self._speed(lane, known), known.spec
@@ -179,7 +242,12 @@ class LaneFacts:
         prices = None if known.provider is None else known.provider.prices_of(model)
         usd = own.usd_each if own is not None else usd_each(lane, known.tokens, prices)
         return LaneNow(
-            lane, usd, speed.pace, speed.by, LANES[lane].is_real_time, self._trouble(lane, known)
+            lane,
+            usd,
+            speed.pace,
+            speed.by,
+            LANES[lane].is_real_time,
+            self._troubles.lasting(lane, known),
         )
 
     def _usd_left(self, job: Job, spec: JobSpec) -> float | None:
@@ -201,43 +269,16 @@ class LaneFacts:
         job, spec, is_here = known.job, known.spec, known.job.lane == lane
         if packs(lane):
             cap = None if known.provider is None else known.provider.batch_enqueued_tokens
-            lasted = self._history(spec.provider, known.now)
+            lasted = self._history.of(spec.provider, known.now)
             now_open = known.batches if is_here else None
             return speeds.of_batches(
-                lasted, now_open, cap, known.tokens, self._rules.margin, known.now
+                lasted, now_open, cap, known.tokens, self._settings.lanes.margin, known.now
             )
         declared: Mapping[str, float] = {} if known.provider is None else known.provider.limits
         limits = {} if has_own_model(lane) else speeds.limits_of(known.view, declared)
         own = self._measured.of_job(job.job_id, lane) if is_here else None
         of_lane = self._measured.of_lane(self._lane_of(lane, spec), known.now)
         return speeds.one_by_one(own, of_lane, limits, known.tokens, self._sharing(lane, job, spec))
-
-    def _trouble(self, lane: str, known: _Circumstances) -> Trouble | None:
-        """Return what is wrong with a lane, if it has lasted.
-
-        Before the first choice it need not have lasted, unless workers are missing that may be
-        starting.
-        """
-        found = self._trouble_now(lane, known)
-        job_id, now = known.job.job_id, known.now
-        of_lane = {key for key in self._since if key[:2] == (job_id, lane)}
-        if found is None:
-            for key in of_lane:
-                del self._since[key]
-            return None
-        since = self._since.setdefault((job_id, lane, found.reason), now)
-        if known.job.moves or (known.job.lane == lane and known.spec.lane != AUTO):
-            return found if now - since >= self._rules.trouble_s else None
-        is_starting = found.reason == troubles.NO_WORKERS and now - self._began < YOUNG_S
-        return None if is_starting else found
-
-    def _trouble_now(self, lane: str, known: _Circumstances) -> Trouble | None:
-        found = troubles.of_provider(lane, known.view)
-        if found is None and lane not in self._rules.on_demand:
-            found = troubles.of_workers(lane, known.spec.model, known.workers)
-        if found is None and known.batches is not None and known.job.lane == lane:
-            found = troubles.of_batches(known.batches, known.now)
-        return found
 
     def _sharing(self, lane: str, job: Job, spec: JobSpec) -> int:
         """Count the other running jobs that have a part of the same limits."""
@@ -249,13 +290,6 @@ class LaneFacts:
             and self._specs.of(other).provider == spec.provider
             for other in self._live
         )
-
-    def _history(self, provider: str, now: float) -> list[float]:
-        read_at, lasted = self._lasted.get(provider, (0.0, []))
-        if now - read_at >= HISTORY_S:
-            lasted = self._batches.lasted(provider, speeds.HISTORY)
-            self._lasted[provider] = now, lasted
-        return lasted
 
     @staticmethod
     def _lane_of(lane: str, spec: JobSpec) -> tuple[str, str, str | None]:

@@ -35,7 +35,7 @@ class _Look(NamedTuple):
 
 
 class Measured:
-    """Belongs to the control thread. Times are seconds of any one clock."""
+    """The measured pace of jobs and lanes, on the control thread. Times are those of one clock."""
 
     def __init__(self) -> None:
         self._looks: OrderedDict[tuple[str, str], deque[_Look]] = OrderedDict()  # by job and lane

@@ -10,8 +10,8 @@ from penstock_ledger import BatchesOpen
 from penstock_ratelimit.for_penstock import QuotaView
 from penstock_workers.control.lanes.explain import lasting
 from penstock_workers.control.lanes.measured import Rate
-from penstock_workers.control.lanes.paces import InBatches, OneByOne, Pace
 from penstock_workers.control.lanes.prices import Tokens
+from penstock_workers.control.lanes.seen import InBatches, OneByOne, Pace
 
 __all__ = ["HISTORY", "Speed", "half_of", "limits_of", "of_batches", "one_by_one", "typical"]
 

@@ -46,7 +46,7 @@ REASON_CHARS = 1_000
 
 
 class ScheduleSteps:
-    """Belongs to the control thread."""
+    """Starts the jobs of schedules when their time has come, on the control thread."""
 
     def __init__(
         self,

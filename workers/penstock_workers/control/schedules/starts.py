@@ -40,7 +40,7 @@ class Start:
 
 
 class Starts:
-    """Belongs to the control thread.
+    """The starts under way, each in a thread of its own. For the control thread.
 
     The threads are daemons: the process that holds the schedule next submits the same job."""
 

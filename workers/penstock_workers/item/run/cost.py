@@ -153,7 +153,7 @@ SECONDS_PER_HOUR = 3_600
 
 
 class SharedTime:
-    """Used on the item loop; ``busy_s`` is read by any thread."""
+    """Shares computing time among items, on the item loop; ``busy_s`` is read by any thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -212,7 +212,7 @@ class PricedAdmission:
 
 
 class PricedTurn:
-    """One item's.
+    """The turn of one item, charged by the time that it computes.
 
     It computes from ``start`` on, until the first of ``conclude`` and ``release``."""
 

@@ -22,8 +22,8 @@ class ItemHost:
     On the item loop, but for ``stats``, ``figures`` and ``bound``."""
 
     def __init__(self, runner: ItemRunner, settler: Settler, waits: ItemWaits) -> None:
-        self._runner = runner
-        self._settler = settler
+        self.runner = runner
+        self.settler = settler
         self._waits = waits
         self._tasks: dict[Delivery, asyncio.Task[None]] = {}
 
@@ -42,8 +42,8 @@ class ItemHost:
     async def drain(self, deadline_s: float) -> None:
         """Release what has not begun, finish what ends in ``deadline_s``, release the rest."""
         self._waits.close()
-        self._runner.runs.close()
-        self._runner.lane.drain()
+        self.runner.runs.close()
+        self.runner.lane.drain()
         tasks = list(self._tasks.values())
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=deadline_s)
@@ -56,7 +56,7 @@ class ItemHost:
                     deadline_s,
                 )
                 await asyncio.wait(late)
-        await self._settler.flush()
+        await self.settler.flush()
 
     async def stop(self) -> None:
         """End what still runs."""
@@ -75,7 +75,7 @@ class ItemHost:
         return {
             "held": len(self._tasks),
             "in-flight": self._waits.slots.taken,
-            "commits": self._settler.groups,
+            "commits": self.settler.groups,
         }
 
     def figures(self, lane: str) -> Iterator[Sample]:
@@ -95,6 +95,6 @@ class ItemHost:
         return "quota" if 2 * len(self._waits.admission) >= slots.size else "slots"
 
     async def _run(self, delivery: Delivery) -> None:
-        settled = await self._runner.run(delivery)
+        settled = await self.runner.run(delivery)
         self._tasks.pop(delivery, None)
-        self._settler.put(settled)
+        self.settler.put(settled)

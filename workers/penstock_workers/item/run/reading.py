@@ -233,7 +233,7 @@ T = TypeVar("T")
 
 
 class Reads:
-    """Used on one event loop."""
+    """Reads the job and the body of items, on one event loop."""
 
     def __init__(self, jobs: JobBook, bodies: Bodies, waiting: Waiting) -> None:
         self._jobs = jobs

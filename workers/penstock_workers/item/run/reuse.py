@@ -162,7 +162,7 @@ class _Look(NamedTuple):
 
 
 class Reuse:
-    """Used on the item loop; the stores are asked in a thread."""
+    """Reuses answers to equal requests, on the item loop; stores are asked in a thread."""
 
     def __init__(
         self, book: AnswerBook, outcomes: OutcomeStore, begin: Begin, waiting: Waiting

@@ -51,7 +51,7 @@ Kind = tuple[str, str, str]  # provider, job, class
 
 
 class Causes:
-    """``note`` is called on the item loop; ``write`` runs in a thread.
+    """Causes of failures, noted on the item loop and written in a thread.
 
     Without a ``write`` there is only the log."""
 
@@ -193,7 +193,7 @@ class Run:
 
 
 class Runs:
-    """Used on the item loop.
+    """Runs of equal failures by job, on the item loop.
 
     ``pauses_at``: answers in a row that pause the job; 0 = each is its document's own."""
 

@@ -75,7 +75,7 @@ class _Answer(NamedTuple):
 
 
 class Starts:
-    """``begin`` and the others are called on the event loop; the stores are asked in a thread."""
+    """Counts starts for tasks of the event loop; the stores are asked in a thread."""
 
     def __init__(
         self,

@@ -228,7 +228,7 @@ AWAY_FRESH_S = 300.0
 
 
 class Backlog:
-    """Written on the item loop, read by any thread."""
+    """What waits for stores, written on the item loop and read by any thread."""
 
     def __init__(
         self,
@@ -314,7 +314,7 @@ Choice = Callable[[Settled, Exception], Instead]
 
 
 class Unstorable:
-    """Chooses, and logs a line per cause, with the first item that it came with."""
+    """Chooses what takes a refused outcome's place; logs a line per cause, with its first item."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._failure_log = FailureLog(log)

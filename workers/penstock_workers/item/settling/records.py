@@ -63,7 +63,7 @@ Pause = tuple[Reason, float | None]
 
 
 class MadeWithNotes:
-    """Used in the thread that settles. ``engine`` as ``engine_in_words`` has it."""
+    """Notes what answers were made with, in the thread that settles."""
 
     def __init__(self, store: Provenance, engine: str, usd_per_hour: float) -> None:
         self._store, self._engine, self._usd_per_hour = store, engine, usd_per_hour
@@ -145,7 +145,7 @@ log = logging.getLogger(__name__)
 
 
 class Records:
-    """Every write may be repeated without harm."""
+    """Writes outcomes to SQL and Redis. Every write may be repeated without harm."""
 
     def __init__(
         self, jobs: JobStore, outcomes: OutcomeStore, hot: RedisLedger, made_with: MadeWithNotes

@@ -113,7 +113,7 @@ def is_refused_first(attempt: Attempt, outcome: Outcome) -> bool:
 
 
 class StopLoss:
-    """Belongs to the thread that settles groups."""
+    """Stops jobs that go wrong, in the thread that settles groups."""
 
     def __init__(
         self, jobs: JobStore, hot: RedisLedger, clock: Callable[[], float] = time.monotonic

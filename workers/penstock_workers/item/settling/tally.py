@@ -8,7 +8,16 @@ from typing import Final
 
 from penstock_producer.job.lanes import has_own_model
 from penstock_workers.item.attempt import Attempt, Settled
-from penstock_workers.item.outcome import Dead, Done, Parked, Released, Retry, Skipped, Unreadable
+from penstock_workers.item.outcome import (
+    Dead,
+    Done,
+    Outcome,
+    Parked,
+    Released,
+    Retry,
+    Skipped,
+    Unreadable,
+)
 from penstock_workers.item.same_request import SAME_REQUEST
 from penstock_workers.item.spent import Spent
 from penstock_workers.metrics import catalogue
@@ -30,15 +39,79 @@ MICROUSD: Final = 1_000_000
 
 
 class OutcomeTally:
-    """Since the process started. Written on the item loop, read by any thread."""
+    """Sums since the process started, written on the item loop and read by any thread."""
 
     def __init__(self, providers: Sequence[str]) -> None:
         self.items: Counter[str] = Counter(dict.fromkeys(OUTCOMES.values(), 0))
+        self.paid = Paid(providers)
+        self._reasons = _Reasons(providers)
+        self._spreads = _Spreads()
+
+    def stored(self, store: str, seconds: float) -> None:
+        self._spreads.stores[store].add(seconds)
+
+    def settled(self, group: Sequence[Settled]) -> None:
+        self._spreads.group_items.add(float(len(group)))
+        for attempt, outcome in group:
+            self.items[OUTCOMES[type(outcome)]] += 1
+            # else no call was made for it
+            if isinstance(attempt, Attempt):
+                if isinstance(outcome, Done | Dead | Retry) and not _is_untried(outcome):
+                    self.paid.pay(attempt)
+                self._reasons.add(attempt, outcome)
+                self._spreads.add(attempt, outcome)
+
+    def figures(self, lane: str) -> Iterator[Sample]:
+        for outcome, count in self.items.items():
+            yield catalogue.ITEMS(count, lane, outcome)
+        yield from self._reasons.figures(lane)
+        yield from self.paid.figures(lane)
+        yield from self._spreads.figures(lane)
+
+
+def _is_untried(outcome: Outcome) -> bool:
+    """Return whether an item waits for the answer to the same request, so that it cost nothing."""
+    return isinstance(outcome, Retry) and outcome.name == SAME_REQUEST
+
+
+class _Reasons:
+    """Why items ended, or are tried again."""
+
+    def __init__(self, providers: Sequence[str]) -> None:
         self._dead: Counter[str] = Counter()
+        self._reused: Counter[str] = Counter(dict.fromkeys(REUSED, 0))
         self._failed_tries: Counter[str] = Counter()  # by names of item/run/fates.py
         self._retries: Counter[str] = Counter(dict.fromkeys(CAUSES, 0))
-        self._reused: Counter[str] = Counter(dict.fromkeys(REUSED, 0))
         self._throttled: Counter[str] = Counter(dict.fromkeys(providers, 0))
+
+    def add(self, attempt: Attempt, outcome: Outcome) -> None:
+        if isinstance(outcome, Dead):
+            self._dead[outcome.letter.reason] += 1
+        elif isinstance(outcome, Done) and outcome.result.reason is not None:
+            self._reused[outcome.result.reason] += 1
+        elif isinstance(outcome, Retry) and not _is_untried(outcome):
+            self._retries["counted" if outcome.counted else "uncounted"] += 1
+            self._failed_tries[outcome.name] += 1
+            self._throttled[attempt.job.spec.provider] += 1 if outcome.rate_limited else 0
+        elif isinstance(outcome, Released) and outcome.crashed:
+            self._failed_tries[outcome.crashed] += 1
+
+    def figures(self, lane: str) -> Iterator[Sample]:
+        for metric, counts in (
+            (catalogue.DEAD, self._dead),
+            (catalogue.FAILED_TRIES, self._failed_tries),
+            (catalogue.REUSED, self._reused),
+            (catalogue.RETRIES, self._retries),
+            (catalogue.RATE_LIMITED, self._throttled),
+        ):
+            for label, count in tuple(counts.items()):
+                yield metric(count, lane, label)
+
+
+class Paid:
+    """The calls that attempts made, whatever they ended in: their number, tokens and cost."""
+
+    def __init__(self, providers: Sequence[str]) -> None:
         self._calls: Counter[str] = Counter(dict.fromkeys(providers, 0))
         self._tokens_in: Counter[str] = Counter(dict.fromkeys(providers, 0))
         self._tokens_out: Counter[str] = Counter(dict.fromkeys(providers, 0))
@@ -46,51 +119,15 @@ class OutcomeTally:
         self._unpriced: Counter[str] = Counter()  # answers of which no price is known
         self._engine_cost = 0
         self._asked_again = Counter(dict.fromkeys(AGAIN, 0))
-        self._call_seconds = Spread(catalogue.CALL_SECONDS.bounds)
-        self._prompt_tokens = Spread(catalogue.PROMPT_TOKENS.bounds)
-        self._group_items = Spread(catalogue.COMMIT_ITEMS.bounds)
-        self._store_seconds = {store: Spread(catalogue.STORE.bounds) for store in ("SQL", "Redis")}
 
-    def stored(self, store: str, seconds: float) -> None:
-        self._store_seconds[store].add(seconds)
-
-    def settled(self, group: Sequence[Settled]) -> None:
-        self._group_items.add(float(len(group)))
-        for attempt, outcome in group:
-            self.items[OUTCOMES[type(outcome)]] += 1
-            if not isinstance(attempt, Attempt):
-                continue  # no call was made for it
-            if isinstance(outcome, Done | Dead) and attempt.calls and attempt.spent.prompt_tokens:
-                self._prompt_tokens.add(attempt.spent.prompt_tokens / attempt.calls)
-            if isinstance(outcome, Done):
-                self._pay(attempt)
-                if outcome.result.reason is None:
-                    self._call_seconds.add(outcome.result.latency_ms / 1000)
-                else:
-                    self._reused[outcome.result.reason] += 1
-            elif isinstance(outcome, Retry):
-                if outcome.name == SAME_REQUEST:
-                    continue  # nothing was tried
-                self._pay(attempt)
-                self._retries["counted" if outcome.counted else "uncounted"] += 1
-                self._failed_tries[outcome.name] += 1
-                self._throttled[attempt.job.spec.provider] += 1 if outcome.rate_limited else 0
-            elif isinstance(outcome, Dead):
-                self._pay(attempt)
-                self._dead[outcome.letter.reason] += 1
-            elif isinstance(outcome, Released) and outcome.crashed:
-                self._failed_tries[outcome.crashed] += 1
-
-    def _pay(self, attempt: Attempt) -> None:
-        """Count what an attempt cost, whatever it ended in."""
+    def pay(self, attempt: Attempt) -> None:
         calls, spent = attempt.calls, attempt.spent
         for provider, sent, used in attempt.elsewhere:
             self._charge(attempt.job.spec.lane, provider, sent, used)
             calls, spent = calls - sent, spent.minus(used)
         self._charge(attempt.job.spec.lane, attempt.job.spec.provider, calls, spent)
-        if attempt.spent.repairs or attempt.spent.fallbacks:
-            self._asked_again["repair"] += attempt.spent.repairs
-            self._asked_again["fallback"] += attempt.spent.fallbacks
+        self._asked_again["repair"] += attempt.spent.repairs
+        self._asked_again["fallback"] += attempt.spent.fallbacks
 
     def _charge(self, lane: str, provider: str, calls: int, spent: Spent) -> None:
         self._calls[provider] += calls
@@ -103,37 +140,41 @@ class OutcomeTally:
             self._unpriced[provider] += spent.unpriced
 
     @property
-    def engine_cost_usd(self) -> float:
+    def engine_usd(self) -> float:
         """The cost of the time that items have computed here, by the worker's own price."""
         return self._engine_cost / MICROUSD
 
     def figures(self, lane: str) -> Iterator[Sample]:
-        for outcome, count in self.items.items():
-            yield catalogue.ITEMS(count, lane, outcome)
-        for reason, count in tuple(self._dead.items()):
-            yield catalogue.DEAD(count, lane, reason)
-        for reason, count in tuple(self._failed_tries.items()):
-            yield catalogue.FAILED_TRIES(count, lane, reason)
-        for reason, count in self._reused.items():
-            yield catalogue.REUSED(count, lane, reason)
-        for cause, count in self._retries.items():
-            yield catalogue.RETRIES(count, lane, cause)
         for cause, count in self._asked_again.items():
             yield catalogue.ASKED_AGAIN(count, lane, cause)
-        for metric, counts in (
-            (catalogue.RATE_LIMITED, self._throttled),
-            (catalogue.CALLS, self._calls),
-        ):
-            for provider, count in tuple(counts.items()):
-                yield metric(count, lane, provider)
+        for provider, count in tuple(self._calls.items()):
+            yield catalogue.CALLS(count, lane, provider)
         for direction, counts in (("in", self._tokens_in), ("out", self._tokens_out)):
             for provider, count in tuple(counts.items()):
                 yield catalogue.TOKENS(count, lane, provider, direction)
         for provider, microusd in tuple(self._cost.items()):
             if microusd or not self._unpriced[provider]:  # what has no known price is not free
                 yield catalogue.COST(microusd / MICROUSD, lane, provider)
+
+
+class _Spreads:
+    """How long calls and stores took, and how large prompts and groups were."""
+
+    def __init__(self) -> None:
+        self.group_items = Spread(catalogue.COMMIT_ITEMS.bounds)
+        self.stores = {store: Spread(catalogue.STORE.bounds) for store in ("SQL", "Redis")}
+        self._call_seconds = Spread(catalogue.CALL_SECONDS.bounds)
+        self._prompt_tokens = Spread(catalogue.PROMPT_TOKENS.bounds)
+
+    def add(self, attempt: Attempt, outcome: Outcome) -> None:
+        if isinstance(outcome, Done | Dead) and attempt.calls and attempt.spent.prompt_tokens:
+            self._prompt_tokens.add(attempt.spent.prompt_tokens / attempt.calls)
+        if isinstance(outcome, Done) and outcome.result.reason is None:
+            self._call_seconds.add(outcome.result.latency_ms / 1000)
+
+    def figures(self, lane: str) -> Iterator[Sample]:
         yield catalogue.CALL_SECONDS(self._call_seconds, lane)
         yield catalogue.PROMPT_TOKENS(self._prompt_tokens, lane)
-        yield catalogue.COMMIT_ITEMS(self._group_items, lane)
-        for store, seconds in self._store_seconds.items():
+        yield catalogue.COMMIT_ITEMS(self.group_items, lane)
+        for store, seconds in self.stores.items():
             yield catalogue.STORE(seconds, lane, store.lower())

@@ -77,7 +77,7 @@ USUAL: Final = Parting()
 
 
 class Judge:
-    """Used on the event loop; groups are settled by the time a call returns."""
+    """Decides what answers of batches come to, on the event loop; a group is settled on return."""
 
     def __init__(
         self,
@@ -305,7 +305,7 @@ class Collected:
 
 
 class Collector:
-    """Used on the event loop."""
+    """Reads the answers of one batch, on the event loop."""
 
     def __init__(self, judge: Judge, failpoints: Failpoints) -> None:
         self._judge, self._failpoints = judge, failpoints

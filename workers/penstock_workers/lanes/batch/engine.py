@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import logging
 import os
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
@@ -37,8 +36,7 @@ from penstock_producer.job.lanes import BATCH_LANE
 from penstock_workers.children.child_pool import ChildPool, child_starter
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.heartbeat import Heartbeat
-from penstock_workers.item.deliveries import Bridge, Delivery
-from penstock_workers.item.outcome import Unreadable
+from penstock_workers.item.deliveries import Bridge, Delivery, set_aside
 from penstock_workers.item.run.fates import RetryPolicy
 from penstock_workers.item.run.job_code import JobCode
 from penstock_workers.item.run.reading import JobBook, read_job
@@ -83,9 +81,6 @@ def _is_glibc() -> bool:
         return (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")
     except (ValueError, OSError):  # a system that does not know the name: musl, macOS
         return False
-
-
-log = logging.getLogger(__name__)
 
 
 class BatchEngine:
@@ -137,12 +132,7 @@ class BatchEngine:
     def accept(self, delivery: Delivery) -> None:
         """Set aside an item that was sent to this lane's queue: Penstock sends none."""
         assert self._bridge is not None, "start() comes first"
-        log.error(
-            "item %s lies in %s, where no items are run; it is set aside",
-            delivery.task_id,
-            delivery.queue,
-        )
-        self._bridge.conclude([(delivery, Unreadable("no items are run from this queue"))])
+        set_aside(self._bridge, delivery)
 
     def abort(self, delivery: Delivery, why: str) -> None:
         """Do nothing, since nothing runs here that was claimed."""

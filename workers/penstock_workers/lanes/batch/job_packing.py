@@ -37,7 +37,7 @@ class FirstBatch(Enum):
 
 
 class JobPacking:
-    """Belongs to the event loop, but for ``turned_at``."""
+    """Packs the documents of jobs, on the event loop but for ``turned_at``."""
 
     def __init__(
         self,

@@ -55,7 +55,7 @@ class Standing(Enum):
 
 
 class Jobs:
-    """Used on the event loop."""
+    """The jobs of the lane as this worker knows them, on the event loop."""
 
     def __init__(self, jobs: JobStore, hot: RedisLedger, views: JobBook) -> None:
         self._jobs, self._hot, self._views = jobs, hot, views
@@ -209,7 +209,7 @@ class Room(NamedTuple):
 
 
 class Reservations:
-    """Called in threads."""
+    """Reserves what batches may cost, in threads."""
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class Journey:
-    """Belongs to the event loop; one task runs it."""
+    """The way of one batch to its end, as one task of the event loop."""
 
     def __init__(
         self,

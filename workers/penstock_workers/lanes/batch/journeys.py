@@ -32,7 +32,7 @@ Providers = Callable[[str], BatchProvider]  # by name; raises WorkerError
 
 
 class Journeys:
-    """Belongs to the event loop, but for ``count``."""
+    """The ways of all batches of this worker, on the event loop but for ``count``."""
 
     def __init__(
         self,

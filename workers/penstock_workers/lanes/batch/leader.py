@@ -92,7 +92,7 @@ class Looks:
 
 
 class Leader:
-    """Belongs to the event loop, but for ``is_turning``."""
+    """Leads feeds and batches round by round, on the event loop but for ``is_turning``."""
 
     def __init__(
         self,

@@ -52,7 +52,7 @@ class Journal:
 
 
 class LedBatch:
-    """Belongs to the event loop; one journey has it."""
+    """A batch that this worker leads, on the event loop; one journey has it."""
 
     def __init__(
         self,

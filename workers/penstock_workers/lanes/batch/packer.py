@@ -57,7 +57,7 @@ class Stopped(Exception):
 
 
 class Packer:
-    """Called in threads, one call at a time."""
+    """Packs documents into batches, in threads, one call at a time."""
 
     def __init__(
         self, settings: WorkerSettings, database: Database, folder: PackedFolder, owner: str

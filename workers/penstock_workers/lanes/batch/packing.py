@@ -14,7 +14,7 @@ from penstock_workers.lanes.batch.packer import Packer
 
 
 class Packing:
-    """Belongs to the event loop, but for ``sweep``, ``remove`` and ``rename``."""
+    """The packed folder, used on the event loop but for ``sweep``, ``remove`` and ``rename``."""
 
     def __init__(self, packer: Packer, folder: PackedFolder) -> None:
         self._packer, self._folder = packer, folder

@@ -40,7 +40,7 @@ class BatchAttempt(Attempt, kw_only=True, eq=False):
 
 
 class BatchRecords:
-    """Every write may be repeated without harm."""
+    """Writes what documents of batches came to. Every write may be repeated without harm."""
 
     def __init__(
         self,

@@ -50,7 +50,7 @@ CALLS: Final = {
 
 
 class Troubles:
-    """Belongs to one journey."""
+    """The troubles of one journey."""
 
     def __init__(self, led: LedBatch, settings: WorkerSettings) -> None:
         self._led, self._settings = led, settings

@@ -88,7 +88,7 @@ class _Open:
 
 
 class Window:
-    """Used in one thread. ``close`` or ``discard`` ends it."""
+    """The batches that are open at once, in one thread. ``close`` or ``discard`` ends it."""
 
     def __init__(self, folder: PackedFolder, provider: BatchProvider, terms: Terms) -> None:
         self._folder, self._provider, self._terms = folder, provider, terms

@@ -1,18 +1,15 @@
-"""The row of the `embed` lane.
+"""The row of the `embed` lane, its admission, and what `penstock doctor` checks for it.
 
-What `penstock doctor` looks at in the settings of the `embed` lane.
-
-`penstock doctor --lane embed`: what a worker that hosts an encoder needs of this machine.
+The doctor looks at the lane's settings, and at what an encoder needs of this machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from importlib import metadata
 from typing import TYPE_CHECKING, Final
 
 from penstock_ledger.redaction import redact
-from penstock_producer.feed.queues import Served
 from penstock_workers.errors import ModelMissing, PackageMissing
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.lanes import machine
@@ -23,7 +20,10 @@ from penstock_workers.metrics import catalogue
 from penstock_workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from penstock_workers.item.lane import Admission
+    from penstock_workers.item.answer import Tried
+    from penstock_workers.item.attempt import Attempt
+    from penstock_workers.item.failures import Failure, Reply
+    from penstock_workers.item.lane import Admission, Prepared, Turn
     from penstock_workers.lanes.embed.embed_lane import EmbedLane
     from penstock_workers.lanes.embed.server_lane import EmbedServerLane
 
@@ -105,6 +105,54 @@ def _package(name: str) -> LaneFinding:
         return LaneFinding(False, f"{name} is not installed here", fix)
 
 
+class Unpaced:
+    """Implements ``admission.Admission``: every item starts at once, as far as the slots allow."""
+
+    def at_once(self, attempt: Attempt) -> Turn | None:
+        return FreeTurn()
+
+    async def turn(self, attempt: Attempt, prepared: Prepared) -> Turn:
+        return FreeTurn()
+
+    def is_down(self, provider: str) -> bool:
+        return False  # where the server is away, items wait for it
+
+    def may_retry(self, attempt: Attempt) -> bool:
+        return True
+
+    async def close(self) -> None:
+        """Do nothing: there is nothing to close."""
+
+
+class WhileUp(Unpaced):
+    """Lets items start while the server upstream is there.
+
+    Until then they wait here, and no start of theirs is counted."""
+
+    def __init__(self, is_up: Callable[[], bool], up: Callable[[], Awaitable[None]]) -> None:
+        self._is_up, self._up = is_up, up
+
+    def at_once(self, attempt: Attempt) -> Turn | None:
+        return FreeTurn() if self._is_up() else None
+
+    async def turn(self, attempt: Attempt, prepared: Prepared) -> Turn:
+        await self._up()
+        return FreeTurn()
+
+
+class FreeTurn:
+    """A turn that costs nothing."""
+
+    def start(self) -> None:
+        """Do nothing: there is nothing to spend."""
+
+    def conclude(self, tried: Tried, happened: Failure | Reply) -> None:
+        """Do nothing: there is nothing to learn from it."""
+
+    def release(self) -> None:
+        """Do nothing: there is nothing to give back."""
+
+
 def _make(settings: WorkerSettings) -> EmbedLane | EmbedServerLane:
     if settings.embed.upstream_url is not None:
         from penstock_workers.celery_app.ending import end_this_worker
@@ -120,22 +168,9 @@ def _admission(_settings: WorkerSettings, lane: EmbedLane | EmbedServerLane) -> 
     """Return what lets items start.
 
     The batcher's own queue is the limit; a server upstream has to be there."""
-    from penstock_workers.lanes.embed.admission import Unpaced, WhileUp
     from penstock_workers.lanes.embed.server_lane import EmbedServerLane
 
     return WhileUp(lane.is_up, lane.up) if isinstance(lane, EmbedServerLane) else Unpaced()
-
-
-def _engine_url(settings: WorkerSettings) -> str | None:
-    return settings.embed.upstream_url
-
-
-def _serves(settings: WorkerSettings) -> Served:
-    return settings.embed.served()
-
-
-def _announces(lane: EmbedLane | EmbedServerLane) -> Served:
-    return lane.served
 
 
 EMBED: LaneRow[EmbedLane | EmbedServerLane] = LaneRow(
@@ -143,8 +178,8 @@ EMBED: LaneRow[EmbedLane | EmbedServerLane] = LaneRow(
     make=_make,
     admission=_admission,
     suspect_children=1,  # it loads the model once more
-    serves=_serves,
-    announces=_announces,
+    serves=lambda settings: settings.embed.served(),
+    announces=lambda lane: lane.served,
     settings=EmbedSettings,
     modules=("penstock_workers.lanes.embed.embed_lane", "penstock_workers.lanes.embed.server_lane"),
     gauges={
@@ -155,7 +190,7 @@ EMBED: LaneRow[EmbedLane | EmbedServerLane] = LaneRow(
         "token_budget": Gauge(catalogue.EMBED_BUDGET),
     },
     engine="sentence_transformers",
-    engine_url=_engine_url,
+    engine_url=lambda settings: settings.embed.upstream_url,
     inspect=inspect,
     tries=TRIES,
     check=check,

@@ -9,21 +9,18 @@ counted.
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
-from urllib.parse import urlsplit
+from typing import Any, NamedTuple
 
 import orjson
 
-from penstock_workers.errors import BadEngineSettings, EngineAway
-from penstock_workers.http import ClientName, HttpClient, HttpError, Target, make_client
+from penstock_producer.feed.queues import Served
+from penstock_workers.errors import BadEngineSettings
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.lanes import scoring
-from penstock_workers.lanes.api.api_lane import ApiLane
+from penstock_workers.lanes.api.upstream import ROOT, SERVER, ServerCalls, ServerLife, ServerWait
 from penstock_workers.lanes.embed.bodies import (
     Ask,
     BadBody,
@@ -44,16 +41,7 @@ from penstock_workers.lanes.embed.server_answers import (
     refused,
     scores_request,
 )
-from penstock_workers.lanes.loading import ServerWait, SharedLook
-from penstock_workers.settings import ProviderSettings, WorkerSettings
-
-log = logging.getLogger(__name__)
-
-SERVER: Final = "server"  # the provider of the HTTP client: items of all providers go to it
-ROOT: Final = "server root"  # the same server: its paths beside its /v1
-ASK_TIMEOUT_S: Final = 5.0
-# how often the server is asked what it serves: it may be started with another model
-MODEL_EACH_S: Final = 5.0
+from penstock_workers.settings import WorkerSettings
 
 
 class Input(NamedTuple):
@@ -63,6 +51,62 @@ class Input(NamedTuple):
     server_model: ServerModel  # that the server had
 
 
+class EncoderModel:
+    """The model of an encoder's server, and the names by which items ask for it."""
+
+    def __init__(self, calls: ServerCalls, named: Served) -> None:
+        self._calls, self._named = calls, named
+        self.now = ServerModel("")
+        self.served = named  # with the server's own name, once it is up
+
+    async def look(self) -> ServerModel | None:
+        """Return the model that the server has loaded; None while it has none.
+
+        Raises BadEngineSettings for another kind of server."""
+        url = self._calls.url
+        status, said = await self._page(url + "/models")
+        if status == 404:  # text-embeddings-inference says it elsewhere
+            status, said = await self._page(self._calls.at_root("/info"))
+        if status is None or status >= 500:
+            return None
+        if (model := model_of(said)) is not None:
+            return model if await self._is_healthy() else None
+        raise BadEngineSettings(
+            f"embed.upstream_url = {url!r}: neither {url}/models nor /info names a model "
+            f"(HTTP {status}); give the address of vLLM's or text-embeddings-inference's server "
+            "with /v1 at its end, started without an API key"
+        )
+
+    def note(self, seen: ServerModel) -> None:
+        self.now = seen
+        names = tuple(dict.fromkeys((*self._named.names, seen.name)))
+        context = self._named.context or seen.context
+        self.served = replace(self._named, names=names, context=context, tasks=seen.tasks)
+
+    @property
+    def shown(self) -> str:
+        return self.now.name
+
+    async def _is_healthy(self) -> bool:
+        """Return whether the server's page `/health` does not say 5xx.
+
+        Both servers say 503 there when the model is gone and the server is not; what stands before
+        one may lack the page.
+        """
+        status, _ = await self._page(self._calls.at_root("/health"))
+        return status is not None and status < 500
+
+    async def _page(self, url: str) -> tuple[int | None, object]:
+        """Get status and JSON of a page; None where there is no server."""
+        answer = await self._calls.page(url)
+        if answer is None:
+            return None, None
+        try:
+            return answer.status, orjson.loads(answer.body)
+        except orjson.JSONDecodeError:
+            return answer.status, None
+
+
 class EmbedServerLane:
     """Implements ``item.lane.Lane``.
 
@@ -70,46 +114,32 @@ class EmbedServerLane:
 
     def __init__(self, settings: WorkerSettings, give_up: Callable[[str], None]) -> None:
         embed = settings.embed
-        assert embed.upstream_url is not None, "else the worker hosts the encoder itself"
-        self._url, self._wait_s, self._give_up = embed.upstream_url, embed.upstream_wait_s, give_up
+        url = embed.upstream_url
+        assert url is not None, "else the worker hosts the encoder itself"
         self._matryoshka = embed.matryoshka
-        self._client = ApiLane(
-            {
-                SERVER: ProviderSettings(base_url=self._url),
-                ROOT: ProviderSettings(base_url=self._url.removesuffix("/v1")),
-            },
-            settings.max_answer_bytes,
-            settings.answer_memory_bytes,
-            settings.http_client,
-        )
-        self._http_client: ClientName = settings.http_client
-        self._asking: HttpClient | None = None
-        self._gone_now = SharedLook(self._is_gone)
-        self._model = ServerModel("")
-        self.served = self._named = embed.served()  # with the server's own name, once it is up
-        self._loading = ServerWait(self._url)
-        self._up = asyncio.Event()
+        self._calls = ServerCalls(url, settings)
+        self._model = EncoderModel(self._calls, embed.served())
+        wait = ServerWait[ServerModel](url, embed.upstream_wait_s, "embed")
+        self._server = ServerLife(url, wait, self._model, give_up)
         self._in_flight = 0
-        self._deaths = 0  # times that the server went away
-        self._returning: asyncio.Task[None] | None = None
-        self._following: asyncio.Task[None] | None = None
-        self._ending = False
 
     async def start(self) -> None:
         """Wait until the server has loaded the model.
 
         Raises EngineAway when that takes longer than ``embed.upstream_wait_s``."""
-        await self._client.start()
-        self._asking = make_client(self._http_client)
-        await self._await_model()
-        self._following = asyncio.create_task(self._follow_model(), name="server model")
+        await self._calls.start()
+        await self._server.start()
+
+    @property
+    def served(self) -> Served:
+        return self._model.served
 
     def is_up(self) -> bool:
-        return self._up.is_set()
+        return self._server.up.is_set()
 
     async def up(self) -> None:
         """Wait until the server has its model."""
-        await self._up.wait()
+        await self._server.up.wait()
 
     async def prepare(self, request: Request) -> Prepared:
         try:
@@ -120,21 +150,22 @@ class EmbedServerLane:
         if isinstance(ask, Ask):
             provider, endpoint, body = SERVER, request.endpoint, self._body(ask, trim=trim)
         else:
-            provider, (endpoint, body) = ROOT, scores_request(ask, self._model, trim=trim)
+            provider, (endpoint, body) = ROOT, scores_request(ask, self._model.now, trim=trim)
         sent = Request(
             request.tag, provider, endpoint, body, request.timeout_s, priority=request.priority
         )
-        return Prepared(sent, input=Input(ask, self._model))
+        return Prepared(sent, input=Input(ask, self._model.now))
 
     async def infer(self, prepared: Prepared) -> Tried:
         given: Input = prepared.input
         # numbers of another one would not fit; the item waits, uncounted
-        if given.server_model != self._model:
-            now = f"{self._url} serves {self._model.name} now, and not {given.server_model.name}"
+        if given.server_model != self._model.now:
+            serves, wanted = self._model.shown, given.server_model.name
+            now = f"{self._calls.url} serves {serves} now, and not {wanted}"
             return NoAnswer("engine_busy", now, 0, sent=False)
         self._in_flight += 1
         try:
-            tried = await self._client.infer(prepared)
+            tried = await self._calls.infer(prepared)
         finally:
             self._in_flight -= 1
         if isinstance(tried, NoAnswer):
@@ -150,38 +181,31 @@ class EmbedServerLane:
             return NoAnswer("invalid_answer", str(error), tried.latency_ms)
 
     def gauges(self) -> Mapping[str, float | str]:
-        bound = "engine" if self._up.is_set() else "starting"
-        figures = {"deaths": float(self._deaths), "running": float(self._in_flight)}
-        return {**figures, "bound": bound, **self._loading.gauges()}
+        bound = "engine" if self.is_up() else "starting"
+        return {"running": float(self._in_flight), "bound": bound, **self._server.gauges()}
 
     def drain(self) -> None:
-        self._ending = True
+        self._server.drain()
 
     async def close(self) -> None:
-        self._ending = True
-        for task in (self._returning, self._following):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-        await self._client.close()
-        if self._asking is not None:
-            await self._asking.close()
-
-    # -- requests and answers ----------------------------------------------------------------------
+        await self._server.close()
+        await self._calls.close()
 
     def _read(self, request: Request) -> Ask | scoring.Ask:
         """Read what a request asks for.
 
         Raises BadBody, also for what the server says that its model is not for."""
-        task, labels = scoring.task_of(request.endpoint), self._model.labels
+        task, labels = scoring.task_of(request.endpoint), self._model.now.labels
         if task is None:
             check_endpoint(request.endpoint, ", /v1/rerank, /v1/score and /classify")
             if labels:
-                raise BadBody(f"{self._model.name} classifies and does not embed: ask /classify")
+                raise BadBody(
+                    f"{self._model.now.name} classifies and does not embed: ask /classify"
+                )
             return read_body(request.body)
         try:
             if labels is not None and (why := scoring.wrong_model(task, len(labels))) is not None:
-                raise scoring.BadAsk(f"{self._model.name}: {why}", "model")
+                raise scoring.BadAsk(f"{self._model.now.name}: {why}", "model")
             return scoring.read_ask(task, request.body)
         except scoring.BadAsk as error:
             raise BadBody(str(error), param=error.param) from None
@@ -194,7 +218,7 @@ class EmbedServerLane:
         """
         body: dict[str, Any] = {
             "input": ask.texts or ask.ids,
-            "model": ask.model or self._model.name,
+            "model": ask.model or self._model.now.name,
             "encoding_format": "base64",
         }
         if trim:
@@ -209,7 +233,7 @@ class EmbedServerLane:
         read = read_vectors(answer.body, len(ask.texts or ask.ids))
         try:
             check_dimensions(ask, ShortVectors(len(read.vectors[0]), self._matryoshka))
-            model = ask.model or read.model or self._model.name
+            model = ask.model or read.model or self._model.now.name
             body = answer_body(ask, read.vectors, model=model, tokens=read.tokens)
         except BadBody as error:
             return error.answer()
@@ -228,17 +252,15 @@ class EmbedServerLane:
         )
         return Answer(200, answer.headers, body, answer.latency_ms, answer.room)
 
-    # -- the server's life -------------------------------------------------------------------------
-
     async def _no_answer(self, tried: NoAnswer) -> NoAnswer:
         """Return what no answer means: if the server is gone, the request was lost with it.
 
         The same text again gives the same vector, and its document is not at fault."""
         if tried.failure not in ("connect_failed", "connection_lost"):
             return tried
-        if tried.failure == "connection_lost" and not await self._gone_now.take():
+        if tried.failure == "connection_lost" and not await self._server.is_gone():
             return tried
-        self._note_away(tried.detail)
+        self._server.note_away(tried.detail)
         return NoAnswer(
             "connect_failed", f"the server ended: {tried.detail}", tried.latency_ms, sent=tried.sent
         )
@@ -247,95 +269,8 @@ class EmbedServerLane:
         """Return what a refusal means, or that the server has lost its model.
 
         Such a server says 500 to all that it had, and goes on answering until it ends."""
-        if tried.status >= 500 and tried.status != 501 and await self._gone_now.take():
+        if tried.status >= 500 and tried.status != 501 and await self._server.is_gone():
             why = f"HTTP {tried.status}: {message(tried.body)}"
-            self._note_away(why)
+            self._server.note_away(why)
             return NoAnswer("connect_failed", f"the server lost its model: {why}", tried.latency_ms)
         return refused(tried, does)
-
-    async def _is_gone(self) -> bool:
-        return not self._up.is_set() or await self._serves() is None
-
-    def _note_away(self, why: str) -> None:
-        """Note that the server does not answer, and have items wait.
-
-        Each item that was not answered calls this; only the first call does something."""
-        if not self._up.is_set() or self._ending:
-            return
-        self._up.clear()
-        self._deaths += 1
-        log.error(
-            "%s does not answer (%s); items wait here until its model is loaded again",
-            self._url,
-            why,
-        )
-        self._returning = asyncio.create_task(self._await_return(), name="server return")
-
-    async def _await_return(self) -> None:
-        try:
-            await self._await_model()
-        except (EngineAway, BadEngineSettings) as error:
-            self._give_up(f"{error}; this worker ends, for another to take over")
-
-    async def _await_model(self) -> None:
-        self._note_model(await self._loading.model(self._serves, self._wait_s, "embed"))
-        self._up.set()
-        log.warning("%s serves %s", self._url, self._model.name)
-
-    def _note_model(self, model: ServerModel) -> None:
-        self._model = model
-        names = tuple(dict.fromkeys((*self._named.names, model.name)))
-        context = self._named.context or model.context
-        self.served = replace(self._named, names=names, context=context, tasks=model.tasks)
-
-    async def _follow_model(self) -> None:
-        """Look again and again at which model the server has.
-
-        Changes nothing while the server does not answer: its items notice that."""
-        while True:
-            await asyncio.sleep(MODEL_EACH_S)
-            try:
-                model = await self._serves() if self._up.is_set() else None
-            except BadEngineSettings as error:
-                log.warning("%s", error)
-                continue
-            if model is not None:
-                self._note_model(model)
-
-    async def _serves(self) -> ServerModel | None:
-        """Return the model that the server has loaded; None while it has none.
-
-        Raises BadEngineSettings for another kind of server."""
-        status, said = await self._get(self._url + "/models")
-        if status == 404:  # text-embeddings-inference says it elsewhere
-            status, said = await self._get(urlsplit(self._url)._replace(path="/info").geturl())
-        if status is None or status >= 500:
-            return None
-        if (model := model_of(said)) is not None:
-            return model if await self._is_healthy() else None
-        raise BadEngineSettings(
-            f"embed.upstream_url = {self._url!r}: neither {self._url}/models nor /info names a "
-            f"model (HTTP {status}); give the address of vLLM's or text-embeddings-inference's "
-            "server with /v1 at its end, started without an API key"
-        )
-
-    async def _is_healthy(self) -> bool:
-        """Return whether the server's page `/health` does not say 5xx.
-
-        Both servers say 503 there when the model is gone and the server is not; what stands before
-        one may lack the page.
-        """
-        status, _ = await self._get(urlsplit(self._url)._replace(path="/health").geturl())
-        return status is not None and status < 500
-
-    async def _get(self, url: str) -> tuple[int | None, object]:
-        """Get status and JSON of a page; None where there is no server."""
-        assert self._asking is not None, "start() comes first"
-        try:
-            answer = await self._asking.get(Target.of(url), timeout_s=ASK_TIMEOUT_S)
-        except HttpError:
-            return None, None
-        try:
-            return answer.status, orjson.loads(answer.body)
-        except orjson.JSONDecodeError:
-            return answer.status, None

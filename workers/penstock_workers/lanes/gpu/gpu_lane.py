@@ -198,7 +198,6 @@ class GpuLane:
 
     async def prepare(self, request: Request) -> Prepared:
         """Make tokens and sampling parameters, in a thread: the loop feeds the engine meanwhile."""
-        assert self._host.calls is not None, "start() comes first"
         try:
             call, tokens = await self._built(self._host.calls, request)
             await self._parsers.ask_for(call)
@@ -224,11 +223,11 @@ class GpuLane:
 
     async def infer(self, prepared: Prepared) -> Tried:
         started = time.monotonic()
-        engine = self._host.engine
-        if engine is None:
+        engine, built = self._host.engine, self._host.built
+        if engine is None or built is None:
             return NoAnswer("engine_busy", "the engine is being built", 0, sent=False)
         limit_s = time_limit_s(prepared)
-        steps = self._host.steps
+        steps = built.steps
         steps.entered()
         try:
             output = await self._run(engine, prepared, limit_s)
@@ -309,13 +308,13 @@ class GpuLane:
         """Return how many requests the engine runs at once, all its replicas together.
 
         None before it is up."""
-        return self._host.max_seqs or None
+        return None if self._host.built is None else self._host.built.max_seqs
 
     def gauges(self) -> Mapping[str, float | str]:
         return self._host.gauges()
 
     def drain(self) -> None:
-        self._host.draining = True
+        self._host.drain()
 
     async def close(self) -> None:
         await self._host.close()

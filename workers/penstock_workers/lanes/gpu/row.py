@@ -53,10 +53,6 @@ def _serves(settings: WorkerSettings) -> Served:
     return Served(tuple(dict.fromkeys((*own, *gpu.names))), tuple(gpu.lora))
 
 
-def _announces(lane: GpuLane | SidecarLane) -> Served:
-    return lane.served
-
-
 def _slots(settings: WorkerSettings, lane: GpuLane | SidecarLane) -> int | None:
     """Return as many slots as suit the engine that is up, unless `concurrency` was given."""
     by_settings = min(settings.gpu.suitable_concurrency(), MAX_CONCURRENCY)
@@ -65,17 +61,13 @@ def _slots(settings: WorkerSettings, lane: GpuLane | SidecarLane) -> int | None:
     return min(SLOTS_PER_SEQUENCE * lane.sequences, MAX_CONCURRENCY)
 
 
-def _engine_url(settings: WorkerSettings) -> str | None:
-    return settings.gpu.upstream_url
-
-
 GPU: LaneRow[GpuLane | SidecarLane] = LaneRow(
     name="gpu",
     make=_make,
     admission=_admission,
     quarantine=_quarantine,
     serves=_serves,
-    announces=_announces,
+    announces=lambda lane: lane.served,
     slots=_slots,
     settings=GpuSettings,
     modules=("penstock_workers.lanes.gpu.gpu_lane", "penstock_workers.lanes.gpu.sidecar"),
@@ -89,7 +81,7 @@ GPU: LaneRow[GpuLane | SidecarLane] = LaneRow(
     },
     waits_for="room",
     engine="vllm",
-    engine_url=_engine_url,
+    engine_url=lambda settings: settings.gpu.upstream_url,
     inspect=inspect,
     tries=TRIES,
     check=check,

@@ -8,12 +8,9 @@ worker's queue only.
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
-from urllib.parse import urlsplit
 
 import orjson
 from msgspec import structs
@@ -21,27 +18,18 @@ from msgspec import structs
 from penstock_producer.feed.queues import NAMES_MAX, Served
 from penstock_producer.feed.routes import model_of
 from penstock_workers.celery_app.ending import end_this_worker
-from penstock_workers.errors import BadEngineSettings, EngineAway
-from penstock_workers.http import ClientName, HttpAnswer, HttpClient, HttpError, Target, make_client
+from penstock_workers.errors import BadEngineSettings
+from penstock_workers.http import HttpAnswer
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.lane import Prepared, Request
-from penstock_workers.lanes.api.api_lane import ApiLane
 from penstock_workers.lanes.api.gauges import GaugeWatch
+from penstock_workers.lanes.api.upstream import ROOT, SERVER, ServerCalls, ServerLife, ServerWait
 from penstock_workers.lanes.gpu.engine.engine_queue import EngineQueue, EngineState, bound
 from penstock_workers.lanes.gpu.engine.engines import RequestRefused
 from penstock_workers.lanes.gpu.gpu_lane import refusal
 from penstock_workers.lanes.gpu.requests.fields import refuse_templates
-from penstock_workers.lanes.loading import ServerWait, SharedLook
-from penstock_workers.settings import ProviderSettings, WorkerSettings
+from penstock_workers.settings import WorkerSettings
 
-log = logging.getLogger(__name__)
-
-SERVER = "server"  # a provider of the HTTP client: items of all providers go to it
-ROOT = "server root"  # the same server: it has /classify, /rerank and /score beside its /v1
-ASK_TIMEOUT_S = 5.0
-# how often the server is asked what it serves: it may be started with another model, or get
-# adapters
-MODELS_EACH_S = 5.0
 # its gauges: the server is near, and its own queue must not grow long between two looks
 LISTEN_EACH_S = 1.0
 GONE_MAX = 4 * NAMES_MAX  # names that are remembered
@@ -51,60 +39,129 @@ ANSWERS_MAX = 16_384  # of one request: vLLM's own limit of `n`
 CUT_OFF = b'"finish_reason":"abort"'  # of an answer that a server left unfinished as it ended
 
 
+class ServerQueue:
+    """The queue before the server, which its gauges keep full and not flooded."""
+
+    def __init__(self, max_seqs: int) -> None:
+        self.items = EngineQueue()
+        self._max_seqs = max_seqs
+        self._is_open = False
+        self._state = EngineState()
+
+    def open(self) -> None:
+        self._is_open = True
+        self.items.open(self._max_seqs, 0)
+
+    def close(self) -> None:
+        self._is_open, self._state = False, EngineState()
+        self.items.close()
+
+    def hear(self, _: str, running: float, waiting: float) -> None:
+        self._state = EngineState(int(running), int(waiting))
+        if self._is_open:
+            self.items.heard(self._state)
+
+    def gauges(self) -> Mapping[str, float | str]:
+        lined_up = self.items.waiting
+        max_seqs = self._max_seqs if self._is_open else 0
+        return {
+            "running": float(self._state.running),
+            "waiting": float(self._state.waiting + lined_up),
+            "bound": bound(self._state, max_seqs=max_seqs, lined_up=lined_up),
+        }
+
+
+class VllmModels:
+    """What a vLLM server serves, and which names it had before."""
+
+    def __init__(self, calls: ServerCalls, names: tuple[str, ...]) -> None:
+        self._calls, self._names = calls, names
+        self.served = Served(names)  # with all that the server lists, once it is up
+        self.default = b""  # as JSON: what the server calls the model that it serves
+        self._gone: tuple[str, ...] = ()  # names that the server had, and has no more
+
+    async def look(self) -> Served | None:
+        """Return what the server lists; None while no model is loaded.
+
+        Raises BadEngineSettings for another kind of server."""
+        url = self._calls.url
+        answer = await self._page(url + "/models")
+        # vLLM says 503 there once its engine has died
+        if answer is None or await self._page(self._calls.at_root("/health")) is None:
+            return None
+        try:
+            return _listed(orjson.loads(answer.body)["data"])
+        except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError) as error:
+            raise BadEngineSettings(
+                f"gpu.upstream_url = {url!r}: GET {url}/models answers {answer.status} and lists "
+                "no models; give the address of vLLM's OpenAI server with its /v1, started without "
+                "--api-key"
+            ) from error
+
+    def note(self, seen: Served) -> None:
+        before = self.served.every_name
+        self.served = Served(
+            tuple(dict.fromkeys((*self._names, *seen.names))), seen.adapters, seen.context
+        )
+        self.default = orjson.dumps(seen.names[0])
+        gone = [name for name in (*self._gone, *before) if name not in self.served.every_name]
+        self._gone = tuple(dict.fromkeys(gone))[-GONE_MAX:]
+
+    @property
+    def shown(self) -> str:
+        return ", ".join(self.served.every_name)
+
+    def had(self, model: str) -> bool:
+        """Return whether the server had a model, and has it no more."""
+        return model in self._gone
+
+    async def _page(self, url: str) -> HttpAnswer | None:
+        """Get a page of the server; None for no answer.
+
+        An answer of what stands before a server that is not up is none either."""
+        answer = await self._calls.page(url)
+        return answer if answer is not None and answer.status < SERVER_ERROR else None
+
+
 class SidecarLane:
     """Implements ``item.lane.Lane``.
 
     ``give_up`` ends the worker, for its orchestrator to replace."""
 
+    sequences: int | None = None  # that it runs at once: no server of vLLM says it
+
     def __init__(
         self, settings: WorkerSettings, give_up: Callable[[str], None] = end_this_worker
     ) -> None:
-        assert settings.gpu.upstream_url is not None, "else the worker hosts the engine itself"
-        self.queue = EngineQueue()
-        self._url = settings.gpu.upstream_url
-        self._wait_s = settings.gpu.upstream_wait_s
-        self._max_seqs = settings.gpu.sequences
-        self._give_up = give_up
-        providers = {
-            SERVER: ProviderSettings(base_url=self._url),
-            ROOT: ProviderSettings(base_url=self._url.removesuffix("/v1")),
-        }
-        self._http_client: ClientName = settings.http_client
-        self._client = ApiLane(
-            providers, settings.max_answer_bytes, settings.answer_memory_bytes, settings.http_client
-        )
+        url = settings.gpu.upstream_url
+        assert url is not None, "else the worker hosts the engine itself"
+        self._calls = ServerCalls(url, settings)
+        self._line = ServerQueue(settings.gpu.sequences)
+        self._models = VllmModels(self._calls, settings.gpu.names)
+        wait = ServerWait[Served](url, settings.gpu.upstream_wait_s, "gpu")
+        self._server = ServerLife(url, wait, self._models, give_up, self._line)
         self._gauges = GaugeWatch(
-            {SERVER: _at_root(self._url, "/metrics")},
-            self._hear,
+            {SERVER: self._calls.at_root("/metrics")},
+            self._line.hear,
             every_s=LISTEN_EACH_S,
             http_client=settings.http_client,
         )
-        self._loading = ServerWait(self._url)
-        self._models = Target.of(self._url + "/models")
-        self._health = Target.of(_at_root(self._url, "/health"))
-        self._asking: HttpClient | None = None
-        self.sequences: int | None = None  # that it runs at once: no server of vLLM says it
-        self.served = Served(settings.gpu.names)  # with all that the server lists, once it is up
-        self._names = settings.gpu.names
-        self._gone: tuple[str, ...] = ()  # names that the server had, and has no more
-        self._model = b""  # as JSON: what the server calls the model that it serves
-        self._state = EngineState()
-        self._is_up = self._draining = False
-        self._deaths = 0  # times that the server went away
-        self._returning: asyncio.Task[None] | None = None
-        self._following: asyncio.Task[None] | None = None
-        self._looking = SharedLook(self._look_at_models)
-        self._gone_now = SharedLook(self._has_ended)
 
     async def start(self) -> None:
         """Wait until the server has loaded the model.
 
         Raises EngineAway when that takes longer than ``gpu.upstream_wait_s``."""
-        await self._client.start()
-        self._asking = make_client(self._http_client)
-        await self._await_model()
+        await self._calls.start()
+        await self._server.start()
         self._gauges.start()
-        self._following = asyncio.create_task(self._follow_models(), name="server models")
+
+    @property
+    def queue(self) -> EngineQueue:
+        return self._line.items
+
+    @property
+    def served(self) -> Served:
+        return self._models.served
 
     async def prepare(self, request: Request) -> Prepared:
         """Put the model into the body.
@@ -112,7 +169,7 @@ class SidecarLane:
         Jobs of this lane need not name one, and a server may insist."""
         body = request.body
         if b'"model"' not in body and body[:1] == b"{" and body[1:2] != b"}":
-            body = b'{"model":' + self._model + b"," + body[1:]
+            body = b'{"model":' + self._models.default + b"," + body[1:]
         place = SERVER if request.endpoint.startswith("/v1/") else ROOT
         request = structs.replace(request, provider=place, body=body)
         if b"chat_template" not in body and b"\\u" not in body and b'"n"' not in body:
@@ -120,81 +177,30 @@ class SidecarLane:
         return _read(request)
 
     async def infer(self, prepared: Prepared) -> Tried:
-        tried = await self._client.infer(prepared)
+        tried = await self._calls.infer(prepared)
         if isinstance(tried, Answer):
             return await self._answered(prepared, tried)
         if tried.failure not in ("connect_failed", "connection_lost"):
             return tried
-        if tried.failure == "connection_lost" and await self._gone_now.take():
+        if tried.failure == "connection_lost" and await self._server.is_gone():
             tried = replace(
                 tried, failure="engine_died", detail=f"the server ended: {tried.detail}"
             )
         if tried.failure != "connection_lost":
-            self._note_away(tried.detail)
+            self._server.note_away(tried.detail)
         return tried
 
     def gauges(self) -> Mapping[str, float | str]:
-        lined_up = self.queue.waiting
-        return {
-            "deaths": float(self._deaths),
-            "running": float(self._state.running),
-            "waiting": float(self._state.waiting + lined_up),
-            "bound": bound(
-                self._state, max_seqs=self._max_seqs if self._is_up else 0, lined_up=lined_up
-            ),
-            **self._loading.gauges(),
-        }
+        return {**self._line.gauges(), **self._server.gauges()}
 
     def drain(self) -> None:
-        self._draining = True
+        self._server.drain()
 
     async def close(self) -> None:
-        self._draining = True
-        self.queue.close()
-        for task in (self._returning, self._following):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        self._line.close()
+        await self._server.close()
         await self._gauges.close()
-        await self._client.close()
-        if self._asking is not None:
-            await self._asking.close()
-
-    # -- the server's life -------------------------------------------------------------------------
-
-    async def _await_model(self) -> None:
-        """Wait until the server has its model, then open the queue."""
-        self._note_models(await self._loading.model(self._serves, self._wait_s, "gpu"))
-        self._is_up = True
-        self.queue.open(self._max_seqs, 0)
-        log.warning("%s serves %s", self._url, ", ".join(self.served.every_name))
-
-    def _note_models(self, served: Served) -> None:
-        before = self.served.every_name
-        self.served = Served(
-            tuple(dict.fromkeys((*self._names, *served.names))), served.adapters, served.context
-        )
-        self._model = orjson.dumps(served.names[0])
-        gone = [name for name in (*self._gone, *before) if name not in self.served.every_name]
-        self._gone = tuple(dict.fromkeys(gone))[-GONE_MAX:]
-
-    async def _follow_models(self) -> None:
-        while True:
-            await asyncio.sleep(MODELS_EACH_S)
-            if self._is_up:
-                await self._looking.take()
-
-    async def _look_at_models(self) -> None:
-        """Look which models the server has.
-
-        Changes nothing while the server does not answer: its items notice that."""
-        try:
-            served = await self._serves()
-        except BadEngineSettings as error:
-            log.warning("%s", error)
-            return
-        if served is not None:
-            self._note_models(served)
+        await self._calls.close()
 
     async def _answered(self, prepared: Prepared, answer: Answer) -> Tried:
         """Return what an answer means, or that the server's engine has died.
@@ -203,94 +209,28 @@ class SidecarLane:
         if answer.status == 404:
             return await self._not_found(prepared.request.body, answer)
         suspect = answer.status >= SERVER_ERROR or CUT_OFF in answer.body
-        if not suspect or not await self._gone_now.take():
+        if not suspect or not await self._server.is_gone():
             return answer
         if answer.room is not None:
             answer.room.release()
         said = f"HTTP {answer.status}: {answer.body[:SHOWN_CHARS].decode('utf-8', 'replace')}"
-        self._note_away(said)
+        self._server.note_away(said)
         return NoAnswer("engine_died", f"the server's engine died: {said}", answer.latency_ms)
-
-    async def _has_ended(self) -> bool:
-        """Return whether the server has ended.
-
-        Raises nothing: items wait for it."""
-        return not self._is_up or await self._list() is None
 
     async def _not_found(self, body: bytes, answer: Answer) -> Tried:
         """Return what a 404 means.
 
         An item whose model the server had when it was let in waits for another worker, uncounted.
         """
-        await self._looking.take()
+        await self._server.look()
         model = model_of(body)
-        if model is None or model not in self._gone:
+        if model is None or not self._models.had(model):
             return answer
         if answer.room is not None:
             answer.room.release()
-        now = f"{self._url} serves {self.served.shown} now, and not {model[:SHOWN_CHARS]}"
+        serves = self.served.shown
+        now = f"{self._calls.url} serves {serves} now, and not {model[:SHOWN_CHARS]}"
         return NoAnswer("engine_busy", now, answer.latency_ms, sent=False)
-
-    async def _serves(self) -> Served | None:
-        """Return what the server lists; None while no model is loaded.
-
-        Raises BadEngineSettings for another kind of server."""
-        answer = await self._list()
-        if answer is None:
-            return None
-        try:
-            return _listed(orjson.loads(answer.body)["data"])
-        except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError) as error:
-            raise BadEngineSettings(
-                f"gpu.upstream_url = {self._url!r}: GET {self._url}/models answers {answer.status} "
-                "and lists no models; give the address of vLLM's OpenAI server with its /v1, "
-                "started without --api-key"
-            ) from error
-
-    async def _list(self) -> HttpAnswer | None:
-        """List the server's models; None while none is loaded, or its engine is dead."""
-        listed = await self._get(self._models)
-        return None if listed is None or await self._get(self._health) is None else listed
-
-    async def _get(self, target: Target) -> HttpAnswer | None:
-        """Get a page of the server; None for no answer.
-
-        An answer of what stands before a server that is not up is none either; vLLM says 503 of an
-        engine that died.
-        """
-        assert self._asking is not None, "start() comes first"
-        try:
-            answer = await self._asking.get(target, timeout_s=ASK_TIMEOUT_S)
-        except HttpError:
-            return None
-        return answer if answer.status < SERVER_ERROR else None
-
-    def _note_away(self, why: str) -> None:
-        """Note that the server does not answer, and close the queue until it is back.
-
-        Each item that was not answered calls this; only the first call does something."""
-        if not self._is_up or self._draining:
-            return
-        self._is_up, self._state = False, EngineState()
-        self._deaths += 1
-        self.queue.close()
-        log.error(
-            "%s does not answer (%s); items wait here until its model is loaded again",
-            self._url,
-            why,
-        )
-        self._returning = asyncio.create_task(self._await_return(), name="server return")
-
-    async def _await_return(self) -> None:
-        try:
-            await self._await_model()
-        except (EngineAway, BadEngineSettings) as error:
-            self._give_up(str(error))
-
-    def _hear(self, _: str, running: float, waiting: float) -> None:
-        self._state = EngineState(int(running), int(waiting))
-        if self._is_up:
-            self.queue.heard(self._state)
 
 
 def _listed(models: Any) -> Served:
@@ -304,13 +244,6 @@ def _listed(models: Any) -> Served:
     names = tuple(str(entry["id"]) for entry in entries if not entry.get("parent"))
     context = entries[0].get("max_model_len")
     return Served(names or adapters[:1], adapters, context if type(context) is int else None)
-
-
-def _at_root(url: str, path: str) -> str:
-    """Return an address at the root of the server.
-
-    vLLM has some pages there, while its API is under /v1."""
-    return urlsplit(url)._replace(path=path).geturl()
 
 
 def _read(request: Request) -> Prepared:

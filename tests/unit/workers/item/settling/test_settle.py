@@ -36,6 +36,8 @@ from penstock_workers.item.settling.groups import (
 from penstock_workers.item.settling.settle import Settler
 from penstock_workers.item.settling.tally import OutcomeTally
 from penstock_workers.item.slots import Slots
+from penstock_workers.metrics import catalogue
+from penstock_workers.metrics.samples import Spread
 
 AWAY = OperationalError("insert", None, Exception("connection refused"))
 FOR_GOOD = DataError("insert", None, Exception("text fields cannot contain NUL"))
@@ -363,6 +365,47 @@ async def test_a_stranger_gets_no_dead_letter_and_pauses_no_job() -> None:
     begun.begun = True
     assert await ended(begun, dead) is dead, "what has begun was fed"
     await starts.close()
+
+
+async def test_what_is_settled_is_counted_once_it_is_stored(house: House) -> None:
+    """In the tally, in the groups, and as waiting no more; with the figures of both stores
+    together."""
+    away: dict[str, list[Exception]] = {"sql": [AWAY], "redis": [redis.ConnectionError("gone")]}
+
+    def check(store: str, refused: str, error: Exception) -> Callable[[Settled], None]:
+        def call(settled: Settled) -> None:
+            if away[store]:
+                raise away[store].pop()
+            refuse(refused, error, Done)(settled)
+
+        return call
+
+    house.stores.sql = check("sql", "a", FOR_GOOD)
+    house.stores.redis = check("redis", "b", redis.ResponseError("WRONGTYPE"))
+    house.settler.put(done("waits"))
+    await asyncio.sleep(0)
+    assert house.settler.backlog.oldest_s() > 0
+    await house.settle(done("a"), done("b"), done("c"))
+    figures = house.settler.stats()
+    assert (figures["store-failures"], figures["store-refusals"]) == (2, 2)
+    assert (house.settler.backlog.oldest_s(), house.settler.backlog.trouble()) == (0.0, None)
+    tally = house.settler._tally
+    assert (house.settler.groups, tally.items.total()) == (2, 4)
+    spreads = {(one.metric, *one.labels): one.value for one in tally.figures("api")}
+    for store in ("sql", "redis"):
+        spread = cast(Spread, spreads[catalogue.STORE, "api", store])
+        assert sum(spread.counts) == 2
+        assert 0 < spread.total < 10
+
+
+async def test_a_settler_that_closes_stores_what_it_was_given() -> None:
+    """All of it, and its thread ends."""
+    house = House()
+    house.settler.start()
+    house.settler.put(done("last"))
+    await house.settler.close()
+    assert set(house.stores.rows) == {"last"}
+    assert house.settler._thread._shutdown
 
 
 async def test_a_slot_is_held_until_the_outcome_is_in_sql(house: House) -> None:

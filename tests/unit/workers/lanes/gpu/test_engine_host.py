@@ -21,7 +21,7 @@ from penstock_workers.lanes.engine_faults import IN_A_ROW
 from penstock_workers.lanes.gpu import engine_host
 from penstock_workers.lanes.gpu.engine.adapters import Adapter
 from penstock_workers.lanes.gpu.engine.engines import EngineCall, EngineDied, EngineFault
-from penstock_workers.lanes.gpu.engine_host import EngineHost
+from penstock_workers.lanes.gpu.engine_factory import EngineFactory
 from penstock_workers.lanes.gpu.gpu_lane import SECONDS_PER_TOKEN, GpuLane, time_limit_s
 from penstock_workers.lanes.gpu.requests.calls import Facts
 from penstock_workers.lanes.gpu.settings import GpuSettings
@@ -110,7 +110,7 @@ class House:
         self.gave_up: list[str] = []
         self.kills: frozenset[str] = frozenset()
         monkeypatch.setattr(Adapter, "request", lambda adapter: adapter.name)
-        monkeypatch.setattr(EngineHost, "_make", self._make)
+        monkeypatch.setattr(EngineFactory, "_make", self._make)
         monkeypatch.setattr(engine_host, "REBUILD_PAUSES_S", (0.0, 0.0))
         monkeypatch.setattr(engine_faults, "LOOK_S", 0.005)
         settings = WorkerSettings(lane="gpu", gpu=GpuSettings(model="m", **gpu))
@@ -145,10 +145,14 @@ async def house(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
     await made.lane.close()
 
 
+async def ended(name: str) -> None:
+    """Wait for a task of the host, should it still run."""
+    running = [task for task in asyncio.all_tasks() if task.get_name() == name]
+    await asyncio.wait_for(asyncio.gather(*running), 5)
+
+
 async def rebuilt(house: House) -> None:
-    rebuilding = house.lane._host._rebuilding
-    assert rebuilding is not None
-    await asyncio.wait_for(asyncio.shield(rebuilding), 5)
+    await ended("engine rebuild")
 
 
 def is_released(tried: Answer | NoAnswer) -> bool:
@@ -188,9 +192,9 @@ async def test_an_error_of_the_device_ends_the_engine(house: House) -> None:
 async def test_a_run_of_failures_is_decided_by_one_token(house: House, able: bool) -> None:
     """Asked by the worker itself: an engine that gives it goes on; one that fails at that as well
     is ended."""
-    house.lane._host.calls = SimpleNamespace(
+    house.lane._host.built.calls = SimpleNamespace(  # type: ignore[union-attr]
         probe=lambda: EngineCall("probe", [0], SimpleNamespace(ignore_eos=False))
-    )  # type: ignore[assignment]
+    )
 
     def fail(call: EngineCall, _began: Callable[[], None]) -> Any:
         return output() if able and call.request_id == "probe" else EngineFault("odd")
@@ -200,9 +204,7 @@ async def test_a_run_of_failures_is_decided_by_one_token(house: House, able: boo
         tried = await house.ask()
         assert isinstance(tried, NoAnswer)
         assert tried.failure == "engine_failed"
-    probing = house.lane._host._probing
-    assert probing is not None
-    await probing
+    await ended("engine probe")
     assert house.engines[0].killed is not able
 
 

@@ -357,7 +357,7 @@ async def test_what_is_no_fault_of_the_request_is_tried_again(children: Children
     calls = SimpleNamespace(
         build=lambda _: (call(tools=[{}], tool_choice="auto"), 5), decodes_media=False
     )
-    lane._host.calls = calls  # type: ignore[assignment]
+    lane._host.built = SimpleNamespace(calls=calls)  # type: ignore[assignment]
     children.answer = lambda _: EOFError()
     prepared = await lane.prepare(Request("tag", "default", "/v1/chat/completions", b"{}", 10.0))
     assert prepared.refused is not None

@@ -61,7 +61,7 @@ class EncoderLost(Exception):
 
 
 class Batcher:
-    """Everything but ``gauges`` is called on the event loop that ``start`` was called on."""
+    """Makes batches of waiting texts, on the event loop of ``start`` but for ``gauges``."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ from penstock_workers.lanes.engine_faults import is_lost, longest_step_s
 
 
 class EncoderThread(Executor):
-    """One call at a time, in their order.
+    """A thread that computes one call at a time, in their order.
 
     Unlike a ThreadPoolExecutor's, its thread is not waited for at exit."""
 
@@ -81,7 +81,7 @@ class Built(NamedTuple):
 
 
 class Broken(NamedTuple):
-    """Why there are none."""
+    """Why there are no vectors."""
 
     words: str
     too_large: bool = False  # for the memory that is left
@@ -89,7 +89,7 @@ class Broken(NamedTuple):
 
 
 class Computing:
-    """``stall_s``: a batch that takes longer hangs; None = by its size and the model's."""
+    """Computes batches; one that takes longer than ``stall_s`` hangs. None: by the sizes."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class Computed:
 
 
 class BatchFigures:
-    """Written on the loop, read by any thread."""
+    """The figures of batches, written on the loop and read by any thread."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

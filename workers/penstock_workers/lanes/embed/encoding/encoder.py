@@ -36,7 +36,7 @@ _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC
 
 
 class Tokenising:
-    """Bounded by its callers: each waits for what it has asked. On one event loop."""
+    """Makes tokens in a thread, for one event loop. Its callers wait, which bounds it."""
 
     def __init__(self, encoder: Encoder, thread: Executor | None = None) -> None:
         self._encoder = encoder

@@ -35,7 +35,7 @@ SLOW_S_IN_ALL: Final = 30.0
 
 
 class GrammarCheck:
-    """Used on one event loop. ``know`` comes first."""
+    """Tries grammars in a child before the engine has them, on one loop. ``know`` comes first."""
 
     def __init__(self) -> None:
         self._facts: bytes | None = None

@@ -84,7 +84,7 @@ def _require(module: str, name: str, setting: str) -> None:
 
 
 class AnswerParsers:
-    """Used on one event loop. Does nothing where the settings name no parser."""
+    """Takes answers apart, on one event loop. Does nothing where the settings name no parser."""
 
     def __init__(self, settings: GpuSettings) -> None:
         self._reasoning, self._tool = settings.reasoning_parser, settings.tool_parser

@@ -40,7 +40,7 @@ GIVE_WIDTH: Final = ("o_proj", "down_proj")  # their output is
 
 
 class UnusableAdapter(Exception):
-    """Why, in words for an operator."""
+    """An adapter cannot be used; it says why, for an operator."""
 
 
 class AdapterFacts(NamedTuple):

@@ -241,7 +241,7 @@ MEMORY_BOUND = 0.95  # of the KV cache: beyond it requests are preempted and com
 
 
 class EngineFigures:
-    """Fed by vLLM's stat loggers, one per engine of a data-parallel group; read from any thread."""
+    """Figures of a group of engines, fed by the stat logger of each, read by any thread."""
 
     def __init__(
         self,

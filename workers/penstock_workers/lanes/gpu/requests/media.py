@@ -29,7 +29,7 @@ from penstock_workers.lanes.shown import shown
 
 
 class MediaMemory:
-    """Used on one event loop.
+    """The memory that images and sounds may take, on one event loop.
 
     A call that is forgotten, however its item ended, gives back what it held."""
 

@@ -1,19 +1,30 @@
-"""A folder, a prefix or a pattern of texts.
+"""A folder, a prefix or a pattern of texts, or of images and sounds behind the job's prompt.
 
-A prompt may use `{text}`, `{id}`, `{name}` and `{size}` of each.
+Of a text a prompt may use `{text}`, `{id}`, `{name}` and `{size}`. A row of an image or a sound has
+`file` (the content), `id`, `name`, `bytes` (how many) and `media_type`. `--image-field file` or
+`--audio-field file` says that all of them are images, or sounds; without either each is what its
+first bytes say.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import seen
+from penstock_producer.job.request_body import is_anthropic
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.source_formats import TEXT, UTF_8
 from penstock_producer.sources.blobs.blob import BOM
 from penstock_producer.sources.blobs.detect import is_text
-from penstock_producer.sources.forms.media import media_of
+from penstock_producer.sources.forms.media import (
+    MAX_BYTES,
+    MediaParts,
+    either_of,
+    media_of,
+    media_type_of,
+)
 from penstock_producer.sources.forms.row_forms import form_of
 from penstock_producer.sources.forms.strict_json import RowFault, check_text
 from penstock_producer.sources.listings.chosen import Chosen
@@ -59,6 +70,8 @@ class TextFiles(WholeFiles):
     """Each file is the text of one document."""
 
     has = ("text", "id", "name", "size")
+    bound = "the setting max_line_bytes allows"
+    shrink = "split it, or raise max_line_bytes where documents really are larger"
 
     def __init__(self, chosen: Chosen, spec: JobSpec, options: FileOptions) -> None:
         most = options.max_body_bytes
@@ -71,10 +84,37 @@ class TextFiles(WholeFiles):
     def _row(self, entry: Entry, data: bytes) -> dict[str, Any]:
         return {"text": text_of(entry.name, data, self._encoding), "size": entry.size}
 
-    def _too_large(self, entry: Entry) -> RowFault:
-        return RowFault(
-            "file_too_large",
-            f"The file has {entry.size} bytes, and the setting max_line_bytes allows "
-            f"{self._max_file_bytes}.",
-            fix="split it, or raise max_line_bytes where documents really are larger",
-        )
+
+FILE: Final = "file"  # the column of the content
+
+
+class MediaFiles(WholeFiles):
+    """Each file is the image or the sound of one document.
+
+    What is neither is a bad row by its name: cameras and people leave other files beside them.
+    """
+
+    has = (FILE, "id", "name", "bytes", "media_type")
+    bound = "an image or a sound may have"
+    shrink = "make it smaller, or give rows with https:// addresses of images"
+
+    def __init__(self, chosen: Chosen, spec: JobSpec, options: FileOptions) -> None:
+        max_body_bytes = options.max_body_bytes
+        media: MediaParts | None
+        if spec.image_fields or spec.audio_fields:
+            asked, media = spec, media_of(spec, None, max_body_bytes)
+        else:
+            # Anthropic's Messages take no sounds, so that there only images can be meant.
+            asked = spec.model_copy(update={"image_fields": [FILE]})
+            media = (
+                media_of(asked, None, max_body_bytes)
+                if is_anthropic(spec.endpoint)
+                else either_of(FILE, max_body_bytes)
+            )
+        if options.pin is None:  # the limit of rows is for texts
+            options = replace(options, max_file_bytes=MAX_BYTES)
+        super().__init__(chosen, asked, form_of(asked, max_body_bytes, media), options)
+
+    def _row(self, entry: Entry, data: bytes) -> dict[str, Any]:
+        check_name(entry.name)
+        return {FILE: data, "bytes": entry.size, "media_type": media_type_of(data) or ""}
