@@ -98,7 +98,7 @@ $(AIRFLOW)/.installed: pyproject.toml
 	@touch $@
 
 test-frameworks: $(FRAMEWORKS)/.installed ## drive the HTTP doors by LlamaIndex and the Vercel AI SDK, in an environment of their own (its pins are not those of the tests)
-	@$(FRAMEWORKS)/bin/python -m pytest -q -m frameworks tests/integration/gateway
+	@$(FRAMEWORKS)/bin/python -m pytest -q -m frameworks tests/integration/gateway/test_frameworks.py
 
 $(FRAMEWORKS)/.installed: pyproject.toml $(VERCEL)/package-lock.json
 	@echo "Setting up $(FRAMEWORKS) with LlamaIndex and the Vercel AI SDK (a minute, once)"

@@ -172,7 +172,7 @@ def test_a_dataset_is_read_row_by_row(tmp_path: Path) -> None:
     stream = datasets.IterableDataset.from_generator(lambda: iter([{"text": "late"}]))
     assert [one["text"] for one in written(stream, tmp_path)] == ["late"]
     with pytest.raises(BadCall, match="2 datasets: give one of train, test"):
-        rows_of(datasets.DatasetDict(train=whole, test=whole))
+        rows_of(datasets.DatasetDict({"train": whole, "test": whole}))
 
 
 def test_files_of_rows_have_types_and_others_are_left_to_the_engine(tmp_path: Path) -> None:
