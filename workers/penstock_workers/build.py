@@ -27,6 +27,7 @@ from penstock_workers.item.run.fates import RetryPolicy
 from penstock_workers.item.run.host import ItemHost
 from penstock_workers.item.run.job_code import JobCode
 from penstock_workers.item.run.models import ModelCheck
+from penstock_workers.item.run.passes import Passes
 from penstock_workers.item.run.reading import Bodies, JobBook, Reads, read_job
 from penstock_workers.item.run.reuse import Reuse
 from penstock_workers.item.run.runner import ItemRunner
@@ -163,6 +164,7 @@ class WorkerEngine:
             failpoints=failpoints,
             reuse=Reuse(answers, outcomes, starts.begin, waits.others),
             runs=Runs(settings.pause_after_run),
+            passes=Passes(stores.redis),
             traced=traces is not None,
         )
         return ItemHost(runner, settler, waits)

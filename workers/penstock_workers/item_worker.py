@@ -218,7 +218,7 @@ class ItemWorker:
 
     def begin(self) -> None:
         runner = self.host.runner
-        for part in (runner.starts, runner.reuse, self.host.settler, runner.causes):
+        for part in (runner.starts, runner.reuse, runner.passes, self.host.settler, runner.causes):
             part.start()
         self.heartbeat.beat()
 
@@ -237,6 +237,7 @@ class ItemWorker:
             runner.code,
             runner.starts,
             runner.reuse,
+            runner.passes,
             self.host.settler,
         )
 
