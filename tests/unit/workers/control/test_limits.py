@@ -199,6 +199,13 @@ def test_where_there_is_no_room_a_few_others_are_tried(house: House) -> None:
     assert rest == [TRIED, TRIED, TRIED, 40 - went - 3 * TRIED, 0]
 
 
+def test_a_rest_that_pays_for_no_document_is_not_waited_for(house: House) -> None:
+    """But in batches, whose worker knows what the next one may cost."""
+    house.account = Account(USD - 10, 0, None)
+    assert not house.stop(a_job(lane_now="batch"), budget_usd=1.0)
+    assert house.stop(budget_usd=1.0)
+
+
 def test_feeds_of_a_job_share_what_its_budget_pays_for(house: House) -> None:
     """What one was given in a round is not there for the next."""
     house.account = Account(0, 0, None)
