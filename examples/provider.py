@@ -4,6 +4,7 @@ simulated ones of this machine."""
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from penstock_producer import JobState, Producer
 
 PENSTOCK = [sys.executable, "-m", "penstock_cli"]
 LOOK_S = 0.2
+PR_SET_PDEATHSIG = 1  # what Linux calls: send me this signal when my parent has ended
 
 
 def flags_of(
@@ -83,13 +85,23 @@ def database_of(asked: argparse.Namespace) -> Iterator[str]:
         yield url
 
 
+def beside(*words: str, stdout: int | None = None) -> subprocess.Popen[str]:
+    """Start a `penstock` command in a session of its own: Ctrl-C reaches this program alone, which
+    then ends it. Where this program is killed, the kernel ends it."""
+    return subprocess.Popen(
+        [*PENSTOCK, *words],
+        stdout=stdout,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
+    )
+
+
 @contextmanager
 def started(*words: str, says: str) -> Iterator[str]:
     """A `penstock` command that goes on; the address in the line in which it ``says`` that it is
     ready."""
-    process = subprocess.Popen(
-        [*PENSTOCK, *words], stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
+    process = beside(*words, stdout=subprocess.PIPE)
     assert process.stdout is not None
     try:
         ready = next((line for line in process.stdout if says in line), None)

@@ -11,7 +11,7 @@ import hashlib
 import os
 import tempfile
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -95,7 +95,9 @@ def rows_of(source: object) -> Rows | Once | None:
         return PandasRows(source)
     if package == "polars":
         return PolarsRows(source)
-    if package == "datasets" and hasattr(source, "column_names"):
+    if package == "datasets" and isinstance(source, Mapping):
+        raise BadCall(f"the rows are of {len(source)} datasets: give one of {', '.join(source)}")
+    if package == "datasets" and isinstance(source, Sized):  # a stream of one is an iterator
         return DatasetRows(source)
     if hasattr(source, "__arrow_c_stream__"):
         return ArrowRows(source)
@@ -245,7 +247,7 @@ class DatasetRows(ListRows):
     """A dataset of Hugging Face: rows on disk, an Arrow table below them."""
 
     def __init__(self, dataset: Any) -> None:
-        self._rows: Any = dataset
+        self._rows = dataset.with_format(None)  # which gives Python's own values
         self.columns = list(dataset.column_names)
 
     def take(self, numbers: Sequence[int]) -> Rows:

@@ -79,6 +79,11 @@ def run_dag(
         .replace("MORE", repr(more))
     )
     path.write_text(text)
+    return run_file(path, environment)
+
+
+def run_file(path: Path, environment: dict[str, str]) -> tuple[str, Any]:
+    """State of the only task of a file, and what it returned."""
     done = subprocess.run(
         [sys.executable, str(path)],
         env=environment,
@@ -120,3 +125,42 @@ def test_a_task_fails_with_its_job(fleet: Fleet, airflow: dict[str, str]) -> Non
         fleet.folder, airflow, source, {"prompt": "{", "model": "m"}, job_key="airflow-refused"
     )
     assert state.endswith("failed")
+
+
+CALL = """
+import json
+from datetime import datetime
+from airflow.sdk import DAG, task
+
+with DAG("call", schedule=None, start_date=datetime(2026, 1, 1)) as dag:
+
+    @task
+    def label():
+        import penstock
+
+        rows = [{"text": f"order {number} came late"} for number in range(20)]
+        answers = penstock.run(rows, prompt="Categorise: {text}", model="sim", workers=1, **GIVEN)
+        return [answers.report["succeeded"], answers.job]
+
+    label()
+
+if __name__ == "__main__":
+    run = dag.test()
+    found = run.get_task_instances()[0]
+    print("RESULT " + json.dumps([str(found.state), found.xcom_pull(task_ids="label")]))
+"""
+
+
+def test_a_task_calls_penstock_run(fleet: Fleet, airflow: dict[str, str]) -> None:
+    """Its rows are answered in the task's own process; the task again finds its job and pays
+    nothing."""
+    own = {name: text for name, text in airflow.items() if not name.startswith("PENSTOCK_")}
+    given = {"base_url": fleet.provider.url, "state": str(fleet.folder / "kept")}
+    path = fleet.folder / "dags" / "call.py"
+    path.write_text(CALL.replace("GIVEN", repr(given)))
+    state, (succeeded, job) = run_file(path, own)
+    assert state.endswith("success")
+    assert succeeded == 20
+    calls = len(fleet.provider.call_log.read_text().splitlines())
+    assert run_file(path, own) == (state, [20, job])
+    assert len(fleet.provider.call_log.read_text().splitlines()) == calls

@@ -266,3 +266,36 @@ def test_a_table_becomes_another_and_new_rows_alone_are_paid(
     assert answered == (DOCS,)
     run("tables", tmp_path, "--base-url", provider.url, again=True)
     assert provider.stats()["requests"] == before + DOCS
+
+
+def test_a_demo_that_is_killed_leaves_nothing_and_goes_on(tmp_path: Path) -> None:
+    """`kill -9` of it ends its provider and its run with it; the run's own end is said; the same
+    command goes on each time, and finishes."""
+    machine = Machine(tmp_path)
+    command = [sys.executable, str(EXAMPLES / "demo.py"), "--docs", "200"]
+    for whole in (True, False):
+        demo = subprocess.Popen(
+            command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        assert demo.stdout is not None
+        for line in demo.stdout:
+            if "the first calls are under way" in line:
+                break
+        run = next(pid for pid in children(demo.pid) if " run " in command_of(pid))
+        os.kill(demo.pid if whole else run, signal.SIGKILL)
+        said, _ = demo.communicate(timeout=TIME_S)
+        assert whole or "The run was ended by SIGKILL" in said
+        # a killed run leaves its Redis, idle, to the one that goes on
+        eventually(lambda: not any("penstock_cli" in one for one in machine.leftovers()))
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIME_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "of 200 documents" in done.stdout
+    assert machine.leftovers() == []
+
+
+def children(pid: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def command_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")

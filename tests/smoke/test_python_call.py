@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pandas as pd
 import polars as pl
 import psycopg
@@ -99,6 +100,16 @@ def test_a_frame_of_pandas_comes_back_with_answers(provider: Simulator, folder: 
     assert len(frame.merge(got, on="ticket")) == 5
     assert "5 rows, 3 answered, 2 failed, cost $0.00" in repr(answers)
     assert "<table>" in answers._repr_html_()
+
+
+def test_a_dataset_comes_back_with_answers(provider: Simulator, folder: Path) -> None:
+    """One of Hugging Face: its columns, then the answers, in its order."""
+    rows = datasets.Dataset.from_dict({"text": ["late", "broken", "lost"], "label": [2, 0, 1]})
+    answers = penstock.run(rows.sort("label"), **options(provider))
+    table = answers.to_arrow()
+    assert table.column_names[:3] == ["text", "label", "answer"]
+    assert table["text"].to_pylist() == ["broken", "lost", "late"]
+    assert "lost" in table["answer"].to_pylist()[1]
 
 
 def test_the_same_call_again_pays_nothing_and_another_prompt_is_another_job(

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -155,25 +156,23 @@ def test_rows_on_disk_are_found_by_their_number(rows: list[dict[str, Any]]) -> N
         assert [kept.record(number) for number in range(len(rows))] == rows
 
 
-class Dataset:
-    """A dataset as Hugging Face's library has it, as far as its rows go."""
-
-    __module__ = "datasets.arrow_dataset"
-    column_names: tuple[str, ...] = ("text", "label")
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        yield from ({"text": "a", "label": 0}, {"text": "b", "label": 1})
-
-    def __getitem__(self, number: int) -> dict[str, Any]:
-        return list(self)[number]
-
-
 def test_a_dataset_is_read_row_by_row(tmp_path: Path) -> None:
-    """It is known by its package, and asked for its rows only."""
-    rows = rows_of(Dataset())
-    assert isinstance(rows, DatasetRows)
-    assert [one["label"] for one in written(Dataset(), tmp_path)] == [0, 1]
-    assert rows.record(1) == {"text": "b", "label": 1}
+    """Whatever its format is, with the rows that are chosen of it; a stream of one is read once,
+    and of several a person has to choose."""
+    rows = {"text": ["a", "b", None], "label": [0, 1, 2], "tags": [["x"], [], ["y", "z"]]}
+    whole = datasets.Dataset.from_dict(rows)
+    chosen = whole.select([2, 0]).with_format("numpy")
+    assert [one["label"] for one in written(whole, tmp_path)] == [0, 1, 2]
+    found = rows_of(chosen)
+    assert isinstance(found, DatasetRows)
+    assert found.record(0) == {"text": None, "label": 2, "tags": ["y", "z"]}
+    assert [one["text"] for one in written(chosen, tmp_path)] == [None, "a"]
+    assert found.to_arrow().column_names == ["text", "label", "tags"]
+    assert list(found.to_pandas()["label"]) == list(found.to_polars()["label"]) == [2, 0]
+    stream = datasets.IterableDataset.from_generator(lambda: iter([{"text": "late"}]))
+    assert [one["text"] for one in written(stream, tmp_path)] == ["late"]
+    with pytest.raises(BadCall, match="2 datasets: give one of train, test"):
+        rows_of(datasets.DatasetDict({"train": whole, "test": whole}))
 
 
 def test_files_of_rows_have_types_and_others_are_left_to_the_engine(tmp_path: Path) -> None:
