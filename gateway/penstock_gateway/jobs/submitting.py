@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final
 
 import orjson
@@ -29,7 +29,7 @@ from penstock_gateway.routing import Router
 from penstock_gateway.webhooks import call_back, check_receiver
 from penstock_ledger import JobNotFound, JobStore
 from penstock_ledger.model import Job
-from penstock_producer import PushedLine, SpecError
+from penstock_producer import Preview, PushedLine, SpecError
 from penstock_producer.accepting.sampling import preview as opened_preview
 from penstock_producer.errors import Problem
 from penstock_producer.job.spec import JobSpec
@@ -93,6 +93,17 @@ async def preview(
     Reads the whole source, as a submit does, or outcomes of a job, and guesses tokens and cost from
     its first documents. Nothing is accepted or called.
     """
+    return await previewed(request, given, caller, requests)
+
+
+async def previewed(
+    request: Request,
+    given: NewJob,
+    caller: Caller,
+    number: int,
+    write: Callable[[str], str] = over_http,
+) -> PreviewResponse:
+    """Return the preview of a job with ``number`` requests; ``write`` words what is refused."""
     backend = backend_of(request)
     options = options_of(given, caller, backend)
     if given.open:
@@ -100,8 +111,12 @@ async def preview(
         raise SpecError(
             [Problem("missing_field", "/source", "an open job has no documents yet", fix)]
         )
+
+    def read() -> PreviewResponse:
+        return _shown(_previewed(backend, caller, given, options, number), write)
+
     async with reading(backend, caller):
-        return await backend.run(_previewed, backend, caller, given, options, requests)
+        return await backend.run(read)
 
 
 def _submitted(
@@ -134,30 +149,32 @@ def _submitted(
 
 def _previewed(
     backend: Backend, caller: Caller, given: NewJob, options: dict[str, object], number: int
-) -> PreviewResponse:
+) -> Preview:
     if given.from_job is not None:
         behind, spec = find_job(backend, caller, given.from_job), JobSpec.from_json(options)
         backend.remote_limits.check(spec)
         opened = backend.producer.outcomes_source(behind.job_id, spec, where=given.where)
-        found = opened_preview(opened, spec, backend.settings.prices(spec.provider), number)
-    else:
-        source = source_of(backend, caller, str(given.source))
-        timeout_s = backend.settings.doors.submit_timeout_s
-        found = backend.remote.preview(
-            source.where, options, number, timeout_s=timeout_s, uploaded=source.uploaded
-        )
+        return opened_preview(opened, spec, backend.settings.prices(spec.provider), number)
+    source = source_of(backend, caller, str(given.source))
+    timeout_s = backend.settings.doors.submit_timeout_s
+    return backend.remote.preview(
+        source.where, options, number, timeout_s=timeout_s, uploaded=source.uploaded
+    )
+
+
+def _shown(found: Preview, write: Callable[[str], str]) -> PreviewResponse:
     refusal = found.refusal()
     return PreviewResponse(
         **found.to_json(),
-        refusal=None if refusal is None else over_http(refusal.public_message),
+        refusal=None if refusal is None else write(refusal.public_message),
         problems=[
             RowResponse(
                 line=row.shown_line,
                 doc_id=row.doc_id,
                 code=row.code,
                 field=row.field,
-                message=over_http(row.message),
-                fix=over_http(row.fix),
+                message=write(row.message),
+                fix=write(row.fix),
             )
             for row in found.refused[:PROBLEMS_MAX]
         ],
