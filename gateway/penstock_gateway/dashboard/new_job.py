@@ -32,7 +32,7 @@ from penstock_gateway.files.store import FileStore
 from penstock_gateway.files.uploads import uploaded
 from penstock_gateway.ids import is_id
 from penstock_gateway.jobs.schemas import NewJob, PreviewResponse, RequestResponse
-from penstock_gateway.jobs.submitting import preview, submit
+from penstock_gateway.jobs.submitting import previewed, submit
 from penstock_gateway.refused import Refused, not_found
 from penstock_gateway.routing import Router
 from penstock_ledger import DoorFile, PenstockError
@@ -182,7 +182,8 @@ async def _preview_page(
     """Show what would be sent, or why nothing can be."""
     seen: PreviewResponse | None = None
     try:
-        seen = await preview(request, _job(file, typed), viewer.caller, REQUESTS_SHOWN)
+        given = _job(file, typed)
+        seen = await previewed(request, given, viewer.caller, REQUESTS_SHOWN, on_page)
     except (PenstockError, Refused) as error:
         refused = refused or refused_for(error, on_page)
     fault = refused.message if refused is not None else (seen and seen.refusal) or ""

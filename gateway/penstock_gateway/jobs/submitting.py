@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Final
 
 from fastapi import Header, Query, Request
@@ -87,6 +88,13 @@ async def preview(
     Reads the whole source, as a submit does, or outcomes of a job, and guesses tokens and cost from
     its first documents. Nothing is accepted or called.
     """
+    return await previewed(request, given, caller, requests, over_http)
+
+
+async def previewed(
+    request: Request, given: NewJob, caller: Caller, number: int, write: Callable[[str], str]
+) -> PreviewResponse:
+    """Return the preview; ``write`` puts its advice into the reader's words."""
     backend = backend_of(request)
     options = options_of(given, caller, backend)
     if given.open:
@@ -95,7 +103,7 @@ async def preview(
             [Problem("missing_field", "/source", "an open job has no documents yet", fix)]
         )
     async with reading(backend, caller):
-        return await backend.run(_previewed, backend, caller, given, options, requests)
+        return await backend.run(_preview_of, backend, caller, given, options, number, write)
 
 
 def _submitted(
@@ -126,8 +134,13 @@ def _submitted(
     return job, is_new
 
 
-def _previewed(
-    backend: Backend, caller: Caller, given: NewJob, options: dict[str, object], number: int
+def _preview_of(
+    backend: Backend,
+    caller: Caller,
+    given: NewJob,
+    options: dict[str, object],
+    number: int,
+    write: Callable[[str], str],
 ) -> PreviewResponse:
     if given.from_job is not None:
         behind, spec = find_job(backend, caller, given.from_job), JobSpec.from_json(options)
@@ -143,15 +156,15 @@ def _previewed(
     refusal = found.refusal()
     return PreviewResponse(
         **found.to_json(),
-        refusal=None if refusal is None else over_http(refusal.public_message),
+        refusal=None if refusal is None else write(refusal.public_message),
         problems=[
             RowResponse(
                 line=row.shown_line,
                 doc_id=row.doc_id,
                 code=row.code,
                 field=row.field,
-                message=over_http(row.message),
-                fix=over_http(row.fix),
+                message=write(row.message),
+                fix=write(row.fix),
             )
             for row in found.refused[:PROBLEMS_MAX]
         ],
