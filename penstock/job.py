@@ -284,7 +284,7 @@ class Job(ABC):
                 self._conclude()
             if not self._is_kept():
                 continue
-            numbers = numbers or self._numbers()
+            numbers = numbers or {name: number for number, name in enumerate(self._given.ids or ())}
             table = Table(self._books.spec)
             at = {column.name: place for place, column in enumerate(table.columns)}
             for place_behind, row in self._books.rows(cursor):
@@ -299,9 +299,6 @@ class Job(ABC):
 
     def _source(self) -> Source:
         return Source(self._given.rows, self._given.ids)
-
-    def _numbers(self) -> Mapping[str, int]:
-        return {name: number for number, name in enumerate(self._given.ids or ())}
 
     def _answer(self, row: Row, at: Mapping[str, int], numbers: Mapping[str, int]) -> Answer:
         rows, number = self._given.rows, numbers.get(row[0], -1)

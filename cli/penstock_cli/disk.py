@@ -7,28 +7,29 @@ new until they are stored.
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import os
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from penstock_cli.show.progress import Wait
-from penstock_ledger.model import Job
+from penstock_ledger.model import Job, JobState
 from penstock_ledger.reasons import By, Code, Reason
+from penstock_producer.reporting.text import one_line
+from penstock_producer.storage import free_bytes
+
+if TYPE_CHECKING:
+    from penstock_cli.connect import Books
 
 LOW_BYTES = 32 * 1024 * 1024  # room for what is in flight, the log of SQLite and the AOF of Redis
 ENOUGH_BYTES = 2 * LOW_BYTES  # before a held job goes on, so that it is not held again at once
 
+# errors of a store that runs: longer than locks, checkpoints and slow disks take
+AWAY_MAX_S: Final = 300.0
+
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-
-
-def free_bytes(path: Path) -> int | None:
-    """Return what this user may still write there; None where the system does not say."""
-    try:
-        found = os.statvfs(path)
-    except OSError:
-        return None
-    return found.f_bavail * found.f_frsize
 
 
 def shortage(path: Path) -> str | None:
@@ -111,3 +112,61 @@ class DiskGuard:
             "free; what is paid for is kept. Free some space and the job goes on by itself.",
             f"{megabytes(free)} are left.",
         )
+
+
+class SpaceHold:
+    """Pauses jobs while a disk is short of room, and lets those go on that it has paused."""
+
+    def __init__(self, books: Books, jobs: Callable[[JobState], Iterable[Job]]) -> None:
+        """``jobs`` returns those that are in a state now."""
+        self._books, self._jobs = books, jobs
+
+    def hold(self, why: Reason) -> bool:
+        """Let jobs wait for space; what is asked already is answered and kept.
+
+        It is False when that could not be written any more: then workers wait by themselves."""
+        return self._moved(JobState.RUNNING, JobState.PAUSED, why)
+
+    def go_on(self) -> bool:
+        return self._moved(JobState.PAUSED, JobState.RUNNING, None)
+
+    def _moved(self, before: JobState, to: JobState, why: Reason | None) -> bool:
+        import redis
+        from sqlalchemy.exc import SQLAlchemyError
+
+        from penstock_ledger import DatabaseUnavailable
+
+        moved = True
+        try:
+            for job in self._jobs(before):
+                if why is None and not is_held(job):
+                    continue  # something else has stopped it meanwhile
+                moved &= self._books.jobs.set_state(job.job_id, to, why=why, expect={before})
+                with contextlib.suppress(redis.RedisError):  # the control loop repeats it
+                    self._books.redis.set_job_state(job.job_id, to)
+        except (SQLAlchemyError, DatabaseUnavailable):
+            return False
+        return moved
+
+
+class StoresAway:
+    """Since when stores that run give errors. Driven by one thread."""
+
+    def __init__(self, where: str = "") -> None:
+        """``where`` says where the stores are, where that is worth telling."""
+        self._where = where
+        self._since: float | None = None  # monotonic
+
+    def are_back(self) -> None:
+        self._since = None
+
+    def wait_for(self, error: Exception) -> Wait:
+        """Return what to say of a store that gives errors.
+
+        Raises the error again when it does for too long, a full disk excepted."""
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+        if now - self._since > AWAY_MAX_S and not is_full(error):
+            raise error
+        return Wait(f"waiting for queue and ledger{self._where}: {one_line(str(error))}")

@@ -44,7 +44,7 @@ class Command(NamedTuple):
 JOBS, FLEET, ONE_MACHINE = "Jobs", "Fleet", "One machine"
 COMMANDS: Mapping[str, Command] = {
     "run": Command(ONE_MACHINE, "penstock_cli.commands.run:run", examples.RUN),
-    "submit": Command(JOBS, "penstock_cli.commands.submit:submit", examples.SUBMIT),
+    "submit": Command(JOBS, "penstock_cli.commands.run:submit", examples.SUBMIT),
     "preview": Command(JOBS, "penstock_cli.commands.preview:preview", examples.PREVIEW),
     "plan": Command(JOBS, "penstock_cli.commands.plan:plan", examples.PLAN),
     "status": Command(JOBS, "penstock_cli.commands.jobs:status", examples.STATUS),
@@ -64,10 +64,10 @@ COMMANDS: Mapping[str, Command] = {
     "control": Command(FLEET, "penstock_cli.commands.fleet:control", examples.CONTROL),
     "gateway": Command(FLEET, "penstock_cli.commands.fleet:gateway", examples.GATEWAY),
     "keys": Command(FLEET, "penstock_cli.commands.keys:app"),
-    "flower": Command(FLEET, "penstock_cli.commands.flower:flower", examples.FLOWER),
+    "flower": Command(FLEET, "penstock_cli.commands.fleet:flower", examples.FLOWER),
     "serve": Command(ONE_MACHINE, "penstock_cli.serve.command:serve", examples.SERVE),
     "limits": Command(FLEET, "penstock_cli.commands.limits:limits", examples.LIMITS),
-    "refused": Command(FLEET, "penstock_cli.commands.refused:refused", examples.REFUSED),
+    "refused": Command(FLEET, "penstock_cli.commands.fleet:refused", examples.REFUSED),
     "doctor": Command(FLEET, "penstock_cli.commands.doctor:doctor", examples.DOCTOR),
     "simulate": Command(ONE_MACHINE, "penstock_simulate.command:simulate", examples.SIMULATE),
 }

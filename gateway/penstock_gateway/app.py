@@ -221,8 +221,8 @@ async def running(
     tasks = list(tasks)
     for task in tasks:
         name = type(task).__name__
-        metrics.task_failures.labels(name)  # 0 until it fails
-        metrics.task_round.labels(name)  # 0 until its first round
+        metrics.tasks.failures.labels(name)  # 0 until it fails
+        metrics.tasks.round.labels(name)  # 0 until its first round
     started = [
         asyncio.create_task(_kept_running(task, backend, metrics), name=type(task).__name__)
         for task in tasks
@@ -244,7 +244,7 @@ async def _kept_running(task: Task, backend: Backend, metrics: DoorMetrics) -> N
         try:
             await task.run(backend)
         except Exception as error:
-            metrics.task_failures.labels(type(task).__name__).inc()
+            metrics.tasks.failures.labels(type(task).__name__).inc()
             if repr(error) != failed:  # once, not every second for as long as a server is away
                 log.warning(
                     "%s has failed and goes on in %g s",
@@ -331,7 +331,7 @@ async def _answer(request: Request, error: Exception) -> Response:
     refused, request_id = refused_for(error), request_id_of(request)
     if refused.status >= 500 and not isinstance(error, Refused):
         log.error("%s %s: %s (%s)", request.method, shown_path(request.scope), error, request_id)
-    metrics_of(request).refused(refused.code)
+    metrics_of(request).requests.refused(refused.code)
     return answer_to(refused, request.scope["path"], request_id)
 
 

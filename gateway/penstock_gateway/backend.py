@@ -141,7 +141,7 @@ class Backend:
 
     def round_done(self, task: object) -> None:
         """Note that a piece of background work has ended a round without an error."""
-        self.metrics.task_round.labels(type(task).__name__).set_to_current_time()
+        self.metrics.tasks.round.labels(type(task).__name__).set_to_current_time()
 
     async def close(self) -> None:
         """End what is open; work in threads is waited for."""

@@ -175,7 +175,9 @@ class Bodies:
         finally:
             if incoming.size:
                 connection = HTTPConnection(scope)
-                metrics_of(connection).received.labels(route_of(connection)).inc(incoming.size)
+                metrics_of(connection).requests.received.labels(route_of(connection)).inc(
+                    incoming.size
+                )
 
     async def _passed_on(
         self, scope: Scope, headers: Headers, incoming: Incoming, send: Send

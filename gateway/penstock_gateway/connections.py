@@ -53,6 +53,34 @@ class _Order:
         return next((next(iter(found)) for found in self._kinds.values() if found), None)
 
 
+class RequestsUnderWay:
+    """Requests that came over a balancer, at most so many of each address that it names."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._number: Counter[str] = Counter()
+        self._asked_by: dict[Connection, str] = {}
+
+    def begin(self, connection: Connection, address: str) -> bool:
+        """Count a request that came over a balancer.
+
+        It is False where its address has too many under way."""
+        self.end(connection)
+        if self._number[address] >= self._most:
+            return False
+        self._number[address] += 1
+        self._asked_by[connection] = address
+        return True
+
+    def end(self, connection: Connection) -> None:
+        """Note that the request of a connection is answered."""
+        address = self._asked_by.pop(connection, None)
+        if address is not None:
+            self._number[address] -= 1
+            if not self._number[address]:
+                del self._number[address]
+
+
 class ConnectionBook:
     """The open connections: ``most`` in all, and ``of_address`` of one address where it is known.
 
@@ -62,14 +90,13 @@ class ConnectionBook:
     def __init__(self, most: int, metrics: DoorMetrics, *, of_address: int) -> None:
         self._most = most
         self._of_address = of_address
-        self._metrics = metrics
+        self._metrics = metrics.connections
         self._open: dict[Connection, str | None] = {}  # its address
         self._kinds: dict[Connection, Waiting | None] = {}
         self._all = _Order()
         self._by_address: dict[str, _Order] = {}
         self._spare: set[Connection] = set()
-        self._requests: Counter[str] = Counter()  # under way, by the address that a balancer names
-        self._asked_by: dict[Connection, str] = {}
+        self.requests = RequestsUnderWay(of_address)
 
     def opened(self, connection: Connection, address: str | None) -> None:
         """Take it in; where there is no place, another one is dropped for it, or it is itself."""
@@ -82,7 +109,7 @@ class ConnectionBook:
         self._open[connection] = address
         for order in self._orders(address):
             order.number += 1
-        self._metrics.connections.set(len(self._open))
+        self._metrics.open.set(len(self._open))
         self.waits(connection, Waiting.FOR_A_REQUEST)
 
     def waits(self, connection: Connection, kind: Waiting | None, *, again: bool = True) -> None:
@@ -94,25 +121,6 @@ class ConnectionBook:
         self._kinds[connection] = kind
         for order in self._orders(self._open[connection]):
             order.put(connection, kind)
-
-    def begin(self, connection: Connection, address: str) -> bool:
-        """Count a request that came over a balancer.
-
-        It is False where its address has too many under way."""
-        self.end(connection)
-        if self._requests[address] >= self._of_address:
-            return False
-        self._requests[address] += 1
-        self._asked_by[connection] = address
-        return True
-
-    def end(self, connection: Connection) -> None:
-        """Note that the request of a connection is answered."""
-        address = self._asked_by.pop(connection, None)
-        if address is not None:
-            self._requests[address] -= 1
-            if not self._requests[address]:
-                del self._requests[address]
 
     def is_spare(self, connection: Connection) -> bool:
         """Return whether it has one of the places that are kept for probes."""
@@ -127,7 +135,7 @@ class ConnectionBook:
         if connection not in self._open:
             return
         self.waits(connection, None)
-        self.end(connection)
+        self.requests.end(connection)
         address = self._open.pop(connection)
         self._kinds.pop(connection)
         self._spare.discard(connection)
@@ -135,7 +143,7 @@ class ConnectionBook:
             order.number -= 1
         if address is not None and not self._by_address[address].number:
             del self._by_address[address]
-        self._metrics.connections.set(len(self._open))
+        self._metrics.open.set(len(self._open))
 
     def _has_place(self, address: str | None, more: int = 0) -> bool:
         """Return whether there is a place for a newcomer, also by dropping another connection.

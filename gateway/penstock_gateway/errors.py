@@ -150,7 +150,7 @@ def anthropic_error(refused: Refused, request_id: str) -> dict[str, Any]:
 def _problem(refused: Refused, request_id: str) -> dict[str, Any]:
     told = {
         "type": "about:blank",
-        "title": _title(refused.status),
+        "title": _PHRASES.get(refused.status, "Error"),
         "status": refused.status,
         "detail": refused.message,
         "code": refused.code,
@@ -163,10 +163,6 @@ def _problem(refused: Refused, request_id: str) -> dict[str, Any]:
 
 def _json(refused: Refused, body: dict[str, Any], media_type: str = "application/json") -> Response:
     return Response(orjson.dumps(body), refused.status, refused.headers, media_type)
-
-
-def _title(status: int) -> str:
-    return _PHRASES.get(status, "Error")
 
 
 RETRY_AFTER_S: Final = 5

@@ -154,45 +154,30 @@ CATALOGUE: Final = (
 
 
 class DoorMetrics:
-    """Those of one app."""
+    """Those of one app, by what they are about."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.requests = self._counter(REQUESTS)
-        self.received = self._counter(RECEIVED)
-        self.task_failures = self._counter(TASK_FAILURES)
-        self.dropped = self._counter(DROPPED)
-        self.in_flight = self._gauge(IN_FLIGHT)
-        self.connections = self._gauge(CONNECTIONS)
-        self.task_round = self._gauge(TASK_ROUND)
-        self.seconds = Histogram(
-            REQUEST_SECONDS.name,
-            REQUEST_SECONDS.help,
-            REQUEST_SECONDS.labels,
-            buckets=SECONDS,
-            registry=self.registry,
-        )
-        self.uploads = self._counter(UPLOADS)
-        self.uploaded = self._counter(UPLOADED)
-        self.batch_steps = self._counter(BATCH_STEPS)
-        self.webhook_tries = self._counter(WEBHOOK_TRIES)
-        self.calls = self._counter(CALLS)
-        self.calls_waiting = self._gauge(CALLS_WAITING)
-        self.call_seconds = Histogram(
-            CALL_SECONDS.name,
-            CALL_SECONDS.help,
-            buckets=CALL_SECONDS.bounds,
-            registry=self.registry,
-        )
-        for state in DoorBatchState:  # 0 until there is one: rates begin with the first
-            if not state.final:
-                for result in STEP_RESULTS:
-                    self.batch_steps.labels(state.value, result)
-        for outcome in TRY_OUTCOMES:
-            self.webhook_tries.labels(outcome)
-        for outcome in CALL_OUTCOMES:
-            self.calls.labels(outcome)
-        self._refused = self._counter(REFUSED)
+        self.requests = RequestMetrics(self.registry)
+        self.connections = ConnectionMetrics(self.registry)
+        self.tasks = TaskMetrics(self.registry)
+        self.calls = CallMetrics(self.registry)
+        self.uploads = _counter(UPLOADS, self.registry)
+        self.uploaded = _counter(UPLOADED, self.registry)
+
+    def page(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class RequestMetrics:
+    """Requests, by their routes, and refusals, by their codes."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.answered = _counter(REQUESTS, registry)
+        self.seconds = _histogram(REQUEST_SECONDS, registry)
+        self.received = _counter(RECEIVED, registry)
+        self.in_flight = _gauge(IN_FLIGHT, registry)
+        self._refused = _counter(REFUSED, registry)
         self._codes: set[str] = set()
 
     def refused(self, code: str | None) -> None:
@@ -201,14 +186,54 @@ class DoorMetrics:
             self._codes.add(named)
         self._refused.labels(named if named in self._codes else OTHER).inc()
 
-    def page(self) -> bytes:
-        return generate_latest(self.registry)
 
-    def _counter(self, metric: DoorMetric) -> Counter:
-        return Counter(metric.name, metric.help, metric.labels, registry=self.registry)
+class ConnectionMetrics:
+    """Connections, also those that ask for nothing."""
 
-    def _gauge(self, metric: DoorMetric) -> Gauge:
-        return Gauge(metric.name, metric.help, metric.labels, registry=self.registry)
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.open = _gauge(CONNECTIONS, registry)
+        self.dropped = _counter(DROPPED, registry)
+
+
+class TaskMetrics:
+    """Background work. What counts outcomes is 0 until there is one: rates begin with the first."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.failures = _counter(TASK_FAILURES, registry)
+        self.round = _gauge(TASK_ROUND, registry)
+        self.batch_steps = _counter(BATCH_STEPS, registry)
+        for state in DoorBatchState:
+            if not state.final:
+                for result in STEP_RESULTS:
+                    self.batch_steps.labels(state.value, result)
+        self.webhook_tries = _counter(WEBHOOK_TRIES, registry)
+        for outcome in TRY_OUTCOMES:
+            self.webhook_tries.labels(outcome)
+
+
+class CallMetrics:
+    """Calls whose callers wait."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.ended = _counter(CALLS, registry)
+        for outcome in CALL_OUTCOMES:
+            self.ended.labels(outcome)
+        self.seconds = _histogram(CALL_SECONDS, registry)
+        self.waiting = _gauge(CALLS_WAITING, registry)
+
+
+def _counter(metric: DoorMetric, registry: CollectorRegistry) -> Counter:
+    return Counter(metric.name, metric.help, metric.labels, registry=registry)
+
+
+def _gauge(metric: DoorMetric, registry: CollectorRegistry) -> Gauge:
+    return Gauge(metric.name, metric.help, metric.labels, registry=registry)
+
+
+def _histogram(metric: DoorMetric, registry: CollectorRegistry) -> Histogram:
+    return Histogram(
+        metric.name, metric.help, metric.labels, buckets=metric.bounds, registry=registry
+    )
 
 
 def metrics_of(connection: HTTPConnection) -> DoorMetrics:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import time
 from collections.abc import Callable
@@ -19,8 +18,9 @@ from penstock_gateway.ids import new_id
 from penstock_gateway.metrics import metrics_of, route_of
 from penstock_gateway.refused import Refused
 from penstock_gateway.settings import GatewaySettings
+from penstock_producer.storage import free_bytes
 
-__all__ = ["ACCEPT_BYTES", "Paths", "RequestIds", "Room", "free_bytes", "request_id_of"]
+__all__ = ["ACCEPT_BYTES", "Paths", "RequestIds", "Room", "request_id_of"]
 
 log = logging.getLogger("penstock.gateway")
 
@@ -51,7 +51,7 @@ class RequestIds:
             await self._app(scope, receive, send)
             return
         request_id, started, status = new_id("req"), time.perf_counter(), 0
-        metrics = metrics_of(HTTPConnection(scope))
+        metrics = metrics_of(HTTPConnection(scope)).requests
         metrics.in_flight.inc()
         scope.setdefault("state", {})[_STATE] = request_id
 
@@ -87,7 +87,7 @@ class RequestIds:
         finally:
             took_s, route = time.perf_counter() - started, route_of(HTTPConnection(scope))
             metrics.in_flight.dec()
-            metrics.requests.labels(route, scope["method"], str(status)).inc()
+            metrics.answered.labels(route, scope["method"], str(status)).inc()
             metrics.seconds.labels(route).observe(took_s)
             log.info(
                 "%s %s %d %.0f ms (%s)",
@@ -154,15 +154,6 @@ ACCEPT_BYTES: Final = 64 * 1024 * 1024
 """What has to be free for anything new. Jobs go on until half of that is left, so that what was
 accepted comes first."""
 _ENDS: Final = ("/cancel", "/pause", "/seal", "/resume", "/move")  # they accept nothing
-
-
-def free_bytes(folder: Path) -> int | None:
-    """Return what this user may still write there; None where the system does not say."""
-    try:
-        found = os.statvfs(folder)
-    except OSError:
-        return None
-    return found.f_bavail * found.f_frsize
 
 
 class Room:

@@ -144,7 +144,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._at_work = bool(self.pipeline)
         super().on_response_complete()
         if not self._at_work:
-            self.book.end(self)
+            self.book.requests.end(self)
             self._note_wait()
         if not self._body_there and not self.transport.is_closing():
             self._linger()
@@ -228,7 +228,7 @@ class BoundedHttp(HttpToolsProtocol):
         named = [
             value.decode("latin-1") for name, value in self.headers if name == FORWARDED.encode()
         ]
-        if self.book.begin(self, self.proxies.asked_by(self.client[0], named)):
+        if self.book.requests.begin(self, self.proxies.asked_by(self.client[0], named)):
             return True
         most = self.limits.connections_of_address
         told = (

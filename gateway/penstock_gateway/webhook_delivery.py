@@ -314,14 +314,15 @@ class WebhookSending:
         sent = await send(delivery, door.webhook_hosts, trusted(door.webhook_ca_file))
         event, endpoint = delivery.event_id, delivery.endpoint_id
         if sent.error is None:
-            backend.metrics.webhook_tries.labels("delivered").inc()
+            backend.metrics.tasks.webhook_tries.labels("delivered").inc()
             await backend.run(store.delivered, event, endpoint, self._owner)
             return
         log.info(
             "webhook %s to %s: try %d failed: %s", event, endpoint, delivery.tries + 1, sent.why
         )
         pause_s = None if sent.status == GONE else pause_after(delivery.tries)
-        backend.metrics.webhook_tries.labels("gave_up" if pause_s is None else "failed").inc()
+        outcome = "gave_up" if pause_s is None else "failed"
+        backend.metrics.tasks.webhook_tries.labels(outcome).inc()
         disabled = await backend.run(
             store.failed, event, endpoint, self._owner, sent.error, pause_s
         )

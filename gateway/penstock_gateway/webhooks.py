@@ -132,9 +132,7 @@ async def enable_webhook(request: Request, caller: Writes, webhook_id: str) -> d
 async def send_test_event(request: Request, caller: Writes, webhook_id: str) -> dict[str, Any]:
     """Send the event `webhook.test` there now. Its delivery is listed as any other."""
     backend = backend_of(request)
-    endpoint = await _found(backend, caller, webhook_id)
-    if endpoint.disabled_at is not None:
-        raise Refused(409, "this webhook is disabled; enable it first", code="webhook_disabled")
+    await _refuse_disabled(backend, caller, webhook_id)
     event_id = await backend.run(_store(backend).test, webhook_id)
     if event_id is None:
         message = "as many test events wait to be sent there as may; look at its deliveries"
@@ -168,9 +166,7 @@ async def retry_delivery(
 
     It may have arrived or been given up."""
     backend = backend_of(request)
-    endpoint = await _found(backend, caller, webhook_id)
-    if endpoint.disabled_at is not None:
-        raise Refused(409, "this webhook is disabled; enable it first", code="webhook_disabled")
+    await _refuse_disabled(backend, caller, webhook_id)
     if not is_id("evt", event_id) or not await backend.run(
         _store(backend).again, event_id, webhook_id
     ):
@@ -238,6 +234,11 @@ def serialize_delivery(delivery: Delivery) -> dict[str, Any]:
 
 def _seconds(moment: float | None) -> int | None:
     return None if moment is None else int(moment)
+
+
+async def _refuse_disabled(backend: Backend, caller: Caller, webhook_id: str) -> None:
+    if (await _found(backend, caller, webhook_id)).disabled_at is not None:
+        raise Refused(409, "this webhook is disabled; enable it first", code="webhook_disabled")
 
 
 async def _found(backend: Backend, caller: Caller, webhook_id: str) -> Endpoint:

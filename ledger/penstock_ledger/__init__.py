@@ -48,14 +48,14 @@ if TYPE_CHECKING:
     from penstock_ledger.door_stores.job_pages import JobPages as JobPages
     from penstock_ledger.door_stores.job_pages import JobPlace as JobPlace
     from penstock_ledger.door_stores.job_pages import dead_letter_lines as dead_letter_lines
+    from penstock_ledger.door_stores.spending import Month as Month
     from penstock_ledger.door_stores.spending import Spending as Spending
     from penstock_ledger.door_stores.spending import SpendingStore as SpendingStore
-    from penstock_ledger.door_stores.tenant_costs import Month as Month
-    from penstock_ledger.door_stores.tenant_costs import TenantAccounts as TenantAccounts
-    from penstock_ledger.door_stores.tenant_costs import TenantBudgets as TenantBudgets
-    from penstock_ledger.door_stores.tenant_costs import TenantCosts as TenantCosts
-    from penstock_ledger.door_stores.tenant_costs import month_of as month_of
-    from penstock_ledger.door_stores.tenant_costs import tenant_of_job as tenant_of_job
+    from penstock_ledger.door_stores.spending import TenantAccounts as TenantAccounts
+    from penstock_ledger.door_stores.spending import TenantBudgets as TenantBudgets
+    from penstock_ledger.door_stores.spending import TenantCosts as TenantCosts
+    from penstock_ledger.door_stores.spending import month_of as month_of
+    from penstock_ledger.door_stores.spending import tenant_of_job as tenant_of_job
     from penstock_ledger.door_stores.webhooks import Delivery as Delivery
     from penstock_ledger.door_stores.webhooks import DueDelivery as DueDelivery
     from penstock_ledger.door_stores.webhooks import Endpoint as Endpoint
@@ -231,9 +231,9 @@ else:
             "penstock_ledger.door_stores.job_pages": (
                 "JobPage JobPages JobPlace DeadLetterLine dead_letter_lines"
             ),
-            "penstock_ledger.door_stores.spending": "Spending SpendingStore",
-            "penstock_ledger.door_stores.tenant_costs": (
-                "Month TenantAccounts TenantBudgets TenantCosts month_of tenant_of_job"
+            "penstock_ledger.door_stores.spending": (
+                "Month Spending SpendingStore TenantAccounts TenantBudgets TenantCosts month_of "
+                "tenant_of_job"
             ),
             "penstock_ledger.door_stores.webhooks": (
                 "Delivery DueDelivery Endpoint NewCallback NewEndpoint WebhookStore"

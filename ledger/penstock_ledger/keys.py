@@ -143,6 +143,7 @@ __all__ = [
     "job_scope",
     "job_state",
     "lane_queue",
+    "passed_to",
     "queues",
     "relayed",
     "shovel",
@@ -271,6 +272,11 @@ def answers_of_tenant(tenant: str | None) -> str:
     """Return the key of answers for a tenant; None stands for all tenants together."""
     name = "all" if tenant is None else hashlib.sha256(tenant.encode()).hexdigest()[:32]
     return f"{PREFIX}answers:{name}"
+
+
+def passed_to(door: str) -> str:
+    """Return a channel, no key: answers to calls of this door, as they come."""
+    return f"{PREFIX}passed:{door}"
 
 
 def door_starts(task_id: str) -> str:

@@ -247,6 +247,21 @@ class DeadLetter:
     endpoint: str | None = None  # the path that ``request`` is for, where it is not the job's
     unpriced: int | None = 0  # as of a result
 
+    def to_json(self) -> dict[str, Any]:
+        """Return what it says of the document, without what was sent and answered."""
+        return {
+            "doc_id": self.key.doc_id,
+            "generation": self.key.generation,
+            "reason": self.reason,
+            "attempts": self.attempts,
+            "calls": self.calls,
+            "status_code": self.status_code,
+            "last_error": self.last_error,
+            "line": self.line,
+            "created_at": self.created_at,
+            "endpoint": self.endpoint,
+        }
+
 
 class PaidBeside(NamedTuple):
     """What was used up on a document besides what its outcome says.

@@ -367,15 +367,11 @@ def _told_to_wait(params: Mapping[str, Any]) -> str:
     )
 
 
-def _note(params: Mapping[str, Any]) -> str:
-    return str(params["note"])
-
-
 _SENTENCES: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
     StopCode.DEAD: _stop_dead,
     StopCode.MISSED: _stop_missed,
     StopCode.COST: _stop_cost,
-    Code.BY_HAND: _note,
+    Code.BY_HAND: lambda params: str(params["note"]),
     Code.BUDGET_EXHAUSTED: _budget,
     Code.TENANT_BUDGET_EXHAUSTED: _tenant_budget,
     Code.DEADLINE_EXCEEDED: _deadline,

@@ -254,3 +254,48 @@ class RowSource(FileSource, Protocol):
     def records(self) -> Iterator[Record]:
         """Yield each row that ``documents`` reads, in the same order, with all of its columns."""
         ...
+
+
+# held in memory, and sorted together in prefix order; the ledger cuts them into calls
+ROWS_READ: Final = 5_000
+# of request bodies; the sort keys of a job in prefix order are as much again
+BYTES_READ: Final = 16 * 1024 * 1024
+
+
+class BoundedReader:
+    """Reads a source in steps of bounded size."""
+
+    def __init__(self, source: Source, cursor: Cursor) -> None:
+        self._source = source
+        self.go_to(cursor)
+
+    def go_to(self, cursor: Cursor) -> None:
+        """Go on behind ``cursor``, whatever was read."""
+        self.cursor: Cursor = dict(cursor)
+        self._rows: Iterator[Document | BadRow] | None = None
+        self._ahead: Document | BadRow | None = None  # read already; the next step begins with it
+
+    def read(self, limit: int) -> tuple[list[Document | BadRow], bool]:
+        """Read up to ``limit`` rows; say whether the source has ended with them."""
+        fresh = self._rows is None
+        if self._rows is None:
+            self._rows = iter(self._source.documents(self.cursor))
+        rows: list[Document | BadRow] = []
+        size = 0
+        while (row := self._next()) is not None:
+            rows.append(row)
+            size += len(row.body) if isinstance(row, Document) else len(row.request)
+            if len(rows) >= min(limit, ROWS_READ) or size >= BYTES_READ:
+                self._ahead = self._next()  # so that the last step knows that it is the last
+                if self._ahead is not None:
+                    return rows, False
+                break
+        self._rows = None
+        ended = self._source.ended()
+        return (rows, ended) if rows or ended or fresh else self.read(limit)
+
+    def _next(self) -> Document | BadRow | None:
+        """Return the next row; None at the end of what the source has now."""
+        assert self._rows is not None, "the source is being read"
+        ahead, self._ahead = self._ahead, None
+        return ahead or next(self._rows, None)

@@ -15,7 +15,15 @@ from penstock_producer.bucket.s3 import Bucket, s3_client
 from penstock_producer.bucket.stores import open_place, writer_of
 from penstock_producer.errors import SinkError, seen
 
-__all__ = ["Writer", "bucket_at", "check_destination", "open_sink", "probe_parts", "read_object"]
+__all__ = [
+    "Writer",
+    "bucket_at",
+    "check_destination",
+    "free_bytes",
+    "open_sink",
+    "probe_parts",
+    "read_object",
+]
 
 FOLDER_BUFFER_BYTES = 1024 * 1024
 
@@ -35,6 +43,15 @@ class Writer(Protocol):
     def publish(self) -> str: ...
 
     def discard(self) -> None: ...
+
+
+def free_bytes(path: Path) -> int | None:
+    """Return what this user may still write there; None where the system does not say."""
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize
 
 
 class Sink(Protocol):

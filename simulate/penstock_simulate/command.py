@@ -64,6 +64,7 @@ _LATENCY = {
     "latency_ms": "Median time of an answer.",
     "latency_sigma": "Spread of the lognormal; 0 is none.",
     "latency_ms_per_token": "Added for each token of the answer.",
+    "stream_hold_after": "Events of a streamed answer after which it stands still.",
 }
 _FAULTS = {
     "throttle_rate": "429 although within limits.",
@@ -74,6 +75,7 @@ _FAULTS = {
     "truncate_rate": "200 with half a JSON body.",
     "error_body_rate": '200 with {"error": …}.',
     "hang_rate": "No answer for --hang-s.",
+    "stream_cut_after": "Events of a streamed answer after which the connection breaks.",
     "retry_after_s": "What an injected 429 or 503 asks for.",
     "retry_style": f"How a wait is written: {_listed('retry_style')}. Default: both.",
     "hang_s": "How long a hanging call hangs.",

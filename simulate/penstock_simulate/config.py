@@ -75,6 +75,8 @@ WHOLE = {
     "batch_enqueued_requests": 1,
     "batch_look_403s": 0,
     "batch_short_reads": 0,
+    "stream_hold_after": 0,
+    "stream_cut_after": 0,
 }  # with the least that can be given
 SHARES = (
     "hostile_share",
@@ -133,6 +135,9 @@ class SimulatorConfig:
     latency_ms: float = 50.0
     latency_sigma: float = 0.3
     latency_ms_per_token: float = 0.0
+    # Streamed answers: events after which one stands still until this is changed,
+    stream_hold_after: int | None = None
+    stream_cut_after: int | None = None  # and after which its connection ends
     # Faults of one call.
     throttle_rate: float = 0.0  # 429 with Retry-After, although the limits would allow the call
     error_rate: float = 0.0  # 500

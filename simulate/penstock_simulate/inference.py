@@ -8,17 +8,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 
 from penstock_simulate.answers.calls import GENERATE, MESSAGES, Call
+from penstock_simulate.answers.streamed import events_of, is_streamed
 from penstock_simulate.batches.anthropic import key_of, version_fault
 from penstock_simulate.batches.gemini_files import key_of as google_key_of
 from penstock_simulate.provider import Provider
 from penstock_simulate.reply import Manner, Reply
 
 DRIP_S = 0.5  # between two bytes
+HOLD_S = 0.01  # between two looks whether a stream may go on
 
 
 async def delay(request: web.Request, reply: Reply, closing: asyncio.Event) -> None:
@@ -145,6 +147,7 @@ def generate(provider: Provider, closing: asyncio.Event) -> Handler:
         tag = request.headers.get("X-Client-Request-Id")
         call = provider.open_call(GENERATE, await request.read(), tag, google_key_of(request))
         call.model = request.match_info["model"]
+        call.streams = request.match_info["method"] == "streamGenerateContent"
         return await _answered(provider, request, call, closing)
 
     return answer
@@ -155,7 +158,43 @@ async def _answered(
 ) -> web.StreamResponse:
     reply = provider.decide(call, time.monotonic(), request.headers.get("Host", ""))
     await delay(request, reply, closing)
-    provider.close_call(
-        call, reply, unread=request.transport is None or request.transport.is_closing()
-    )
-    return await send(request, reply, closing)
+    if not (reply.good and reply.manner is Manner.WHOLE and is_streamed(call)):
+        _leave(provider, request, call, reply)
+        return await send(request, reply, closing)
+    try:
+        return await _stream(request, provider, events_of(call, reply.body), reply, closing)
+    finally:
+        _leave(provider, request, call, reply)
+
+
+def _leave(provider: Provider, request: web.Request, call: Call, reply: Reply) -> None:
+    unread = request.transport is None or request.transport.is_closing()
+    provider.close_call(call, reply, unread=unread)
+
+
+async def _stream(
+    request: web.Request,
+    provider: Provider,
+    events: Sequence[bytes],
+    reply: Reply,
+    closing: asyncio.Event,
+) -> web.StreamResponse:
+    """Send an answer event by event, as far as the settings of the moment let it come."""
+    headers = {**reply.headers, "Content-Type": "text/event-stream; charset=utf-8"}
+    response = web.StreamResponse(status=reply.status, headers=headers)
+    with contextlib.suppress(ConnectionError):
+        await response.prepare(request)
+        for at, event in enumerate(events):
+            while not closing.is_set() and _has_reached(provider.config.stream_hold_after, at):
+                if _has_reached(provider.config.stream_cut_after, at):
+                    break
+                await _pause(closing, HOLD_S)
+            if _has_reached(provider.config.stream_cut_after, at) and request.transport is not None:
+                request.transport.abort()
+                return response
+            await response.write(event)
+    return response
+
+
+def _has_reached(limit: int | None, sent: int) -> bool:
+    return limit is not None and sent >= limit

@@ -53,7 +53,8 @@ def make_app(config: SimulatorConfig) -> web.Application:
         app.router.add_post(endpoint, inference(provider, endpoint, closing))
     app.router.add_post(MESSAGES, messages(provider, closing))
     app.router.add_post(
-        "/v1beta/models/{model:[^/:]+}:generateContent", generate(provider, closing)
+        "/v1beta/models/{model:[^/:]+}:{method:(?:streamG|g)enerateContent}",
+        generate(provider, closing),
     )
     app.router.add_routes(
         [*openai_routes(service), *anthropic_routes(service), *gemini_routes(service)]

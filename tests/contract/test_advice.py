@@ -25,8 +25,7 @@ from penstock_ledger.texts import (
     Text,
 )
 from penstock_producer.job.options import OPTIONS
-from penstock_producer.reporting.advice import on_page, on_terminal, over_http
-from penstock_producer.reporting.fixes import FIXES
+from penstock_producer.reporting.advice import FIXES, on_page, on_terminal, over_http
 
 ROOT: Final = Path(__file__).parents[2]
 CODE: Final = ("producer", "ledger", "gateway", "workers", "ratelimit")

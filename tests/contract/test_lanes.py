@@ -50,7 +50,6 @@ MAY_NAME_LANES = {
     "cli/penstock_cli/job/jobspec.py": "as above",
     "cli/penstock_cli/commands/run.py": "as above",
     "cli/penstock_cli/commands/plan.py": "as above",
-    "cli/penstock_cli/commands/submit.py": "as above",
     "cli/penstock_cli/commands/preview.py": "as above",
     "penstock/calls.py": "the option api, which is about a provider's API",
     "gateway/penstock_gateway/batches/calls.py": (

@@ -123,6 +123,6 @@ def test_one_real_item_enters_what_the_page_lists(
     called = {
         name.partition(".")[2]
         for name in on_the_way
-        if re.fullmatch(r"(Lease)?Scripts\.[a-z_]+", name)
+        if re.fullmatch(r"(Lease|Item|Fleet)Scripts\.[a-z_]+", name)
     }
     assert called | {"claim"} == {Path(file).stem for file in LISTED if file.endswith(".lua")}

@@ -105,7 +105,7 @@ def test_a_page_of_a_use_shows_its_script_whole(site: Path) -> None:
     """What the page of a use shows is the file that the tests run, from its first line to its
     last."""
     pages = sorted((ROOT / "docs/uses").glob("*.md"))
-    assert len(pages) == 6
+    assert len(pages) == 7
     for page in pages:
         (shown,) = SNIPPET.findall(page.read_text("utf-8"))
         assert shown == f"examples/{page.stem}.py"

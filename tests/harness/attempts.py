@@ -14,6 +14,7 @@ from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.outcome import Dead, Done
 from penstock_workers.item.run.fates import RetryPolicy
 from penstock_workers.item.run.host import ItemHost
+from penstock_workers.item.run.passes import Passes
 from penstock_workers.item.run.reading import Reads
 from penstock_workers.item.run.runner import ItemRunner
 from penstock_workers.item.run.runs import Causes, Runs
@@ -79,6 +80,7 @@ def _make(
         failpoints=Failpoints(),
         reuse=parts.get("reuse", part),
         runs=Runs(pause_after_run),
+        passes=Passes(part),
         models=parts.get("models"),
     )
 

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from machine import Machine, Simulator, eventually, simulator
+from pages import commands_of, missing
 from pyarrow import parquet
 from servers import Postgres
 
@@ -24,6 +26,15 @@ from penstock_producer import Producer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DOCS = 36
+# by the program: what its page shows of its output
+PRINTED = {
+    Path(one.command.split()[1]).stem: [
+        re.sub(r"\bexample-\w+/", "out/", line) for line in one.printed
+    ]
+    for page in sorted((EXAMPLES.parent / "docs/uses").glob("*.md"))
+    for one in commands_of(f"docs/uses/{page.name}")
+    if one.command.startswith("python examples/")
+}
 TIME_S = 90.0
 Row = dict[str, str]
 
@@ -60,8 +71,9 @@ def serving(machine: Machine, provider: Simulator) -> Iterator[str]:
         process.communicate(timeout=TIME_S)
 
 
-def run(name: str, folder: Path, *flags: str, **environment: str) -> str:
-    """The example's output; it has ended with status 0 and left no process behind."""
+def run(name: str, folder: Path, *flags: str, again: bool = False, **environment: str) -> str:
+    """The example's output: it has ended with status 0, left no process behind, and printed what
+    its page shows, unless it does it ``again``."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     ended = subprocess.run(
         [sys.executable, EXAMPLES / f"{name}.py", "--out", "out", "--docs", str(DOCS), *flags],
@@ -76,6 +88,7 @@ def run(name: str, folder: Path, *flags: str, **environment: str) -> str:
     )
     assert ended.returncode == 0, ended.stdout
     eventually(lambda: not Machine(folder).leftovers())
+    assert again or missing(PRINTED[name], ended.stdout) == [], ended.stdout
     return ended.stdout
 
 
@@ -200,7 +213,8 @@ def test_texts_of_a_table_get_their_vectors(
         ).fetchone()
         database.execute("DROP INDEX texts_nearest")
         database.execute("ALTER TABLE texts ALTER embedding TYPE real[] USING embedding::real[]")
-        again = run("embeddings", tmp_path, "--base-url", provider.url, VECTORS_URL=url)
+        flags = ("--base-url", provider.url)
+        again = run("embeddings", tmp_path, *flags, again=True, VECTORS_URL=url)
     assert f"{DOCS} texts have a vector (an array)" in again
     assert len(nearest_in(shown)) == 3
     assert nearest_in(again) == nearest_in(shown)
@@ -230,6 +244,28 @@ def test_long_documents_become_summaries_of_their_parts(
         sum(one["parts"] for one in summaries),
         0,
     )
+
+
+def test_a_table_becomes_another_and_new_rows_alone_are_paid(
+    tmp_path: Path, provider: Simulator
+) -> None:
+    """Each row stands in the table of labels once, with its own columns; a second night asks for
+    what has come since, and the same program again for nothing."""
+    before = provider.stats()["requests"]
+    shown = run("tables", tmp_path, "--base-url", provider.url)
+    assert re.findall(r"^(\d+) rows are new behind (\d+)$", shown, re.MULTILINE) == [
+        (str(DOCS - 5), "0"),
+        ("5", str(DOCS - 5)),
+    ]
+    assert f"nothing is new behind {DOCS}" in shown
+    with closing(sqlite3.connect(tmp_path / "out/shop.db")) as shop:
+        asked = shop.execute("SELECT id, place, text FROM tickets ORDER BY id").fetchall()
+        labelled = shop.execute("SELECT id, place, text FROM labels ORDER BY id").fetchall()
+        answered = shop.execute("SELECT count(*) FROM labels WHERE answer IS NOT NULL").fetchone()
+    assert labelled == asked
+    assert answered == (DOCS,)
+    run("tables", tmp_path, "--base-url", provider.url, again=True)
+    assert provider.stats()["requests"] == before + DOCS
 
 
 def test_a_demo_that_is_killed_leaves_nothing_and_goes_on(tmp_path: Path) -> None:

@@ -418,7 +418,9 @@ def test_a_preview_shows_what_a_call_would_send_and_cost(
     assert repr(found).startswith("<Preview: 3 documents, 1 unusable rows, about ")
     assert "&lt;b&gt;" in penstock.preview(rows[3:], **asked)._repr_html_()
     assert penstock.preview(rows, **asked | {"max_bad_rows": 0}).refusal is not None
-    unpriced = {name: value for name, value in asked.items() if not name.startswith("usd_")}
+    unpriced: dict[str, Any] = {
+        name: value for name, value in asked.items() if not name.startswith("usd_")
+    }
     assert penstock.preview(rows, **unpriced).cost_range_usd is None
     with pytest.raises(penstock.BadCall, match="no column 'txt'"):
         penstock.preview(rows, **{**asked, "prompt": "{txt}"})

@@ -27,6 +27,7 @@ from penstock_workers.item.run.fates import RetryPolicy
 from penstock_workers.item.run.host import ItemHost
 from penstock_workers.item.run.job_code import JobCode
 from penstock_workers.item.run.models import ModelCheck
+from penstock_workers.item.run.passes import Passes
 from penstock_workers.item.run.reading import Bodies, JobBook, Reads, read_job
 from penstock_workers.item.run.reuse import Reuse
 from penstock_workers.item.run.runner import ItemRunner
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Beside:
+class BesideItems:
     """What runs beside the items, once the worker has started."""
 
     tracing: Tracing | None = None
@@ -73,7 +74,7 @@ class WorkerEngine:
         self._lane = LaneHere(settings, lane)
         self._tally = OutcomeTally(tuple(settings.providers))
         self._closing = contextlib.AsyncExitStack()
-        self._beside = Beside()
+        self._beside = BesideItems()
         self._worker: ItemWorker | None = None
 
     async def start(self, bridge: Bridge) -> None:
@@ -163,6 +164,7 @@ class WorkerEngine:
             failpoints=failpoints,
             reuse=Reuse(answers, outcomes, starts.begin, waits.others),
             runs=Runs(settings.pause_after_run),
+            passes=Passes(stores.redis),
             traced=traces is not None,
         )
         return ItemHost(runner, settler, waits)

@@ -16,6 +16,7 @@ from typing import Final, Protocol
 from penstock_ledger import Drained, RedisLedger
 from penstock_ledger.redaction import redact
 from penstock_producer.feed.queues import HOME, LOADS, SERVES, Served, queue_name
+from penstock_workers.background import BackgroundTasks
 from penstock_workers.heartbeat import Heartbeat
 from penstock_workers.item.lane import Admission, Lane
 from penstock_workers.item.run.cost import PricedAdmission, SharedTime
@@ -65,7 +66,7 @@ class ServedModel:
         self._served: Served | None = None  # once it is up
         # names that the settings do not say; also an earlier worker of this model
         self._has_found = True
-        self._following: asyncio.Task[None] | None = None
+        self._tasks = BackgroundTasks()
 
     async def open(self, served: Callable[[], Served]) -> None:
         """Make known what the lane serves, now that it is up.
@@ -74,12 +75,10 @@ class ServedModel:
         self._take_up(served())
         # before the first claim: what is held there must be found
         await asyncio.to_thread(self.note_queues)
-        self._following = asyncio.create_task(self._follow(served), name="served model")
+        self._tasks.start(self._follow(served), "served model")
 
     async def close(self) -> None:
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.gather(self._following, return_exceptions=True)
+        await self._tasks.close()
 
     def announcement(self) -> dict[str, str]:
         """Return what each heartbeat says.
@@ -219,7 +218,7 @@ class ItemWorker:
 
     def begin(self) -> None:
         runner = self.host.runner
-        for part in (runner.starts, runner.reuse, self.host.settler, runner.causes):
+        for part in (runner.starts, runner.reuse, runner.passes, self.host.settler, runner.causes):
             part.start()
         self.heartbeat.beat()
 
@@ -238,6 +237,7 @@ class ItemWorker:
             runner.code,
             runner.starts,
             runner.reuse,
+            runner.passes,
             self.host.settler,
         )
 

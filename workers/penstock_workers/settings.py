@@ -79,6 +79,9 @@ ProfileName = Literal[
 ]
 
 
+Streams = Literal["usage", "plain", "no"]
+
+
 class ProviderSettings(ProviderFacts):
     """One place that answers inference requests, with what it allows and what it costs."""
 
@@ -103,6 +106,9 @@ class ProviderSettings(ProviderFacts):
     discover: bool = True  # take limits, and later changes of them, from the headers of answers
     # find out how many requests it takes at once; None = where no limit is declared
     adaptive: bool | None = None
+    # answers that a caller reads as they come: `usage` asks for their figures, too; `plain` is for
+    # servers that refuse `stream_options`; `no` for those that cannot stream
+    streams: Streams = "usage"
     # vLLM's /metrics, where reachable: its waiting requests limit how many are sent
     metrics_url: str | None = None
 

@@ -109,13 +109,10 @@ def list_dead_letters(
 
 
 def _print_dead_letters(letters: list[DeadLetter]) -> None:
-    from rich.text import Text
-
-    from penstock_cli.show.terminal import aligned
-    from penstock_cli.show.terminal import console as make_console
+    from penstock_cli.show.terminal import print_aligned
     from penstock_producer.reporting.text import one_line
 
-    header, *lines = aligned(
+    print_aligned(
         ["document", "reason", "tries", "status", "last error"],
         [
             [
@@ -128,10 +125,6 @@ def _print_dead_letters(letters: list[DeadLetter]) -> None:
             for letter in letters
         ],
     )
-    console = make_console()
-    console.print(Text(header), style="dim", soft_wrap=True)
-    for line in lines:
-        console.print(Text(line), soft_wrap=True)
 
 
 def _print_footer(
@@ -363,17 +356,7 @@ def _letter(ledger: Books, job: Job, doc_id: str) -> DeadLetter:
 
 
 def _as_json(letter: DeadLetter) -> dict[str, Any]:
-    return {
-        "doc_id": letter.key.doc_id,
-        "generation": letter.key.generation,
-        "reason": letter.reason,
-        "attempts": letter.attempts,
-        "calls": letter.calls,
-        "status_code": letter.status_code,
-        "last_error": letter.last_error,
-        "line": letter.line,
-        "created_at": letter.created_at,
-        "endpoint": letter.endpoint,
+    return letter.to_json() | {
         "request": _decoded(letter.request),
         "response": _decoded(letter.response or b""),
     }

@@ -1,4 +1,7 @@
-"""`penstock migrate`, `control` and `gateway`: the parts of a fleet beside its workers."""
+"""The parts of a fleet beside its workers, and what they show.
+
+They are `penstock migrate`, `control`, `gateway`, `flower` and `refused`.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock_cli.errors import UsageProblem
+from penstock_cli.job import options
 from penstock_cli.processes.signals import end_with_parent
 from penstock_cli.settings import parent_pid
 
 if TYPE_CHECKING:
     from penstock_ledger import Database
-
 
 ASK_AGAIN_S = 1.0  # a server that starts takes some seconds
 
@@ -133,3 +136,65 @@ def gateway(
     # what the server restores, and calls once it has ended
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     serve_door(settings.model_copy(update={"gateway": settings.gateway.model_copy(update=flags)}))
+
+
+def refused(
+    limit: Annotated[
+        int, typer.Option(min=1, max=1000, help="At most this many, newest first.")
+    ] = 20,
+    as_json: options.JsonOption = False,
+    state: options.StateOption = None,
+) -> None:
+    """List tasks of Celery clients that were refused or parked, with the reason.
+
+    The last 1,000 are kept, without any content of documents. A parked task's
+    message lies whole in the Redis list penstock:parked:unknown.
+    """
+    import json
+    from dataclasses import asdict
+    from itertools import islice
+
+    from penstock_cli.connect import redis_url
+    from penstock_ledger import RedisAddress
+    from penstock_producer.reporting.text import safe
+    from penstock_workers.doors.task_records import TaskRecords
+
+    with RedisAddress.parse(redis_url(state)).connect() as client:
+        found = list(islice(TaskRecords(client).refusals(), limit))
+    if as_json:
+        typer.echo(json.dumps([asdict(one) for one in found]))
+        return
+    for one in found:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.at))
+        fate = "parked" if one.parked else "refused"
+        job = f" job {one.job}" if one.job else ""
+        typer.echo(safe(f"{when}  {one.task} {one.id}{job}: {fate}: {one.reason}"))
+    if not found:
+        typer.echo("no task was refused")
+
+
+def flower(
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65_535, help="Default 5555; 0 takes a free port.")
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(help="Default 127.0.0.1. Any other address needs a login.")
+    ] = None,
+    url_prefix: Annotated[
+        str | None, typer.Option(help="The path under which a proxy serves Flower.")
+    ] = None,
+) -> None:
+    """Serve Flower for this fleet; SIGTERM ends it.
+
+    The login is PENSTOCK_FLOWER__AUTH=user:password (or FLOWER_BASIC_AUTH), never a flag: command
+    lines are not secret. Everything else is read from penstock.toml, PENSTOCK_FLOWER__* and
+    Flower's own FLOWER_* variables.
+    """
+    if find_spec("flower") is None:
+        raise UsageProblem("Flower is not installed here: pip install 'penstock[flower]'")
+    from penstock_cli.flower import FlowerRole, serve
+
+    role = FlowerRole.load()
+    given: dict[str, Any] = {"port": port, "address": address, "url_prefix": url_prefix}
+    flags = {name: value for name, value in given.items() if value is not None}
+    serve(role.model_copy(update={"flower": role.flower.model_copy(update=flags)}))

@@ -173,11 +173,9 @@ def list_jobs(
 ) -> None:
     """List jobs, newest first."""
     import orjson
-    from rich.text import Text
 
     from penstock_cli.connect import books
-    from penstock_cli.show.terminal import aligned
-    from penstock_cli.show.terminal import console as make_console
+    from penstock_cli.show.terminal import print_aligned
 
     with books(state) as ledger:
         found = ledger.jobs.list(limit=limit)
@@ -199,17 +197,13 @@ def list_jobs(
                 ).decode()
             )
         return
-    console = make_console()
     if not rows:
-        console.print("no jobs yet")
+        typer.echo("no jobs yet")
         return
-    header, *lines = aligned(
+    print_aligned(
         ["id", "job", "state", "finished", "of", "dead", "submitted"],
         [_row(job, counts, left) for job, counts in rows],
     )
-    console.print(Text(header), style="dim", soft_wrap=True)
-    for line in lines:
-        console.print(Text(line), soft_wrap=True)
 
 
 def _row(job: Job, counts: Counts, left: Set[str]) -> list[str]:

@@ -17,7 +17,7 @@ from penstock_producer.reporting.text import count, one_line
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
     from penstock_ledger import Spending
-    from penstock_producer.reporting.prices import Money
+    from penstock_producer.reporting.money import Money
 
 Output = Annotated[
     str | None,
@@ -199,7 +199,7 @@ class Cost(NamedTuple):
 
     @property
     def money(self) -> Money:
-        from penstock_producer.reporting.prices import money_of
+        from penstock_producer.reporting.money import money_of
 
         return money_of(self.of, is_priced=not self.unpriced)
 

@@ -1,4 +1,4 @@
-"""`penstock run`: one machine, everything embedded."""
+"""`penstock run`, one machine with everything embedded, and `penstock submit`, to a fleet."""
 
 from __future__ import annotations
 
@@ -7,12 +7,19 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from penstock_cli.errors import UsageProblem
+from penstock_cli.job import options
 from penstock_cli.job.flags import takes_flags
 from penstock_cli.job.given import GivenJob
 from penstock_cli.job.options import ProviderFlags, RunFlags
+from penstock_producer.job.lanes import has_own_model
 
 if TYPE_CHECKING:
     from penstock_cli.run.request import RunRequest
+    from penstock_ledger.model import Job
+    from penstock_producer.feed.queues import Serving
+    from penstock_producer.job.spec import JobSpec
+    from penstock_producer.settings import ProducerSettings
 
 
 @takes_flags
@@ -64,8 +71,134 @@ def run(given: GivenJob, typed: RunFlags, provider: ProviderFlags) -> None:
 
 def _tell_sample(request: RunRequest) -> None:
     """Print what a sample of this job, if one was run, says about the whole job."""
-    from penstock_cli.plan.extrapolated import of_sample
+    from penstock_cli.run.extrapolated import of_sample
     from penstock_cli.show.terminal import console
 
     for line in of_sample(request):
         console().print(line, soft_wrap=True, markup=False)
+
+
+@takes_flags
+def submit(
+    given: GivenJob,
+    job: options.Job = None,
+    api: options.Api = None,
+    from_job: options.FromJob = None,
+    where: options.Where = None,
+    dry_run: options.DryRun = False,
+) -> None:
+    """Submit a job to the configured fleet and print its id.
+
+    With --from-job its documents are the outcomes of another job: those that
+    died, to try them with another model, or the answers, to ask about them.
+
+    How the provider is reached (URL, key, limits, prices) is the workers'
+    setting, not the job's: name one of theirs with --provider.
+    """
+    from penstock_cli.connect import refuse_without_database
+    from penstock_cli.job.hooks import check_hooks
+    from penstock_cli.job.jobspec import job_spec
+    from penstock_producer import Producer, SpecError
+    from penstock_producer.reporting.text import safe
+    from penstock_producer.settings import ProducerSettings
+
+    given = given.for_api(given.of_run("api", api))
+    outcomes = given.outcomes(from_job, where)
+    if dry_run:
+        from penstock_cli.run.preview import look
+
+        look(given, options.ProviderFlags(api=api), outcomes)
+        return
+    spec = job_spec(given)
+    check_hooks((spec.preprocess, spec.postprocess), workers_elsewhere=True)
+    settings = ProducerSettings.load()
+    refuse_without_database(settings)
+    served = _served(settings, spec)
+    _refuse_chance(served, spec)
+    with Producer(settings) as producer:
+        try:
+            if outcomes is not None:
+                accepted = producer.submit_from(
+                    outcomes.job, spec, where=outcomes.where, job_key=given.key(job)
+                )
+            else:
+                accepted = producer.submit(given.source, spec, job_key=given.key(job))
+        except SpecError as error:
+            raise given.refusal(error) from error
+    for warning in (_wait_for_model(served, spec), _late(accepted)):
+        if warning is not None:
+            typer.echo(safe(warning), err=True)
+    typer.echo(accepted.job_id)
+
+
+def _late(job: Job) -> str | None:
+    """Return a warning that the job is not expected to meet its deadline, where it has one."""
+    if job.spec.get("deadline_s") is None:
+        return None
+    from penstock_cli.connect import books
+    from penstock_cli.run.lane_choice import late_warning
+
+    with books(None) as ledger:
+        return late_warning(ledger, job)
+
+
+LOOK_TIMEOUT_S = 2.0  # a submit is not held up by a Redis that does not answer
+
+
+def _served(settings: ProducerSettings, spec: JobSpec) -> Serving | None:
+    """Return what the lane's workers serve.
+
+    None for lanes without models of their own, and where Redis does not answer.
+    """
+    if not has_own_model(spec.lane):
+        return None
+    import redis
+
+    from penstock_ledger import RedisAddress, RedisLedger
+    from penstock_producer.feed.queues import serving_of
+
+    options = {"socket_timeout": LOOK_TIMEOUT_S, "socket_connect_timeout": LOOK_TIMEOUT_S}
+    try:
+        with RedisAddress.parse(settings.redis_url).connect(**options) as client:
+            return serving_of(RedisLedger(client, "").workers(), spec.lane)
+    except (redis.RedisError, OSError, ValueError):
+        return None
+
+
+def _refuse_chance(serving: Serving | None, spec: JobSpec) -> None:
+    """Raise UsageProblem for a prompt without a model where workers serve several.
+
+    Chance must not decide which model answers.
+    """
+    if (
+        serving is None
+        or not spec.takes_records
+        or spec.model is not None
+        or len(serving.models()) < 2
+    ):
+        return
+    raise UsageProblem(
+        f"workers of lane {spec.lane} serve several models, {serving.in_words()}: name one with "
+        "--model"
+    )
+
+
+def _wait_for_model(serving: Serving | None, spec: JobSpec) -> str | None:
+    """Return what the person who submits should know before the job starts.
+
+    The job, or what goes on to another model, may have to wait for a worker.
+    """
+    from penstock_producer.feed.queues import missing_model
+    from penstock_producer.reporting.reasons import wait_for_model
+
+    if serving is None:
+        return None
+    waits = "The job waits"
+    for model in (spec.model, *(spec.fallback or ())):
+        missing = missing_model(serving, model)
+        if missing is not None:
+            start = f"one: penstock worker --lane {spec.lane} --model …"
+            said = wait_for_model(missing).said
+            return f"{said}. {waits} for {'it' if missing.loads else start}"
+        waits = "Documents that go on to it wait"
+    return None

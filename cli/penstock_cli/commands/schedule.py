@@ -293,16 +293,9 @@ def _schedules(state: Path | None = None) -> Iterator[Schedules]:
 
 
 def _print_all(rows: list[tuple[Schedule, list[Firing]]]) -> None:
-    from rich.text import Text
+    from penstock_cli.show.terminal import print_aligned
 
-    from penstock_cli.show.terminal import aligned
-    from penstock_cli.show.terminal import console as make_console
-
-    console = make_console()
-    header, *lines = aligned(["schedule", "when", "next", "last"], [_row(*row) for row in rows])
-    console.print(Text(header), style="dim", soft_wrap=True)
-    for line in lines:
-        console.print(Text(line), soft_wrap=True)
+    print_aligned(["schedule", "when", "next", "last"], [_row(*row) for row in rows])
 
 
 def _row(schedule: Schedule, firings: list[Firing]) -> list[str]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock_cli.plan.picture import Asked, MeasuredLane, Picture
-from penstock_cli.run.lane_choice import BATCH_WINDOW_S
 from penstock_producer.accepting.estimates import CHARS_PER_TOKEN
 from penstock_producer.job.lanes import LANES, can_answer, has_own_model, packs
 from penstock_producer.planning.flow import Batches, Calls, Figure, measured
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 BATCH_REQUESTS: Final = 50_000
 BATCH_BYTES: Final = 200 * 1024 * 1024  # likewise
 MTOK: Final = 1_000_000
+BATCH_WINDOW_S: Final = 24 * 3600.0  # the completion window of every provider's batches
 MIB: Final = 2**20
 
 

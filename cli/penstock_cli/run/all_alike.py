@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from penstock_producer.reporting.advice import on_terminal
-from penstock_producer.reporting.fixes import FIXES
+from penstock_producer.reporting.advice import FIXES, on_terminal
 from penstock_producer.reporting.text import argument, count, one_line
 
 if TYPE_CHECKING:

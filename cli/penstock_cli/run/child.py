@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from penstock_cli.show.figures import JobFigures
     from penstock_ledger.texts import SetOption
 
+__all__ = ["given_by", "in_arguments"]
+
 _STDIN: Final = 0
 _STDOUT: Final = 1
 _STDERR: Final = 2
@@ -89,7 +91,7 @@ def _run(asked: Mapping[str, Any], events: Events) -> int:
 
         status = run_local(request, standby, Caller(events))
     if request.sample is not None:
-        from penstock_cli.plan.extrapolated import of_sample
+        from penstock_cli.run.extrapolated import of_sample
 
         for line in of_sample(request):
             events.put(say=line)

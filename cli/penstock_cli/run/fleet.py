@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from penstock_cli.disk import DiskGuard, is_full, is_held
+from penstock_cli.disk import DiskGuard, SpaceHold, StoresAway
 from penstock_cli.errors import UsageProblem
 from penstock_cli.processes.standby import Standby
 from penstock_cli.run.check import knock
@@ -24,7 +24,6 @@ from penstock_ledger.reasons import By, Reason
 from penstock_producer.errors import JobRefused
 from penstock_producer.job.lanes import has_own_model
 from penstock_producer.reporting.pauses import ends_by_itself, pause_lines
-from penstock_producer.reporting.text import one_line
 from penstock_producer.reporting.words import counted_batches
 
 if TYPE_CHECKING:
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
 
 TICK_S = 0.1
 LEAVE_S = 10.0  # that control may take to move a job which its lane has paused
-# errors of a store that runs: longer than locks, checkpoints and slow disks take
-STORES_AWAY_MAX_S = 300.0
 
 
 class Fleet:
@@ -72,12 +69,10 @@ class Fleet:
             progress=progress,
             standby=standby,
         )
-        self._state = state
         self._places = places
         self._progress = progress
         self._tell = progress.say
-        # monotonic: since when a store that runs gives errors
-        self._away_since: float | None = None
+        self._stores = StoresAway(f" in {state.root}")
         self._asked_to_stop: Callable[[], bool] = lambda: False
         self._first_steps = FirstSteps()
         self._is_after_end = False  # the job was over when this run began
@@ -105,7 +100,8 @@ class Fleet:
             return kept.seconds + time.monotonic() - started
 
         self._watch, self._stall = Watch(self._services.books, job, seconds), Stall()
-        self._disk = DiskGuard(self._places, hold=self._hold, go_on=self._go_on)
+        space = SpaceHold(self._services.books, self._this_job)
+        self._disk = DiskGuard(self._places, hold=space.hold, go_on=space.go_on)
         next_look = 0.0
         try:
             while not asked_to_stop():
@@ -148,9 +144,9 @@ class Fleet:
             self._tell_of_pause(job)
             if silent is None:
                 figures = self._watch.look(self._services.supervisor.alive)
-            self._away_since = None
+            self._stores.are_back()
         except (redis.RedisError, SQLAlchemyError, DatabaseUnavailable, OSError) as error:
-            waits = waits or self._away(error)
+            waits = waits or self._stores.wait_for(error)
         if figures is not None:
             self._progress.show(figures)
             self._tell_of_stall(self._stall.notice(figures))
@@ -172,43 +168,8 @@ class Fleet:
             )
         return left > 0
 
-    def _away(self, error: Exception) -> Wait:
-        """Return what to say of a store that gives errors.
-
-        Raises the error again when it does for too long, a full disk excepted."""
-        now = time.monotonic()
-        if self._away_since is None:
-            self._away_since = now
-        if now - self._away_since > STORES_AWAY_MAX_S and not is_full(error):
-            raise error
-        return Wait(f"waiting for queue and ledger in {self._state.root}: {one_line(str(error))}")
-
-    def _hold(self, why: Reason) -> bool:
-        """Let the job wait for space.
-
-        It is False when that could not be written any more: then workers wait by themselves."""
-        return self._moved(JobState.RUNNING, JobState.PAUSED, why)
-
-    def _go_on(self) -> bool:
-        return self._moved(JobState.PAUSED, JobState.RUNNING, None)
-
-    def _moved(self, before: JobState, to: JobState, why: Reason | None) -> bool:
-        import redis
-        from sqlalchemy.exc import SQLAlchemyError
-
-        from penstock_ledger import DatabaseUnavailable
-
-        job_id = self._watch.job.job_id
-        jobs = self._services.books.jobs
-        try:
-            if why is None and not is_held(jobs.get(job_id)):
-                return True  # something else has stopped it meanwhile
-            moved = jobs.set_state(job_id, to, why=why, expect={before})
-        except (SQLAlchemyError, DatabaseUnavailable):
-            return False
-        with contextlib.suppress(redis.RedisError):  # the control loop repeats it
-            self._services.books.redis.set_job_state(job_id, to)
-        return moved
+    def _this_job(self, _state: JobState) -> list[Job]:
+        return [self._services.books.jobs.get(self._watch.job.job_id)]
 
     def _keep(self, job: Job, seconds: float, kept: KeptFigures) -> None:
         """Save what would be lost with Redis and with this process.

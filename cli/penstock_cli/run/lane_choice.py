@@ -7,6 +7,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from penstock_cli.plan.lanes import BATCH_WINDOW_S
 from penstock_producer.job.lanes import AUTO, LANES, can_answer, packs
 from penstock_producer.reporting.advice import on_terminal
 from penstock_producer.reporting.text import duration, usd
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 
-BATCH_WINDOW_S: Final = 24 * 3600.0  # the completion window of every provider's batches
 UNKNOWN: Final = "unknown"
 
 

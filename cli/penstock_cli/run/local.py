@@ -6,12 +6,17 @@ it, in reverse order.
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from penstock_cli import files
 from penstock_cli.connect import Books
-from penstock_cli.disk import free_bytes, is_full, is_read_only, megabytes
-from penstock_cli.errors import EXIT_INTERRUPTED, Interrupted, JobStopped
+from penstock_cli.disk import is_full, is_read_only, megabytes
+from penstock_cli.errors import EXIT_INTERRUPTED, Interrupted, JobStopped, StateBusy
 from penstock_cli.processes.signals import Interrupts
 from penstock_cli.processes.standby import Standby
 from penstock_cli.reports import exit_status
@@ -28,11 +33,11 @@ from penstock_cli.run.conclude import (
     still_spent,
 )
 from penstock_cli.run.request import Plan, RunRequest, places_of
-from penstock_cli.run.traces import no_trace
 from penstock_cli.show.figures import KeptFigures
 from penstock_cli.show.progress import for_console
 from penstock_cli.show.terminal import console as make_console
 from penstock_producer.reporting.text import count
+from penstock_producer.storage import free_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -185,3 +190,36 @@ def _disk_trouble(request: RunRequest, error: BaseException) -> str | None:
         f"a disk is full: {', '.join(room)}. What is finished is kept, nothing of it is paid "
         f"again. Free some space, then resume with:  {request.again.unchanged()}"
     )
+
+
+@contextlib.contextmanager
+def no_trace(request: RunRequest) -> Iterator[Callable[[], None]]:
+    """Remove the folders that were made meanwhile, where an error comes before the job is accepted.
+
+    Call what it gives when the job is there: from then on everything is kept. What was there before
+    stays, and so does what another run makes use of.
+    """
+    state = request.state.expanduser().absolute()
+    outs = [] if files.is_remote(request.out) else [Path(request.out).absolute()]
+    is_new = not state.exists()
+    missing = [
+        path for place in (state, *outs) for path in (place, *place.parents) if not path.exists()
+    ]
+    kept = False
+
+    def keep() -> None:
+        nonlocal kept
+        kept = True
+
+    try:
+        yield keep
+    except (Interrupted, StateBusy):
+        raise
+    except Exception:
+        if not kept:
+            if is_new:
+                shutil.rmtree(state, ignore_errors=True)
+            for path in sorted(missing, key=lambda path: -len(path.parts)):
+                with contextlib.suppress(OSError):  # others have put something there
+                    path.rmdir()
+        raise

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from penstock_producer.job.spec import JobSpec
     from penstock_workers.settings import ProviderSettings, WorkerSettings
 
+__all__ = ["look", "previewed"]
+
 SHOWN_CHARS: Final = 20_000  # of one request
 PROBLEMS_SHOWN: Final = 10  # to people
 PROBLEMS_TOLD: Final = 100  # to programs
@@ -248,7 +250,7 @@ def _job_lines(found: Preview, provider: ProviderSettings) -> Iterator[str]:
 
 
 def _cost(found: Preview, provider: ProviderSettings, out: str) -> str:
-    from penstock_producer.reporting.prices import known_from, per_million
+    from penstock_producer.reporting.money import known_from, per_million
 
     spec, prices = found.spec, provider.prices_of(found.spec.model)
     if prices is None or found.cost_usd is None or found.prompts_usd is None:

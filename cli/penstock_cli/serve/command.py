@@ -70,7 +70,7 @@ def serve(typed: ServeFlags, provider: ProviderFlags) -> None:
     Exit status: 0 ended by Ctrl-C or SIGTERM, 2 bad usage, 1 failed.
     """
     from penstock_cli.processes.standby import Standby
-    from penstock_cli.serve.request import ServeRequest, lanes_of, worker_lanes
+    from penstock_cli.serve.local import ServeRequest, lanes_of, worker_lanes
 
     request = ServeRequest(
         typed.host,

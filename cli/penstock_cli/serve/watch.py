@@ -11,17 +11,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Self
 
-from penstock_cli.disk import DiskGuard, is_full, is_held
+from penstock_cli.disk import DiskGuard, SpaceHold, StoresAway
 from penstock_cli.processes.supervisor import Policy, Supervisor
 from penstock_cli.run.services import DRAIN_MARGIN_S, LOOK_EVERY_S, Services, as_variables
 from penstock_cli.settings import child_environment
 from penstock_cli.show.progress import Wait
 from penstock_cli.state import FOR_OTHERS, StateFolder
 from penstock_ledger.model import Job, JobState
-from penstock_ledger.reasons import Reason
 from penstock_producer.feed.queues import serving_of
 from penstock_producer.job.lanes import LANES, has_own_model, packs
-from penstock_producer.reporting.text import count, counted, one_line
+from penstock_producer.reporting.text import count, counted
 
 if TYPE_CHECKING:
     from penstock_cli.show.progress import Progress
@@ -102,8 +101,6 @@ TICK_S: Final = 0.1
 COUNT_EVERY_S: Final = 2.0  # the documents of the jobs that run
 # of those that run, the newest; so many sums are read every COUNT_EVERY_S at most
 JOBS_COUNTED: Final = 200
-# errors of a store that runs: longer than locks, checkpoints and slow disks take
-AWAY_MAX_S: Final = 300.0
 NOT_AT_ONCE: Final = (
     "the lane batch asks the provider by batches alone: calls that wait for their answer are "
     "refused (--lane auto answers both)"
@@ -122,8 +119,14 @@ class Watch:
         self._progress = progress
         self._root = state.root
         self._jobs = services.books.jobs
-        self._disk = DiskGuard([state.root], hold=self._hold, go_on=self._go_on)
-        self._away_since: float | None = None
+        space = SpaceHold(services.books, lambda before: self._jobs.list(JOBS_COUNTED, {before}))
+        self._disk = DiskGuard(
+            [state.root],
+            # tenants read why, and not where
+            hold=lambda why: space.hold(replace(why, params={**why.params, "place": "the server"})),
+            go_on=space.go_on,
+        )
+        self._stores = StoresAway()
         self._counted_at = float("-inf")
         self._text = ""
 
@@ -134,7 +137,9 @@ class Watch:
         """
         self._doors.wait(asked_to_stop, TICK_S)
         if not asked_to_stop():
-            self._progress.say(_welcome(self._doors.url))
+            url = self._doors.url
+            sdk = f"OpenAI's SDK: base_url={url}/v1"
+            self._progress.say(f"serving on {url}  ({sdk} · dashboard: {url}/)")
             if packs(self._lane):
                 self._progress.say(NOT_AT_ONCE)
         next_look = 0.0
@@ -158,9 +163,9 @@ class Watch:
             waits = self._services.keeper.look()
             waits = self._disk.look() or waits
             text = self._standing()
-            self._away_since = None
+            self._stores.are_back()
         except (redis.RedisError, SQLAlchemyError, DatabaseUnavailable, OSError) as error:
-            text, waits = "", waits or self._away(error)
+            text, waits = "", waits or self._stores.wait_for(error)
         if waits is None:
             self._progress.note(text)
         else:
@@ -198,43 +203,3 @@ class Watch:
     def _left(self, job: Job) -> int:
         counts = self._services.books.outcomes.counts(job.job_id)
         return max(0, (job.total or 0) - counts.succeeded - counts.dead)
-
-    def _away(self, error: Exception) -> Wait:
-        """Return what to say of a store that gives errors.
-
-        Raises the error again when it does for too long, a full disk excepted."""
-        now = time.monotonic()
-        if self._away_since is None:
-            self._away_since = now
-        if now - self._away_since > AWAY_MAX_S and not is_full(error):
-            raise error
-        return Wait(f"waiting for queue and ledger: {one_line(str(error))}")
-
-    def _hold(self, why: Reason) -> bool:
-        """Let all jobs that run wait for space; what is asked already is answered and kept."""
-        told = replace(why, params={**why.params, "place": "the server"})  # tenants read it
-        return self._moved(JobState.RUNNING, JobState.PAUSED, told)
-
-    def _go_on(self) -> bool:
-        return self._moved(JobState.PAUSED, JobState.RUNNING, None)
-
-    def _moved(self, before: JobState, to: JobState, why: Reason | None) -> bool:
-        """Move the job to a state; False when that could not be written."""
-        import redis
-        from sqlalchemy.exc import SQLAlchemyError
-
-        from penstock_ledger import DatabaseUnavailable
-
-        try:
-            for job in self._jobs.list(JOBS_COUNTED, {before}):
-                if why is None and not is_held(job):
-                    continue  # paused for another reason
-                self._jobs.set_state(job.job_id, to, why=why, expect={before})
-                self._services.books.redis.set_job_state(job.job_id, to)
-        except (SQLAlchemyError, DatabaseUnavailable, redis.RedisError):
-            return False
-        return True
-
-
-def _welcome(url: str) -> str:
-    return f"serving on {url}  (OpenAI's SDK: base_url={url}/v1 · dashboard: {url}/)"

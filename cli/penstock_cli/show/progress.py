@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from penstock_cli.show.figures import JobFigures
 from penstock_producer.reporting.engines import engines_line
-from penstock_producer.reporting.prices import money_of
+from penstock_producer.reporting.money import money_of
 from penstock_producer.reporting.reasons import retried_line, reused_lines
 from penstock_producer.reporting.text import asked_again, count, duration, percent, rate, safe
 

@@ -135,3 +135,14 @@ def remembered(state: StateFolder, job_id: str) -> str:
 
 def _file(state: StateFolder, job_id: str) -> Path:
     return state.figures / f"{job_id}.command"
+
+
+def print_aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table with its header dimmed."""
+    from rich.text import Text
+
+    shown = console()
+    first, *lines = aligned(header, rows)
+    shown.print(Text(first), style="dim", soft_wrap=True)
+    for line in lines:
+        shown.print(Text(line), soft_wrap=True)

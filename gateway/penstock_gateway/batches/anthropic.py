@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from itertools import chain
 from typing import Annotated, Any, Final
 
@@ -16,7 +17,7 @@ from starlette.responses import JSONResponse, StreamingResponse
 
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.batches.anthropic_body import taken_in
-from penstock_gateway.batches.calls import batch_for
+from penstock_gateway.batches.calls import batch_for, page_of
 from penstock_gateway.batches.figures import (
     CANCELLED,
     DEADLINE,
@@ -258,7 +259,9 @@ async def page(
         )
     backend = backend_of(request)
     wanted = BatchesAsked(ANTHROPIC, limit, whose(caller), after=after_id, before=before_id)
-    data, has_more = await backend.run(_page, backend, wanted, _origin(request))
+    data, has_more = await backend.run(
+        page_of, backend, wanted, partial(serialize_batch, origin=_origin(request)), "after_id"
+    )
     ends = (
         {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
         if data
@@ -318,19 +321,6 @@ def _origin(request: Request) -> str:
 
 def _figures(store: DoorBatchStore, batch: DoorBatch) -> tuple[DoorBatch, dict[str, int]]:
     return batch, with_live_counts(store, [batch])[0]
-
-
-def _page(backend: Backend, wanted: BatchesAsked, origin: str) -> tuple[list[dict[str, Any]], bool]:
-    store = DoorBatchStore(backend.database)
-    found = store.page(wanted)
-    if found is None:
-        edge = wanted.after or wanted.before or ""
-        raise Refused(400, f"No such batch: {edge[:80]!r}", code="invalid_value", param="after_id")
-    counts = with_live_counts(store, found.batches)
-    return [
-        serialize_batch(batch, one, origin)
-        for batch, one in zip(found.batches, counts, strict=True)
-    ], found.has_more
 
 
 def _looked_at(backend: Backend, batch_id: str, caller: Caller) -> tuple[DoorBatch, dict[str, int]]:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import orjson
 
 from penstock_gateway.backend import Backend
-from penstock_gateway.callers.shares import Incoming, Shares
+from penstock_gateway.callers.admission import Incoming, Shares
 from penstock_gateway.files.form import BATCH_LIVES_S
 from penstock_gateway.files.store import FileStore
 from penstock_gateway.refused import Refused

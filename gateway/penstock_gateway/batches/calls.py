@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -224,16 +224,23 @@ def looked_at(backend: Backend, batch_id: str, caller: Caller) -> _Found:
     return _figures(backend, store, batch_for(store, OPENAI, batch_id, caller))
 
 
-def page_of(backend: Backend, wanted: BatchesAsked) -> tuple[list[dict[str, Any]], bool]:
+def page_of(
+    backend: Backend,
+    wanted: BatchesAsked,
+    serialize: Callable[[DoorBatch, Mapping[str, int]], dict[str, Any]] = serialize_batch,
+    after: str = "after",
+) -> tuple[list[dict[str, Any]], bool]:
+    """Return a page of batches as ``serialize`` writes them, and whether there are more.
+
+    ``after`` is what callers name the parameter that says where it begins. Raises Refused.
+    """
     store = DoorBatchStore(backend.database)
     found = store.page(wanted)
     if found is None:
-        told = f"No such batch: {(wanted.after or '')[:80]!r}"
-        raise Refused(400, told, code="invalid_value", param="after")
+        edge = wanted.after or wanted.before or ""
+        raise Refused(400, f"No such batch: {edge[:80]!r}", code="invalid_value", param=after)
     counts = with_live_counts(store, found.batches)
-    return [
-        serialize_batch(batch, one) for batch, one in zip(found.batches, counts, strict=True)
-    ], found.has_more
+    return list(map(serialize, found.batches, counts)), found.has_more
 
 
 def cancelled(backend: Backend, batch_id: str, caller: Caller) -> _Found:

@@ -57,7 +57,10 @@ def with_live_counts(store: DoorBatchStore, batches: Sequence[DoorBatch]) -> lis
         if batch.job_id is None or _is_frozen(batch):
             shown.append(batch.counts)
             continue
-        counts = _at_least(batch.counts, _sorted_out(tallied[batch.job_id], late=_is_late(batch)))
+        counts = _at_least(
+            batch.counts,
+            _sorted_out(tallied[batch.job_id], late=batch.state is not DoorBatchState.CANCELLING),
+        )
         if counts != batch.counts:
             _note(store, batch, counts)
         shown.append(counts)
@@ -125,10 +128,6 @@ def final_counts(batch: DoorBatch, job: Job, counts: Counts) -> dict[str, int]:
 
 def _is_frozen(batch: DoorBatch) -> bool:
     return batch.state.final or batch.state is DoorBatchState.FINALIZING
-
-
-def _is_late(batch: DoorBatch) -> bool:
-    return batch.state is not DoorBatchState.CANCELLING
 
 
 def _sorted_out(tallied: Mapping[tuple[str, str], int], *, late: bool) -> dict[str, int]:

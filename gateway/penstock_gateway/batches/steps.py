@@ -258,5 +258,5 @@ class BatchStates:
             )
         finally:
             self._under_way.pop(batch.batch_id, None)
-            backend.metrics.batch_steps.labels(batch.state.value, result).inc()
+            backend.metrics.tasks.batch_steps.labels(batch.state.value, result).inc()
         await backend.run(store.release, leased, pause_s)

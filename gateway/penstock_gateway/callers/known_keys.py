@@ -175,23 +175,99 @@ class Remembered(Generic[K]):
         self._keys.pop(name, None)
 
 
+class Sessions:
+    """Sessions of the dashboard."""
+
+    def __init__(self, backend: Backend, store: ApiKeyStore) -> None:
+        self._backend = backend
+        self._store = store
+        self._ended = EndedSessions(backend.database)
+        self._keys: Remembered[str] = Remembered()  # by the session's id
+        self._secret: str | None = None
+
+    async def begin(self, key: ApiKey) -> str:
+        """Return the value of a cookie for the owner of this key."""
+        return signed_session(await self._signing_secret(), new_session(key.key_id, time.time()))
+
+    async def key_of(self, connection: HTTPConnection) -> ApiKey | None:
+        """Return the key of the request's cookie; None where its session is over."""
+        session = await self._session_of(connection)
+        if session is None:
+            return None
+        key = self._keys.get(session.session_id)
+        if key is None:
+            key = await self._backend.run(self._read, session)
+            if key is None or not key.valid(time.time()):
+                return None
+            self._keys.put(session.session_id, key)
+        return key
+
+    async def end(self, connection: HTTPConnection) -> None:
+        """End the session of the request's cookie."""
+        session = await self._session_of(connection)
+        if session is not None:
+            now = time.time()
+            await self._backend.run(self._ended.end, *session, now=now, lasts_s=SESSION_S)
+            self._keys.forget(session.session_id)
+
+    async def _session_of(self, connection: HTTPConnection) -> Session | None:
+        cookie = connection.cookies.get(COOKIE, "")
+        return read_session(await self._signing_secret(), cookie, time.time()) if cookie else None
+
+    def _read(self, session: Session) -> ApiKey | None:
+        with self._backend.database.one_read():
+            return None if self._ended.is_ended(*session) else self._store.get(session.key_id)
+
+    async def _signing_secret(self) -> str:
+        if self._secret is None:
+            self._secret = await self._backend.run(Meta(self._backend.database).session_secret)
+        return self._secret
+
+
+class KeyUses:
+    """Notes the last use of each key, now and then."""
+
+    def __init__(self, backend: Backend, store: ApiKeyStore) -> None:
+        self._backend = backend
+        self._store = store
+        self._noted: dict[str, float] = {}
+        self._notes: set[asyncio.Task[None]] = set()
+
+    def note(self, key_id: str) -> None:
+        now = time.monotonic()
+        if now - self._noted.get(key_id, -math.inf) < NOTED_EVERY_S:
+            return
+        if len(self._noted) >= REMEMBERED_MAX:
+            self._noted.clear()
+        self._noted[key_id] = now
+        note = asyncio.create_task(self._write(key_id))
+        self._notes.add(note)
+        note.add_done_callback(self._notes.discard)
+
+    async def _write(self, key_id: str) -> None:
+        try:
+            await self._backend.run(self._store.note_used, key_id)
+        # the request itself says what is away
+        except (PenstockError, Refused, DBAPIError) as error:
+            log.info("the last use of key %s was not noted: %s", key_id, in_words(error))
+
+
 class KnownKeys:
+    """The keys of an app's callers."""
+
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._store = ApiKeyStore(backend.database)
-        self._ended = EndedSessions(backend.database)
         # Two, and never one: what a caller may know of another's key (its id) is looked up among
         # sessions only, whose cookies are signed. Of a secret its digest is kept, and no map is
         # asked about a text that has not the shape of one.
         self._by_digest: Remembered[bytes] = Remembered()
-        self._by_session: Remembered[str] = Remembered()  # by the session's id
-        self._noted: dict[str, float] = {}
-        self._notes: set[asyncio.Task[None]] = set()
+        self._sessions = Sessions(backend, self._store)
+        self._uses = KeyUses(backend, self._store)
         self._any_made = False
         self._none_until = 0.0
         self._failed = FailedTries()
         self._proxies = Proxies(backend.settings.gateway.trusted_proxies)
-        self._session_secret: str | None = None
 
     async def found(self, connection: HTTPConnection, *, by_session: bool = False) -> Found:
         """Return who asks. Raises Refused (401, 403, 429), and DatabaseUnavailable."""
@@ -204,11 +280,11 @@ class KnownKeys:
         if secret:
             key = await self._of_secret(secret, connection)
         else:
-            of_session = await self.of_session(connection) if by_session else None
+            of_session = await self._sessions.key_of(connection) if by_session else None
             if of_session is None:
                 raise _no_key()
             key = of_session
-        self._note_used(key.key_id)
+        self._uses.note(key.key_id)
         return Found(Caller(key.tenant, key.key_id, key.scopes, key.counted_as), key.limits)
 
     async def any_made(self) -> bool:
@@ -241,70 +317,15 @@ class KnownKeys:
         self._by_digest.put(digest, key)
         return key
 
-    # -- sessions of the dashboard -----------------------------------------------------------------
-
     async def session_for(self, secret: str, connection: HTTPConnection) -> str:
         """Return the value of a cookie for who has typed this key. Raises Refused."""
-        key = await self._of_secret(secret, connection)
-        return signed_session(await self._signing_secret(), new_session(key.key_id, time.time()))
-
-    async def of_session(self, connection: HTTPConnection) -> ApiKey | None:
-        """Return the key of the request's cookie; None where its session is over."""
-        session = await self._session_of(connection)
-        if session is None:
-            return None
-        key = self._by_session.get(session.session_id)
-        if key is None:
-            key = await self._backend.run(self._key_of_session, session)
-            if key is None or not key.valid(time.time()):
-                return None
-            self._by_session.put(session.session_id, key)
-        return key
+        return await self._sessions.begin(await self._of_secret(secret, connection))
 
     async def end_session(self, connection: HTTPConnection) -> None:
         """End the session of the request's cookie.
 
         It ends here at once, at other doors within REMEMBERED_S."""
-        session = await self._session_of(connection)
-        if session is not None:
-            now = time.time()
-            await self._backend.run(self._ended.end, *session, now=now, lasts_s=SESSION_S)
-            self._by_session.forget(session.session_id)
-
-    async def _session_of(self, connection: HTTPConnection) -> Session | None:
-        cookie = connection.cookies.get(COOKIE, "")
-        return read_session(await self._signing_secret(), cookie, time.time()) if cookie else None
-
-    def _key_of_session(self, session: Session) -> ApiKey | None:
-        with self._backend.database.one_read():
-            return None if self._ended.is_ended(*session) else self._store.get(session.key_id)
-
-    async def _signing_secret(self) -> str:
-        if self._session_secret is None:
-            self._session_secret = await self._backend.run(
-                Meta(self._backend.database).session_secret
-            )
-        return self._session_secret
-
-    # -- the last use of a key ---------------------------------------------------------------------
-
-    def _note_used(self, key_id: str) -> None:
-        now = time.monotonic()
-        if now - self._noted.get(key_id, -math.inf) < NOTED_EVERY_S:
-            return
-        if len(self._noted) >= REMEMBERED_MAX:
-            self._noted.clear()
-        self._noted[key_id] = now
-        note = asyncio.create_task(self._note(key_id))
-        self._notes.add(note)
-        note.add_done_callback(self._notes.discard)
-
-    async def _note(self, key_id: str) -> None:
-        try:
-            await self._backend.run(self._store.note_used, key_id)
-        # the request itself says what is away
-        except (PenstockError, Refused, DBAPIError) as error:
-            log.info("the last use of key %s was not noted: %s", key_id, in_words(error))
+        await self._sessions.end(connection)
 
     # -- without keys ------------------------------------------------------------------------------
 

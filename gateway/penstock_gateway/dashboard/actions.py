@@ -22,8 +22,14 @@ from penstock_gateway.dashboard.dead_letters_view import (
     dead_letter_page,
     members,
 )
-from penstock_gateway.dashboard.forms import check_form, read_form
-from penstock_gateway.dashboard.viewer import Viewer, job_of, page, viewer_with
+from penstock_gateway.dashboard.viewer import (
+    Viewer,
+    check_form,
+    job_of,
+    page,
+    read_form,
+    viewer_with,
+)
 from penstock_gateway.errors import refused_for
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
@@ -33,7 +39,7 @@ from penstock_producer.job.options import OPTIONS, seconds_of
 from penstock_producer.job.spec import OFF
 from penstock_producer.operations.jobs import Changed
 from penstock_producer.reporting.advice import on_page
-from penstock_producer.reporting.prices import money_of
+from penstock_producer.reporting.money import money_of
 from penstock_producer.reporting.text import count, one_line
 
 __all__ = ["DONE", "router"]

@@ -16,11 +16,10 @@ from starlette.responses import Response
 from penstock_gateway.dashboard.foreign import MOST_CHARS, json_text, prompt_of, shown
 from penstock_gateway.dashboard.viewer import JobHead, Viewer, head_of, page
 from penstock_gateway.for_tenants import error_for
-from penstock_gateway.pages.chart import Part, parts
+from penstock_gateway.pages.render import Part, parts
 from penstock_gateway.refused import Refused, not_found
 from penstock_ledger import DeadLetter, DeadLetterLine, Job
-from penstock_producer.reporting.advice import on_page
-from penstock_producer.reporting.fixes import FIXES
+from penstock_producer.reporting.advice import FIXES, on_page
 from penstock_producer.reporting.text import count, counted, one_line
 from penstock_producer.reporting.words import moment
 

@@ -10,19 +10,17 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from penstock_gateway.dashboard.desk import JobSeenNow
+from penstock_gateway.dashboard.fleet_view import serve_again, start_of, stops
 from penstock_gateway.dashboard.foreign import answer_of
 from penstock_gateway.dashboard.jobs_view import ago
-from penstock_gateway.dashboard.quotas_view import stops
-from penstock_gateway.dashboard.workers_view import serve_again, start_of
 from penstock_gateway.for_tenants import error_for, shown_source, without_places
-from penstock_gateway.pages.chart import Chart, Part, parts, rate_chart
+from penstock_gateway.pages.render import Chart, Part, parts, rate_chart
 from penstock_ledger import Job
 from penstock_ledger.reasons import examples_of, explain
 from penstock_producer.job.lanes import has_own_model, packs
 from penstock_producer.job.options import OPTIONS
-from penstock_producer.reporting.advice import on_page
+from penstock_producer.reporting.advice import FIXES, on_page
 from penstock_producer.reporting.engines import engines_line, engines_of
-from penstock_producer.reporting.fixes import FIXES
 from penstock_producer.reporting.origin import feeders_line, from_job_line, started_by_line
 from penstock_producer.reporting.pauses import advice_for, pause_steps
 from penstock_producer.reporting.reasons import (

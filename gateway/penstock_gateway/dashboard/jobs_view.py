@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from penstock_gateway.for_tenants import error_for
-from penstock_gateway.pages.chart import Part, parts
+from penstock_gateway.pages.render import Part, parts
 from penstock_ledger import Counts, DoorBatch, Job, JobPage, JobPlace, JobState
-from penstock_producer.reporting.prices import money_of, together
+from penstock_producer.reporting.money import money_of, together
 from penstock_producer.reporting.reasons import INTERRUPTED
 from penstock_producer.reporting.text import count, duration, one_line, percent
 

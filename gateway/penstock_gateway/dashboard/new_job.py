@@ -17,14 +17,16 @@ from starlette.responses import RedirectResponse, Response
 
 from penstock_gateway.callers.caller import whose
 from penstock_gateway.dashboard.foreign import Shown, shown
-from penstock_gateway.dashboard.forms import (
+from penstock_gateway.dashboard.viewer import (
     TOKEN,
+    Viewer,
     check_form,
     check_origin,
     check_token,
+    page,
     read_form,
+    viewer_with,
 )
-from penstock_gateway.dashboard.viewer import Viewer, page, viewer_with
 from penstock_gateway.errors import refused_for
 from penstock_gateway.files.form import BATCH, BATCH_LIVES_S, UploadForm
 from penstock_gateway.files.multipart import FormPart

@@ -13,13 +13,21 @@ from starlette.responses import RedirectResponse, Response
 
 from penstock_gateway.batches.finish import batch_note
 from penstock_gateway.callers.caller import whose
-from penstock_gateway.dashboard import actions, new_job, schedules, sign_in
+from penstock_gateway.dashboard import actions, new_job, schedules, viewer
 from penstock_gateway.dashboard.answers import answered, sample
 from penstock_gateway.dashboard.dead_letters_view import (
     GROUPED_MAX,
     dead_letter_page,
     dead_letter_rows,
     groups,
+)
+from penstock_gateway.dashboard.fleet_view import (
+    PERIODS,
+    lane_views,
+    price_rows,
+    quota_rows,
+    spend_rows,
+    total_of,
 )
 from penstock_gateway.dashboard.job_view import job_view
 from penstock_gateway.dashboard.jobs_view import (
@@ -30,10 +38,7 @@ from penstock_gateway.dashboard.jobs_view import (
     refused_batches,
     tabs,
 )
-from penstock_gateway.dashboard.quotas_view import quota_rows
-from penstock_gateway.dashboard.spending_view import PERIODS, price_rows, spend_rows, total_of
 from penstock_gateway.dashboard.viewer import Viewer, head_of, job_of, page, viewer_with
-from penstock_gateway.dashboard.workers_view import lane_views
 from penstock_gateway.direct.open_jobs import KEY_PREFIX as CALLS
 from penstock_gateway.jobs.names import shown_key
 from penstock_gateway.jobs.results import results
@@ -49,7 +54,7 @@ __all__ = ["router"]
 
 router = Router(include_in_schema=False)
 router.include_router(render.router)
-router.include_router(sign_in.router)
+router.include_router(viewer.router)
 router.include_router(new_job.router)
 router.include_router(schedules.router)
 

@@ -13,9 +13,8 @@ from fastapi import Depends
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from penstock_gateway.dashboard.forms import check_form, read_form
 from penstock_gateway.dashboard.job_view import options_told
-from penstock_gateway.dashboard.viewer import Viewer, page, viewer_with
+from penstock_gateway.dashboard.viewer import Viewer, check_form, page, read_form, viewer_with
 from penstock_gateway.jobs.schedules import (
     FIRINGS_SHOWN,
     find_schedule,

@@ -1,6 +1,7 @@
-"""Who looks at a page, and what ties the forms on it to that browser.
+"""Who looks at a page: signing in and out, and the forms that this browser sends.
 
-Pages answer those who are let in only, and a page about a job is there for its tenant alone.
+Pages answer those who are let in only, and a page about a job is there for its tenant alone. Forms
+are read within bounds, and taken only from our own pages.
 """
 
 from __future__ import annotations
@@ -10,21 +11,23 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
-from urllib.parse import quote
+from typing import Annotated, Any, Final, NamedTuple
+from urllib.parse import parse_qsl, quote, urlsplit
 
+from fastapi import Depends
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller, Scope, caller_with
-from penstock_gateway.callers.known_keys import COOKIE, SESSION_S
+from penstock_gateway.callers.known_keys import COOKIE, SESSION_S, keys_of
 from penstock_gateway.dashboard.desk import Desk
 from penstock_gateway.dashboard.jobs_view import ago
-from penstock_gateway.pages.render import HEADERS, rendered
+from penstock_gateway.pages.render import HEADERS, plain_page, rendered
 from penstock_gateway.refused import Refused, not_found
+from penstock_gateway.routing import Router
 from penstock_ledger import Job, JobNotFound
 from penstock_producer.reporting.reasons import INTERRUPTED
 from penstock_producer.reporting.text import one_line
@@ -32,13 +35,19 @@ from penstock_producer.reporting.text import one_line
 __all__ = [
     "THEME",
     "THEMES",
+    "TOKEN",
     "VISIT",
     "JobHead",
     "Viewer",
+    "check_form",
+    "check_origin",
+    "check_token",
     "give_cookie",
     "head_of",
     "job_of",
     "page",
+    "read_form",
+    "router",
     "viewer_with",
 ]
 
@@ -203,3 +212,122 @@ def _to_sign_in(request: Request) -> Refused:
     return Refused(
         303, "Sign in first.", code="sign_in", headers={"location": f"/ui/login?next={back}"}
     )
+
+
+FIELDS_MAX: Final = 40
+TOKEN: Final = "token"  # noqa: S105 — the name of a field
+
+
+async def read_form(request: Request, most: int) -> Mapping[str, str]:
+    """Read the fields of a form, each once.
+
+    Raises Refused for a body of more than ``most`` bytes, and for another kind of body.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/x-www-form-urlencoded":
+        raise Refused(
+            415,
+            "Forms are sent as application/x-www-form-urlencoded.",
+            code="unsupported_media_type",
+        )
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > most:
+            raise Refused(413, f"The form has more than {most:,} bytes.", code="too_large")
+    try:
+        fields = parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=FIELDS_MAX)
+    except ValueError:
+        raise Refused(400, "The form cannot be read.", code="invalid_form") from None
+    return dict(fields)
+
+
+def check_form(request: Request, viewer: Viewer, form: Mapping[str, str]) -> None:
+    """Raise Refused for a form that was not made for this session.
+
+    Another site may send one, too.
+    """
+    check_origin(request, viewer.backend.settings.gateway.hosts)
+    check_token(viewer, form.get(TOKEN, ""))
+
+
+def check_token(viewer: Viewer, token: str) -> None:
+    """Raise Refused for a form that a page of another session has."""
+    given = token.encode("utf-8", "surrogatepass")
+    if viewer.new_visit or not hmac.compare_digest(given, viewer.token.encode()):
+        raise Refused(
+            403,
+            "This form is of another session, or of one that has ended: open the page again and "
+            "repeat it.",
+            code="foreign_form",
+        )
+
+
+def check_origin(request: Request, hosts: tuple[str, ...]) -> None:
+    """Raise Refused for a form of another site's page, and where the browser names no page.
+
+    Browsers say which page a form is on.
+    """
+    refused = Refused(403, "This form is not of this site's pages.", code="foreign_form")
+    try:
+        origin = urlsplit(request.headers.get("origin", ""))
+    except ValueError:  # brackets without an address between them
+        raise refused from None
+    own = request.headers.get("host", "")
+    if not origin.netloc or (origin.netloc != own and origin.hostname not in hosts):
+        raise refused
+
+
+router = Router(include_in_schema=False)
+
+FORM_MAX: Final = 8 * 1024  # bytes
+YEAR_S: Final = 365 * 86_400
+# where a sign-in goes on: nowhere else
+_OURS: Final = re.compile(r"/ui(?:/[A-Za-z0-9_.-]{1,512}){0,6}")
+
+Reader = Annotated[Viewer, Depends(viewer_with("read"))]
+
+
+@router.get("/ui/login")
+async def ask_for_key(next: str = "/ui/jobs") -> Response:
+    return plain_page("login.html.jinja", next=_ours(next), fault="")
+
+
+@router.post("/ui/login")
+async def sign_in(request: Request) -> Response:
+    check_origin(request, backend_of(request).settings.gateway.hosts)
+    form = await read_form(request, FORM_MAX)
+    place = _ours(form.get("next", ""))
+    try:
+        session = await keys_of(request).session_for(form.get("key", "").strip(), request)
+    except Refused as refused:
+        return plain_page(
+            "login.html.jinja", status=refused.status, next=place, fault=refused.message
+        )
+    response = RedirectResponse(place, 303)
+    give_cookie(response, COOKIE, session, request)
+    return response
+
+
+@router.post("/ui/logout")
+async def sign_out(request: Request, viewer: Reader) -> Response:
+    check_form(request, viewer, await read_form(request, FORM_MAX))
+    await keys_of(request).end_session(request)
+    response = RedirectResponse("/ui/login", 303)
+    response.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
+    return response
+
+
+@router.post("/ui/theme")
+async def choose_theme(request: Request, viewer: Reader) -> Response:
+    form = await read_form(request, FORM_MAX)
+    check_form(request, viewer, form)
+    response = RedirectResponse(_ours(form.get("back", "")), 303)
+    theme = form.get("theme", "auto")
+    theme = theme if theme in THEMES else "auto"
+    give_cookie(response, THEME, theme, request, lasts_s=YEAR_S)
+    return response
+
+
+def _ours(place: str) -> str:
+    return place if _OURS.fullmatch(place) else "/ui/jobs"

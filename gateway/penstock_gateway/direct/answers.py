@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
@@ -18,9 +19,11 @@ from redis import RedisError
 
 from penstock_gateway.backend import Backend
 from penstock_gateway.direct.open_jobs import CallJob, refuse_stopped
+from penstock_gateway.direct.streams import LiveAnswer
 from penstock_gateway.refused import Refused
 from penstock_ledger import DoorCallStore, JobStore, PenstockError, in_words, keys
 from penstock_ledger.model import DeadLetter, JobState, Result
+from penstock_producer.dialects.pieces import decode_piece
 
 __all__ = ["Answers", "Outcome"]
 
@@ -48,14 +51,17 @@ class Answers:
         self._states: dict[str, CallJob] = {}
         self._stored: dict[str, set[str]] = {}  # announced, and not fetched yet
         self._told = asyncio.Event()
+        self._live: dict[tuple[str, str], LiveAnswer] = {}  # by job and document
+        self.door = secrets.token_hex(8)  # its channel, for answers that are passed on
 
     @contextlib.contextmanager
     def awaited(
-        self, job: CallJob, doc_ids: Iterable[str]
+        self, job: CallJob, doc_ids: Iterable[str], live: LiveAnswer | None = None
     ) -> Iterator[dict[str, asyncio.Future[Outcome]]]:
         """Yield the future of each document, which fails (Refused) where the job stops.
 
-        Forgotten with the end of the block."""
+        What is passed on of a single one meanwhile goes to ``live``. Forgotten with the end of
+        the block."""
         loop = asyncio.get_running_loop()
         futures: dict[str, asyncio.Future[Outcome]] = {
             doc_id: loop.create_future() for doc_id in doc_ids
@@ -63,11 +69,14 @@ class Answers:
         of_job = self._awaited.setdefault(job.job_id, {})
         of_job.update(futures)
         self._states[job.job_id] = job
+        if live is not None:
+            self._live |= {(job.job_id, doc_id): live for doc_id in futures}
         try:
             yield futures
         finally:
             for doc_id, future in futures.items():
                 of_job.pop(doc_id, None)
+                self._live.pop((job.job_id, doc_id), None)
                 if not future.cancel() and not future.cancelled():
                     future.exception()  # one of them is what the caller was answered
             if not of_job:
@@ -88,14 +97,18 @@ class Answers:
         while True:
             try:
                 async with self._backend.redis.pubsub() as channel:
-                    await channel.subscribe(keys.ANSWERED)
+                    await channel.subscribe(keys.ANSWERED, keys.passed_to(self.door))
                     is_away = False
                     while True:
                         message = await channel.get_message(
                             ignore_subscribe_messages=True, timeout=LISTEN_S
                         )
-                        if message is not None:
+                        if message is None:
+                            continue
+                        if message["channel"] == keys.ANSWERED.encode():
                             self._note(message["data"])
+                        else:
+                            self._note_piece(message["data"])
             except (RedisError, OSError) as error:
                 if not is_away:
                     log.warning(
@@ -116,6 +129,15 @@ class Answers:
             if doc_id in self._awaited.get(job_id, ()):
                 self._stored.setdefault(job_id, set()).add(doc_id)
                 self._told.set()
+
+    def _note_piece(self, raw: bytes) -> None:
+        """Note what a worker passes on. A caller sees what is written for its own document."""
+        piece = decode_piece(raw)
+        if piece is None:
+            return
+        live = self._live.get((piece.job_id, piece.doc_id))
+        if live is not None:
+            live.note(piece)
 
     async def _fetch(self) -> None:
         while True:

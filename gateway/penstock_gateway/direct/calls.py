@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 from redis import RedisError
@@ -30,6 +30,7 @@ from penstock_gateway.direct.errors import (
 from penstock_gateway.direct.fields import unsupported
 from penstock_gateway.direct.fleet import Fleet
 from penstock_gateway.direct.open_jobs import CallJob, OpenJobs, Waiting, close_old, too_many
+from penstock_gateway.direct.streams import LiveAnswer
 from penstock_gateway.ids import new_id
 from penstock_gateway.refused import Refused
 from penstock_ledger import (
@@ -59,27 +60,34 @@ log = logging.getLogger("penstock.gateway")
 GROUP_MAX: Final = 100  # calls in one transaction; those that come meanwhile make the next
 
 
+class _Waiting(NamedTuple):
+    call: PushedCall
+    stream: str | None
+    stored: asyncio.Future[bool]
+
+
 class Pushing:
     """Pushes calls in groups: what comes while one is written makes the next."""
 
     def __init__(self, backend: Backend, store: DoorCallStore) -> None:
         self._backend = backend
         self._store = store
-        self._waiting: dict[str, list[tuple[PushedCall, asyncio.Future[bool]]]] = {}
+        self._waiting: dict[str, list[_Waiting]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_told = False  # one line for an outage of Redis
 
-    async def push(self, job: CallJob, call: PushedCall) -> bool:
+    async def push(self, job: CallJob, call: PushedCall, stream: str | None) -> bool:
         """Store a call; return whether it is durable, and queued.
 
+        ``stream`` is the door to pass its answer on to as it comes, where its caller wants that.
         False where its Idempotency-Key is taken by now. Raises errors of the ledger.
         """
         stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         group = self._waiting.get(job.job_id)
         if group is not None:
-            group.append((call, stored))
+            group.append(_Waiting(call, stream, stored))
         else:
-            self._waiting[job.job_id] = [(call, stored)]
+            self._waiting[job.job_id] = [_Waiting(call, stream, stored)]
             task = asyncio.create_task(self._write_all(job), name=f"push {job.job_id}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -89,23 +97,23 @@ class Pushing:
         while waiting := self._waiting[job.job_id]:
             group, self._waiting[job.job_id] = waiting[:GROUP_MAX], waiting[GROUP_MAX:]
             try:
-                stored = await self._backend.run(self._write, job, [call for call, _ in group])
+                stored = await self._backend.run(self._write, job, group)
             except Exception as error:
-                for _, future in group:
-                    if not future.done():
-                        future.set_exception(error)
+                for one in group:
+                    if not one.stored.done():
+                        one.stored.set_exception(error)
                 continue
-            for (_, future), is_stored in zip(group, stored, strict=True):
-                if not future.done():
-                    future.set_result(is_stored)
+            for one, is_stored in zip(group, stored, strict=True):
+                if not one.stored.done():
+                    one.stored.set_result(is_stored)
         del self._waiting[job.job_id]
 
-    def _write(self, job: CallJob, calls: Sequence[PushedCall]) -> list[bool]:
-        rows = self._store.push(job.job_id, calls)
+    def _write(self, job: CallJob, group: Sequence[_Waiting]) -> list[bool]:
+        rows = self._store.push(job.job_id, [one.call for one in group])
         documents = [
-            Spooled(doc_id, body, numbers[doc_id])
-            for call, numbers in zip(calls, rows, strict=True)
-            for doc_id, body in call.documents
+            Spooled(doc_id, body, numbers[doc_id], one.stream)
+            for one, numbers in zip(group, rows, strict=True)
+            for doc_id, body in one.call.documents
             if doc_id in numbers
         ]
         try:
@@ -137,6 +145,7 @@ class Asked:
     size: int  # of the request that they came in, in bytes
     timeout_s: float
     key: str | None = None  # Idempotency-Key
+    live: LiveAnswer | None = None  # its caller reads the answer as it comes
 
     @property
     def model(self) -> str:
@@ -206,14 +215,14 @@ class Calls:
 
         Raises Refused, and errors of the ledger.
         """
-        metrics = self._backend.metrics
-        with metrics.calls_waiting.track_inprogress(), metrics.call_seconds.time():
+        metrics = self._backend.metrics.calls
+        with metrics.waiting.track_inprogress(), metrics.seconds.time():
             try:
                 told = await self._answered(asked, gone)
             except Exception:
-                metrics.calls.labels("refused").inc()
+                metrics.ended.labels("refused").inc()
                 raise
-        metrics.calls.labels(told.how).inc()
+        metrics.ended.labels(told.how).inc()
         return told
 
     async def _answered(self, asked: Asked, gone: Gone) -> CallAnswer:
@@ -290,16 +299,15 @@ class Calls:
     ) -> CallAnswer:
         bodies = dict(call.documents)
         began = time.monotonic()
-        with self.answers.awaited(job, bodies) as futures:
-            if not await self._pushing.push(job, call):
+        stream = self.answers.door if asked.live is not None else None
+        with self.answers.awaited(job, bodies, asked.live) as futures:
+            if not await self._pushing.push(job, call, stream):
                 raise _in_use()
             pending = asyncio.gather(*futures.values())
             watch = asyncio.ensure_future(gone())
             either: set[asyncio.Future[Any]] = {pending, watch}
             try:
-                await asyncio.wait(
-                    either, timeout=asked.timeout_s, return_when=asyncio.FIRST_COMPLETED
-                )
+                await self._either(either, asked, began)
             finally:
                 is_gone = watch.done()
                 watch.cancel()
@@ -326,6 +334,20 @@ class Calls:
         ]
         numbers = frozenset(at for at, doc_id in enumerate(bodies) if doc_id in begun)
         return CallAnswer(job.job_id, call.name, outcomes, numbers, late=late, took_s=took_s)
+
+    async def _either(self, either: set[asyncio.Future[Any]], asked: Asked, began: float) -> None:
+        """Wait for one of both as long as the caller does.
+
+        A stream has that time from each token to the next, up to the longest that there is."""
+        ends_at = began + asked.timeout_s
+        while (left_s := ends_at - time.monotonic()) > 0:
+            done, _ = await asyncio.wait(
+                either, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if done or asked.live is None:
+                return
+            latest = asked.live.noted_at + asked.timeout_s
+            ends_at = max(ends_at, min(latest, began + self._limits.max_timeout_s))
 
     def _stop(
         self, job: CallJob, missing: dict[str, bytes], reason: str

@@ -13,11 +13,10 @@ from typing import Any, Final, NamedTuple
 from penstock_gateway.bodies import checked_metadata
 from penstock_gateway.refused import Refused
 from penstock_gateway.settings import DirectFields
-from penstock_producer.job.endpoints import CHAT, EMBEDDINGS, MESSAGES, RESPONSES
+from penstock_producer.job.endpoints import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES
 from penstock_producer.job.params import params_of
 
 __all__ = [
-    "COMPLETIONS",
     "Stream",
     "checked_body",
     "invalid",
@@ -25,8 +24,6 @@ __all__ = [
     "unsupported",
     "with_messages",
 ]
-
-COMPLETIONS: Final = "/v1/completions"
 
 MODEL_CHARS: Final = 512  # as long as a job's model may be
 MESSAGES_MAX: Final = 2_048
@@ -300,7 +297,7 @@ Path = tuple[Any, str | int]
 def checked_body(given: Mapping[str, Any], endpoint: str, limits: DirectFields) -> dict[str, Any]:
     """Return the body as it is sent. Raises Refused (400), which names the field.
 
-    Whether it is streamed to the caller says ``stream_of``: an answer is whole before it is stored.
+    Whether it is streamed to the caller says ``stream_of``: the worker asks its provider for that.
     """
     _check_names(given, _FIELDS[endpoint] | set(limits.extra_fields), endpoint)
     body = {name: value for name, value in given.items() if name not in _OF_STREAMS}
@@ -349,7 +346,7 @@ def stream_of(given: Mapping[str, Any]) -> Stream | None:
 
 
 _OF_STREAMS: Final = ("stream", "stream_options")
-# The second asks for noise that hides lengths; an answer in one piece shows none of a token.
+# The second asks for noise that hides the lengths of tokens: it is taken, and there is none.
 _STREAM_OPTIONS: Final = ("include_usage", "include_obfuscation")
 
 

@@ -7,6 +7,7 @@ import contextlib
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -17,12 +18,11 @@ from starlette.responses import Response
 
 from penstock_gateway.backend import backend_of
 from penstock_gateway.bodies import object_of
+from penstock_gateway.callers.admission import Shares
 from penstock_gateway.callers.caller import Caller, caller_with
-from penstock_gateway.callers.shares import Shares
 from penstock_gateway.direct.calls import Asked, CallAnswer, Calls
 from penstock_gateway.direct.errors import refused_for_dead_letter
 from penstock_gateway.direct.fields import (
-    COMPLETIONS,
     Stream,
     checked_body,
     invalid,
@@ -31,7 +31,7 @@ from penstock_gateway.direct.fields import (
     with_messages,
 )
 from penstock_gateway.direct.schemas import PROMPTS, documented
-from penstock_gateway.direct.streams import AnswerStream, events_of
+from penstock_gateway.direct.streams import AnswerStream, LiveAnswer, something_of
 from penstock_gateway.middleware import request_id_of
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
@@ -39,7 +39,7 @@ from penstock_gateway.settings import DirectFields
 from penstock_ledger.lone_surrogates import parse_json
 from penstock_ledger.model import DeadLetter, Result
 from penstock_producer.dialects.translation import Untranslatable, answer_for
-from penstock_producer.job.endpoints import CHAT, EMBEDDINGS, MESSAGES, RESPONSES
+from penstock_producer.job.endpoints import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES
 
 __all__ = ["batch_answer", "bodies_of", "gone", "key_of", "object_in", "timeout_of"]
 
@@ -343,25 +343,27 @@ async def _answered(request: Request, asked: Asked) -> tuple[bytes, CallAnswer]:
 
 
 async def _streamed(request: Request, asked: Asked, stream: Stream) -> Response:
-    """Answer by events: those of the whole answer where it comes soon, else comments until then.
+    """Answer by events: as they are passed on, or those of the whole answer where it comes soon.
 
     What is refused soon is answered with its status, as clients act on it.
     """
     backend = backend_of(request)
     shares, tenant = backend.part(Shares), asked.caller.tenant
 
+    live = LiveAnswer(asked.endpoint, asked.bodies[0], with_usage=stream.with_usage)
+
     async def events() -> tuple[bytes, CallAnswer]:
-        answer, told = await _answered(request, asked)
-        write = partial(events_of, asked.endpoint, answer, with_usage=stream.with_usage)
-        return await backend.run_sized(len(answer), write), told
+        answer, told = await _answered(request, replace(asked, live=live))
+        live.end()
+        return await backend.run_sized(len(answer), live.rest, answer), told
 
     shares.take("streams", tenant)
     coming = asyncio.create_task(events(), name="streamed answer")
     try:
-        await asyncio.wait({coming}, timeout=SOON_S)
+        await something_of(coming, live, SOON_S)
         if not coming.done():
             leave = partial(shares.leave, "streams", tenant)
-            return AnswerStream(coming, asked.endpoint, request_id_of(request), leave)
+            return AnswerStream(coming, live, asked.endpoint, request_id_of(request), leave)
         written, told = coming.result()
     except BaseException:
         coming.cancel()

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from penstock_gateway.direct.fields import COMPLETIONS
-from penstock_producer.job.endpoints import CHAT, EMBEDDINGS, MESSAGES, RESPONSES
+from penstock_producer.job.endpoints import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES
 
 __all__ = ["PROMPTS", "documented"]
 
@@ -33,7 +32,11 @@ def _messages(*roles: str) -> dict[str, Any]:
 _OF_ALL: Final = {
     "model": {**_TEXT, "maxLength": 512},
     "temperature": {"type": "number", "minimum": 0},
-    "stream": {"type": "boolean", "description": "Answer by server-sent events."},
+    "stream": {
+        "type": "boolean",
+        "description": "Answer by server-sent events: as the provider writes, where its lane "
+        "streams, else all of them when the answer is there. What breaks off ends with `error`.",
+    },
 }
 _SAY: Final = [{"role": "user", "content": "Say hello."}]
 # of each endpoint: fields besides those of all, those that must be there, and an example
@@ -106,7 +109,9 @@ def documented(endpoint: str) -> dict[str, Any]:
     asked = {"application/json": {"schema": schema, "example": example}}
     answered: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
     if "stream" in properties:
-        answered["text/event-stream"] = {"schema": {"type": "string"}}
+        answered["text/event-stream"] = {
+            "schema": {"type": "string", "description": "The events of the API that was asked."}
+        }
     told = {200: {"description": "The answer, as the API has it.", "content": answered}}
     return {
         "responses": told | _ERRORS,

@@ -1,52 +1,143 @@
-"""Answers as server-sent events, in the words of the caller's client.
+"""The stream of one answer: comments until something comes, what workers pass on, and the rest.
 
-An answer is stored before it is sent, so it comes in one piece: the events of its dialect in their
-order, each text in one of them. Until it is there, comments keep the connection.
+What is passed on is for display. The end is the stored answer, as it is in SQL: of it comes what is
+missing, or an event that says why there is none.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-import orjson
 from starlette.types import Receive, Scope, Send
 
-from penstock_gateway.direct.fields import COMPLETIONS
+from penstock_gateway.direct.events import (
+    Differs,
+    Held,
+    data_event,
+    named_event,
+    writer_for,
+)
 from penstock_gateway.errors import anthropic_error, openai_error, refused_for
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import QUIET_S, STILL_THERE, EventResponse
 from penstock_ledger import PenstockError
-from penstock_ledger.lone_surrogates import parse_json
-from penstock_producer.job.endpoints import CHAT, MESSAGES, RESPONSES
+from penstock_ledger.lone_surrogates import dump_json, parse_json
+from penstock_producer.dialects.pieces import Delta, Piece, size_of
+from penstock_producer.dialects.translation import Untranslatable, answer_for
+from penstock_producer.job.endpoints import MESSAGES, RESPONSES
 
-__all__ = ["AnswerStream", "error_event", "events_of"]
+__all__ = ["AnswerStream", "LiveAnswer", "error_event", "something_of"]
 
 log = logging.getLogger("penstock.gateway")
 
 Coming = asyncio.Task[tuple[bytes, Any]]
-"""All events of an answer, and what else is known of it."""
+"""All events of an answer that are still to be sent, and what else is known of it."""
+
+# that wait for one slow reader; what comes beyond that is sent with the stored answer
+WAITING_BYTES: Final = 256 * 1024
+
+
+class LiveAnswer:
+    """One answer that is read as it comes: the pieces that workers pass on, then the rest.
+
+    Belongs to the event loop. Pieces come from Redis, where anyone may write who reaches it: they
+    are shown as they come, in their order, until one is missing, and the stored answer must go on
+    with them."""
+
+    def __init__(self, endpoint: str, request: Mapping[str, Any], *, with_usage: bool) -> None:
+        self._endpoint, self._request = endpoint, request
+        self._writer = writer_for(endpoint, with_usage=with_usage)
+        self._head: Mapping[str, Any] | None = None
+        self._run: str | None = None  # the try whose pieces are shown
+        self._next = 0  # number of its next piece
+        self._deltas: list[Delta] = []
+        self._size = 0  # of them, in bytes
+        self._is_over = False
+        self.arrived = asyncio.Event()
+        self.noted_at = float("-inf")  # monotonic: of the newest piece
+
+    def note(self, piece: Piece) -> None:
+        """Take a piece, unless it is of another try than those before it."""
+        if self._is_over or (self._run is not None and piece.run != self._run):
+            return
+        self._run = piece.run
+        if piece.number != self._next or (self._next == 0 and piece.head is None):
+            self._is_over = True  # one is missing
+            return
+        self._next += 1
+        self.noted_at = time.monotonic()
+        self._head = self._head or piece.head
+        self._deltas += piece.deltas
+        self._size += size_of(piece.deltas)
+        self._is_over = self._size > WAITING_BYTES
+        self.arrived.set()
+
+    def taken(self) -> bytes:
+        """Return the events of what has come since."""
+        self.arrived.clear()
+        deltas, self._deltas, self._size = self._deltas, [], 0
+        written = list[bytes]()
+        try:
+            if self._head is not None and deltas:
+                written.append(self._begun(self._head))
+                self._head = None
+            written += [self._writer.pass_on(delta) for delta in deltas]
+        except (Held, Untranslatable):
+            self._is_over = True
+        return b"".join(written)
+
+    def end(self) -> None:
+        """Take no more: the answer is stored."""
+        self._is_over, self._deltas = True, []
+
+    def rest(self, answer: bytes) -> bytes:
+        """Return the events of the answer, in its caller's words, that were not sent.
+
+        Raises Refused (502) where it does not go on with what was."""
+        try:
+            return self._writer.rest(parse_json(answer))
+        except Differs:
+            raise Refused(
+                502,
+                "the answer was made twice, and the second does not go on with what was sent; it "
+                "is kept in its job",
+                code="answer_differs",
+                kind="server_error",
+            ) from None
+
+    def _begun(self, head: Mapping[str, Any]) -> bytes:
+        given = dump_json(dict(head))
+        told = answer_for(self._endpoint, given, time.time(), self._request)
+        return self._writer.begin(parse_json(told), is_own=told == given)
 
 
 class AnswerStream(EventResponse):
-    """Sends comments until the answer has come, then its events, or one that says why not."""
+    """Sends what comes of an answer, or comments; then the rest, or why there is none."""
 
     def __init__(
-        self, coming: Coming, endpoint: str, request_id: str, leave: Callable[[], None]
+        self,
+        coming: Coming,
+        live: LiveAnswer,
+        endpoint: str,
+        request_id: str,
+        leave: Callable[[], None],
     ) -> None:
         """Wait for what comes; ``leave`` is called when the last event was sent."""
         super().__init__()
-        self._coming, self._endpoint, self._leave = coming, endpoint, leave
+        self._coming, self._live = coming, live
+        self._endpoint, self._leave = endpoint, leave
         self._request_id = request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await self.begin(send)
             while not self._coming.done():
-                await self.send_piece(send, STILL_THERE)
-                await asyncio.wait({self._coming}, timeout=QUIET_S)
+                await self.send_piece(send, self._live.taken() or STILL_THERE)
+                await something_of(self._coming, self._live, QUIET_S)
             await self.send_piece(send, self._events())
             await self.end(send)
         except TimeoutError:
@@ -68,160 +159,22 @@ class AnswerStream(EventResponse):
             return error_event(self._endpoint, refused_for(error), self._request_id)
 
 
-def events_of(endpoint: str, answer: bytes, *, with_usage: bool) -> bytes:
-    """Return all events of an answer. ``with_usage`` asks a chat for its usage, too."""
-    found = parse_json(answer)
-    if endpoint == MESSAGES:
-        return b"".join(_named(event) for event in _of_message(found))
-    if endpoint == RESPONSES:
-        numbered = enumerate(_of_response(found))
-        return b"".join(_named({**event, "sequence_number": at}) for at, event in numbered)
-    chunks = _of_completion(found) if endpoint == COMPLETIONS else _of_chat(found)
-    usage = _map(found).get("usage")
-    told = [{**chunk, "usage": None} for chunk in chunks] if with_usage else list(chunks)
-    if with_usage:
-        told.append({**_about(found, endpoint), "choices": [], "usage": usage})
-    return b"".join(map(_data, told)) + b"data: [DONE]\n\n"
+async def something_of(coming: Coming, live: LiveAnswer, longest_s: float) -> None:
+    """Wait until the answer is there, or a piece of it."""
+    arrived = asyncio.ensure_future(live.arrived.wait())
+    try:
+        await asyncio.wait(
+            {coming, arrived}, timeout=longest_s, return_when=asyncio.FIRST_COMPLETED
+        )
+    finally:
+        arrived.cancel()
 
 
 def error_event(endpoint: str, refused: Refused, request_id: str) -> bytes:
     """Return the event that ends a stream which has failed."""
     if endpoint == MESSAGES:
-        return _named(anthropic_error(refused, request_id))
+        return named_event(anthropic_error(refused, request_id))
     error = openai_error(refused)["error"]
     if endpoint == RESPONSES:
-        return _named({**error, "type": "error", "sequence_number": 0})
-    return _data({"error": error})
-
-
-def _data(value: Mapping[str, Any]) -> bytes:
-    return b"data: %b\n\n" % orjson.dumps(value)
-
-
-def _named(event: Mapping[str, Any]) -> bytes:
-    return b"event: %b\n%b" % (event["type"].encode(), _data(event))
-
-
-# -- OpenAI's chat and completions
-
-_KINDS: Final[Mapping[str, str]] = {CHAT: "chat.completion.chunk", COMPLETIONS: "text_completion"}
-_REPEATED: Final = ("id", "created", "model", "system_fingerprint", "service_tier")
-_SAID: Final = ("reasoning_content", "reasoning", "content", "refusal")
-
-
-def _about(answer: Any, endpoint: str) -> dict[str, Any]:
-    given = _map(answer)
-    repeated = {name: given[name] for name in _REPEATED if name in given}
-    return {**repeated, "object": _KINDS[endpoint]}
-
-
-def _of_chat(answer: Any) -> Iterator[dict[str, Any]]:
-    about = _about(answer, CHAT)
-    for at, choice in enumerate(_rows(_map(answer).get("choices"))):
-        message, index = _map(choice.get("message")), choice.get("index", at)
-        deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
-        deltas += [{name: message[name]} for name in _SAID if message.get(name)]
-        for number, call in enumerate(_rows(message.get("tool_calls"))):
-            deltas.append({"tool_calls": [{"index": number, **call}]})
-        chunk = {"index": index, "logprobs": None, "finish_reason": None}
-        for delta in deltas:
-            yield {**about, "choices": [{**chunk, "delta": delta}]}
-        if choice.get("logprobs"):
-            told = {**chunk, "delta": {}, "logprobs": choice["logprobs"]}
-            yield {**about, "choices": [told]}
-        end = {**chunk, "delta": {}, "finish_reason": choice.get("finish_reason")}
-        yield {**about, "choices": [end]}
-
-
-def _of_completion(answer: Any) -> Iterator[dict[str, Any]]:
-    about = _about(answer, COMPLETIONS)
-    for choice in _rows(_map(answer).get("choices")):
-        yield {**about, "choices": [choice]}
-
-
-# -- Anthropic's Messages
-
-
-def _of_message(answer: Any) -> Iterator[dict[str, Any]]:
-    message = _map(answer)
-    usage = _map(message.get("usage"))
-    begun = {**message, "content": [], "stop_reason": None, "stop_sequence": None}
-    yield {"type": "message_start", "message": {**begun, "usage": {**usage, "output_tokens": 0}}}
-    for index, block in enumerate(_rows(message.get("content"))):
-        started, deltas = _block(block)
-        yield {"type": "content_block_start", "index": index, "content_block": started}
-        for delta in deltas:
-            yield {"type": "content_block_delta", "index": index, "delta": delta}
-        yield {"type": "content_block_stop", "index": index}
-    ended = {name: message.get(name) for name in ("stop_reason", "stop_sequence")}
-    yield {"type": "message_delta", "delta": ended, "usage": usage}
-    yield {"type": "message_stop"}
-
-
-def _block(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return how a block begins, and what follows; one of another kind begins whole."""
-    match block.get("type"):
-        case "text":
-            return {**block, "text": ""}, [{"type": "text_delta", "text": block.get("text")}]
-        case "tool_use":
-            given = orjson.dumps(block.get("input")).decode()
-            return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": given}]
-        case "thinking":
-            signature = block.get("signature", "")
-            return {**block, "thinking": "", "signature": ""}, [
-                {"type": "thinking_delta", "thinking": block.get("thinking")},
-                {"type": "signature_delta", "signature": signature},
-            ]
-    return dict(block), []
-
-
-# -- OpenAI's Responses
-
-
-def _of_response(answer: Any) -> Iterator[dict[str, Any]]:
-    response = _map(answer)
-    state = response.get("status", "completed")
-    begun = {**response, "status": "in_progress", "output": [], "usage": None}
-    for kind in ("created", "in_progress"):
-        yield {"type": f"response.{kind}", "response": {**begun, "incomplete_details": None}}
-    for index, item in enumerate(_rows(response.get("output"))):
-        at = {"output_index": index}
-        started = {**item, "status": "in_progress"}
-        started |= {name: [] for name in ("content", "summary") if isinstance(item.get(name), list)}
-        if "arguments" in item:
-            started["arguments"] = ""
-        yield {"type": "response.output_item.added", "item": started, **at}
-        yield from _of_item(item, {"item_id": item.get("id"), **at})
-        yield {"type": "response.output_item.done", "item": dict(item), **at}
-    yield {"type": f"response.{state}", "response": dict(response)}
-
-
-def _of_item(item: Mapping[str, Any], at: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    if isinstance(item.get("arguments"), str):
-        kind, given = "response.function_call_arguments", item["arguments"]
-        yield {"type": f"{kind}.delta", "delta": given, **at}
-        yield {"type": f"{kind}.done", "arguments": given, "name": item.get("name"), **at}
-    for number, part in enumerate(_rows(item.get("summary"))):
-        place, kind = {**at, "summary_index": number}, "response.reasoning_summary"
-        yield {"type": f"{kind}_part.added", "part": {**part, "text": ""}, **place}
-        yield {"type": f"{kind}_text.delta", "delta": part.get("text"), **place}
-        yield {"type": f"{kind}_text.done", "text": part.get("text"), **place}
-        yield {"type": f"{kind}_part.done", "part": dict(part), **place}
-    for number, part in enumerate(_rows(item.get("content"))):
-        place = {**at, "content_index": number}
-        name = "refusal" if part.get("type") == "refusal" else "text"
-        kind = f"response.{'refusal' if name == 'refusal' else 'output_text'}"
-        more = {} if name == "refusal" else {"logprobs": part.get("logprobs") or []}
-        empty = {**part, name: ""}
-        yield {"type": "response.content_part.added", "part": empty, **place}
-        yield {"type": f"{kind}.delta", "delta": part.get(name), **more, **place}
-        yield {"type": f"{kind}.done", name: part.get(name), **more, **place}
-        yield {"type": "response.content_part.done", "part": dict(part), **place}
-
-
-def _map(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _rows(value: Any) -> list[Mapping[str, Any]]:
-    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
+        return named_event({**error, "type": "error", "sequence_number": 0})
+    return data_event({"error": error})

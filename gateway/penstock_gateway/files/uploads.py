@@ -15,7 +15,7 @@ from typing import Final
 from starlette.requests import ClientDisconnect, Request
 
 from penstock_gateway.backend import Backend
-from penstock_gateway.callers.shares import Incoming, Shares
+from penstock_gateway.callers.admission import Incoming, Shares
 from penstock_gateway.files.form import FILE, UploadForm
 from penstock_gateway.files.multipart import (
     Data,

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictStr
 from starlette.responses import Response, StreamingResponse
 
 from penstock_gateway.backend import Backend, backend_of
-from penstock_gateway.for_tenants import dead_letter_for, error_for
+from penstock_gateway.for_tenants import dead_letter_for
 from penstock_gateway.jobs.listing import decoded, encoded
 from penstock_gateway.jobs.names import Reader, find_job
 from penstock_gateway.jobs.results import NDJSON, streamed, with_cursor
@@ -170,7 +170,10 @@ async def list_dead_letters(
         more = len(shown) > limit
         last = shown[limit - 1].key if more else None
         return DeadLetterList(
-            data=[DeadLetterResponse(**_fields(found, letter)) for letter in shown[:limit]],
+            data=[
+                DeadLetterResponse(**dead_letter_for(found, letter).to_json())
+                for letter in shown[:limit]
+            ],
             next=None if last is None else encoded(last.generation, last.doc_id),
         )
 
@@ -249,7 +252,9 @@ def _letter(backend: Backend, job: Job, doc_id: str) -> DeadLetterView:
     if not isinstance(found, DeadLetter):
         raise not_found("dead letter", doc_id)
     return DeadLetterView(
-        **_fields(job, found), request=_readable(found.request), response=_readable(found.response)
+        **dead_letter_for(job, found).to_json(),
+        request=_readable(found.request),
+        response=_readable(found.response),
     )
 
 
@@ -260,21 +265,6 @@ def _exported(job: Job, letter: DeadLetter, endpoint: str | None) -> bytes:
     else:
         line = input_line(letter.key.doc_id, letter.request, letter.endpoint or endpoint)
     return with_cursor(line, encoded(letter.key.generation, letter.key.doc_id))
-
-
-def _fields(job: Job, letter: DeadLetter) -> dict[str, Any]:
-    return {
-        "doc_id": letter.key.doc_id,
-        "generation": letter.key.generation,
-        "reason": letter.reason,
-        "attempts": letter.attempts,
-        "calls": letter.calls,
-        "status_code": letter.status_code,
-        "last_error": error_for(job, letter.last_error),
-        "line": letter.line,
-        "created_at": letter.created_at,
-        "endpoint": letter.endpoint,
-    }
 
 
 def _readable(body: bytes | None) -> Any:

@@ -6,7 +6,6 @@ from penstock_gateway.jobs import (
     control,
     dead_letters,
     events,
-    items,
     listing,
     reports,
     results,
@@ -20,6 +19,6 @@ __all__ = ["router"]
 
 router = Router()
 
-for _one in (submitting, listing, reports, samples, control, results, dead_letters, items, events):
+for _one in (submitting, listing, reports, samples, control, results, dead_letters, events):
     router.include_router(_one.router, prefix="/v1/jobs", tags=["jobs"])
 router.include_router(schedules.router, tags=["schedules"])

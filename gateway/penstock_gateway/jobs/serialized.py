@@ -14,7 +14,7 @@ from penstock_gateway.jobs.names import shown_key, tenant_of
 from penstock_ledger import BatchFigures, BatchSum, OutcomeStore
 from penstock_ledger.model import Counts, Job, JobState
 from penstock_producer.reporting.account import Report, gathered
-from penstock_producer.reporting.prices import money_of
+from penstock_producer.reporting.money import money_of
 from penstock_producer.reporting.reasons import held_by_tenant, standing_of, waits
 
 __all__ = ["counted", "detailed", "remaining", "report_of", "serialize_job"]

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, NamedTuple
 
 from penstock_gateway.backend import Backend
+from penstock_gateway.callers.admission import Shares
 from penstock_gateway.callers.caller import Caller
-from penstock_gateway.callers.shares import Shares
 from penstock_gateway.files.store import FileStore
 from penstock_gateway.ids import is_id
 from penstock_gateway.jobs.schemas import NewJob

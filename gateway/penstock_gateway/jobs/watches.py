@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from penstock_gateway.backend import Backend
-from penstock_gateway.callers.shares import Shares
+from penstock_gateway.callers.admission import Shares
 from penstock_gateway.jobs.serialized import remaining, serialize_job
 from penstock_gateway.refused import Refused
 from penstock_ledger import JobNotFound, JobStore, OutcomeStore, PenstockError

@@ -200,7 +200,7 @@ class ApiKeyStore:
     def tenants_of(self, key_ids: Collection[str]) -> dict[str, str | None]:
         """Return whose keys these are, those that still exist; None for the operator's."""
         query = select(api_keys.c.key_id, api_keys.c.tenant).where(api_keys.c.key_id.in_(key_ids))
-        rows = self._db.read(lambda connection: connection.execute(query).all())
+        rows = self._db.rows(query)
         return {row.key_id: row.tenant for row in rows}
 
     def list(self, tenants: Collection[str] | None = None) -> list[ApiKey]:
@@ -212,7 +212,7 @@ class ApiKeyStore:
         )
         if tenants is not None:
             query = query.where(api_keys.c.tenant.in_(tenants))
-        return self._db.read(lambda connection: [_key_of(row) for row in connection.execute(query)])
+        return [_key_of(row) for row in self._db.rows(query)]
 
     def page(
         self, whose: Whose, *, limit: int, after: tuple[float, str] | None = None
@@ -229,7 +229,7 @@ class ApiKeyStore:
         )
         if after is not None:
             query = query.where(or_(made < after[0], and_(made == after[0], name > after[1])))
-        return self._db.read(lambda connection: [_key_of(row) for row in connection.execute(query)])
+        return [_key_of(row) for row in self._db.rows(query)]
 
     def any_made(self) -> bool:
         """Return whether there ever was a key.

@@ -282,7 +282,7 @@ class DoorBatchStore:
             .group_by(tallies.c.job_id, tallies.c.kind, tallies.c.reason)
         )
         found: dict[str, Counter[tuple[str, str]]] = {job_id: Counter() for job_id in job_ids}
-        for row in self._db.read(lambda connection: connection.execute(query).all()):
+        for row in self._db.rows(query):
             found[row.job_id][row.kind, row.reason] += int(row.number)
         return found
 

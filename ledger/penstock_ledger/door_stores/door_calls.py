@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Connection, Row, bindparam, delete, select, update
+from sqlalchemy import Connection, bindparam, delete, select, update
 
 from penstock_ledger.model import DeadLetter, Result
 from penstock_ledger.sql.database import Database
@@ -97,7 +97,11 @@ class DoorCallStore:
             door_calls.c.expires_at > time.time(),
         )
         row = self._db.read(lambda connection: connection.execute(query).one_or_none())
-        return None if row is None else _call_of(row)
+        return (
+            None
+            if row is None
+            else DoorCall(row.request_digest, row.job_id, row.doc_id, row.expires_at)
+        )
 
     def outcomes(self, job_id: str, doc_ids: Sequence[str]) -> dict[str, Result | DeadLetter]:
         """Return the visible outcomes of those that have one."""
@@ -145,9 +149,7 @@ class DoorCallStore:
             .order_by(jobs.c.created_at)
             .limit(OPEN_MAX)
         )
-        return self._db.read(
-            lambda connection: [(row[0], row[1], row[2]) for row in connection.execute(query)]
-        )
+        return [(row[0], row[1], row[2]) for row in self._db.rows(query)]
 
     def _push(
         self, connection: Connection, job_id: str, calls: Sequence[PushedCall]
@@ -211,7 +213,3 @@ def _numbers(connection: Connection, job_id: str, doc_ids: Sequence[str]) -> Map
         )
         numbers.update((row.doc_id, row.seq) for row in rows)
     return numbers
-
-
-def _call_of(row: Row[Any]) -> DoorCall:
-    return DoorCall(row.request_digest, row.job_id, row.doc_id, row.expires_at)

@@ -239,9 +239,7 @@ class DoorFiles:
             .order_by(door_files.c.deleted_at)
             .limit(most)
         )
-        return self._db.read(
-            lambda connection: [_file_of(row) for row in connection.execute(query)]
-        )
+        return [_file_of(row) for row in self._db.rows(query)]
 
     def forget(self, file_ids: Sequence[str]) -> None:
         """Forget the rows of deleted files whose bytes are gone."""

@@ -127,7 +127,7 @@ class JobPages:
             .where(*_of_tenants(tenants), *_named("", without))
             .group_by(jobs.c.state)
         )
-        rows = self._db.read(lambda connection: connection.execute(query).all())
+        rows = self._db.rows(query)
         return {JobState(state): int(number) for state, number in rows}
 
     def counts(self, job_ids: Sequence[str]) -> dict[str, Counts]:
@@ -258,7 +258,7 @@ def dead_letter_lines(
         query = query.where(outcomes.c.reason == reason)
     if after is not None:
         query = query.where(place > after)
-    rows = db.read(lambda connection: connection.execute(query).all())
+    rows = db.rows(query)
     return [
         DeadLetterLine(
             row.generation,

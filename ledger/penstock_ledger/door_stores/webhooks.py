@@ -269,9 +269,7 @@ class WebhookStore:
             .order_by(_DEL.created_at.desc(), _DEL.event_id.desc())
             .limit(limit)
         )
-        return self._db.read(
-            lambda connection: [_delivery_of(row) for row in connection.execute(query)]
-        )
+        return [_delivery_of(row) for row in self._db.rows(query)]
 
     def again(self, event_id: str, endpoint_id: str) -> bool:
         """Try a delivery now, also one that arrived or was given up; with the same event id.

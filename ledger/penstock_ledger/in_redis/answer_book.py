@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import redis
 
-from penstock_ledger.in_redis.redis_scripts import BATCH_MAX, Scripts
+from penstock_ledger.in_redis.redis_scripts import BATCH_MAX, packed, registered
 from penstock_ledger.keys import ANSWERS_MAX
 from penstock_ledger.model import ItemKey
 
@@ -50,7 +50,7 @@ class AnswerBook:
     def __init__(
         self, client: redis.Redis, owner: str, *, most: int = ANSWERS_MAX, lease_s: float = LEASE_S
     ) -> None:
-        self._scripts = Scripts(client)
+        self._script = registered(client, "lead")
         self._owner, self._most, self.lease_s = owner, most, lease_s
 
     def ask(
@@ -79,7 +79,8 @@ class AnswerBook:
             )
             for book, numbers in by_book.items()
         ]
-        answers = self._scripts.lead(self._owner, self.lease_s, self._most, asks, released)
+        given = [self._owner, self.lease_s, self._most, packed((asks, released))]
+        answers: list[bytes | int] = self._script([], given)
         numbered = zip(chain.from_iterable(by_book.values()), answers, strict=True)
         return [answer for _, answer in sorted(numbered, key=itemgetter(0))]
 

@@ -15,8 +15,7 @@ from typing import Any, Final, NamedTuple
 import redis
 
 from penstock_ledger import keys
-from penstock_ledger.in_redis.chunks import chunks
-from penstock_ledger.in_redis.redis_scripts import Scripts
+from penstock_ledger.in_redis.redis_scripts import Argument, chunks, registered
 from penstock_ledger.model import ItemKey
 
 OWNER_LEASE_S: Final = 60.0
@@ -73,7 +72,8 @@ class BudgetBook:
 
     def __init__(self, client: redis.Redis) -> None:
         self._client: Any = client
-        self._scripts = Scripts(client)
+        self._script = registered(client, "budget")
+        self._owners = registered(client, "owners")
 
     def is_known(self, job_id: str) -> bool:
         """Return False for a job's first look, or where Redis was lost.
@@ -93,7 +93,7 @@ class BudgetBook:
 
         ``spent`` is what SQL counts, and ``batches`` are those under way, by their tags with what
         they may cost: what Redis does not know of that is reserved."""
-        found = self._scripts.budget(job_id, "look", budget, _number(spent), 0, *_pairs(batches))
+        found = self._budget(job_id, "look", budget, _number(spent), 0, *_pairs(batches))
         assert isinstance(found, list), "look makes it known"
         return _account(found)
 
@@ -123,7 +123,7 @@ class BudgetBook:
                 *map(keys.job_scope, seen.ended[:ENDED_MAX]),
             ]
         given = (budget, _number(spent), len(of_tenant), *of_tenant, *_pairs(batches))
-        found = self._scripts.budget(job_id, "look", *given)
+        found = self._budget(job_id, "look", *given)
         return _account(found) if isinstance(found, list) else None
 
     def jobs_of_tenant(self, name: str) -> tuple[str, frozenset[str]]:
@@ -143,21 +143,21 @@ class BudgetBook:
 
         This replaces what is reserved for it already; False and nothing where there is no room.
         None where Redis knows nothing of the job's budget: ``look`` comes first."""
-        found = self._scripts.budget(job_id, "reserve", budget, spent, f"{_BATCH}{tag}", amount)
+        found = self._budget(job_id, "reserve", budget, spent, f"{_BATCH}{tag}", amount)
         return (found[3] == b"1", _account(found)) if isinstance(found, list) else None
 
     def end_batch(self, job_id: str, tag: str, *, spent: int) -> None:
         """Note that nothing of a batch is under way any more; what it cost is in ``spent``."""
-        self._scripts.budget(job_id, "give_back", spent, f"{_BATCH}{tag}", "")
+        self._budget(job_id, "give_back", spent, f"{_BATCH}{tag}", "")
 
     def seen(self, job_id: str) -> Account | None:
         """Return the account as it is; None where Redis knows of no budget of this job."""
-        found = self._scripts.budget(job_id, "show")
+        found = self._budget(job_id, "show")
         return _account(found) if isinstance(found, list) else None
 
     def tried_again(self, job_id: str) -> None:
         """See anew what lacks: what was refused goes back to the workers."""
-        self._scripts.budget(job_id, "tried")
+        self._budget(job_id, "tried")
 
     def lift(self, job_id: str) -> None:
         """Note that the job has no budget any more."""
@@ -170,11 +170,11 @@ class BudgetBook:
 
         Calls under way keep what is reserved for them.
         """
-        self._scripts.budget(job_id, "relearn")
+        self._budget(job_id, "relearn")
 
     def renew(self, owner: str) -> None:
         """Keep the reservations of a worker that makes calls: it says that it lives."""
-        self._scripts.owners(owner, OWNER_LEASE_S)
+        self._owners([keys.BUDGET_OWNERS], [owner, OWNER_LEASE_S])
 
     def calls(self, job_id: str) -> dict[ItemKey, str]:
         """Return what is reserved for documents, as it stands."""
@@ -215,11 +215,19 @@ class BudgetBook:
         """Give back reservations that still stand as they were found; return their sum."""
         before = self.seen(job_id)
         for chunk in chunks(reservations.items()):
-            self._scripts.budget(
-                job_id, "give_back", "", *(part for pair in chunk for part in pair)
-            )
+            self._budget(job_id, "give_back", "", *(part for pair in chunk for part in pair))
         after = self.seen(job_id)
         return 0 if before is None or after is None else max(0, before.reserved - after.reserved)
+
+    def _budget(self, job_id: str, asked: str, *arguments: Argument) -> list[bytes] | int:
+        """Return the figures of a job's budget.
+
+        They are spent, reserved, the least that was refused, whether it was reserved, and three
+        figures of a tenant with a budget; a number where no budget is known, or what is known of
+        the tenant has to be brought."""
+        given = [keys.job_scope(job_id), asked, *arguments]
+        found: list[bytes] | int = self._script([], given)
+        return found
 
 
 def _account(found: list[bytes]) -> Account:

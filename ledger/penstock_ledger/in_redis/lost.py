@@ -11,13 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from penstock_ledger import keys
-from penstock_ledger.in_redis.chunks import chunks
-from penstock_ledger.in_redis.redis_scripts import TAGS_MAX, Scripts
+from penstock_ledger.in_redis.redis_scripts import TAGS_MAX, ItemScripts, chunks
 from penstock_ledger.model import ItemKey
 
 
 def find_missing(
-    client: Any, scripts: Scripts, queues: Sequence[str], wanted: dict[str, ItemKey]
+    client: Any, scripts: ItemScripts, queues: Sequence[str], wanted: dict[str, ItemKey]
 ) -> list[ItemKey]:
     """Return the items among ``wanted`` (by tag) without a message.
 
@@ -61,7 +60,7 @@ def _drop(lost: dict[str, ItemKey], found: Iterable[str]) -> None:
         lost.pop(tag, None)
 
 
-def _listed_tags(scripts: Scripts, name: str) -> Iterator[str]:
+def _listed_tags(scripts: ItemScripts, name: str) -> Iterator[str]:
     """Yield the tags of a list that grows at its left while it is read.
 
     Messages shift towards the reader, so none is passed over.

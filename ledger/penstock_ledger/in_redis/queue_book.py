@@ -13,7 +13,7 @@ from typing import Any, Final
 import redis
 
 from penstock_ledger import keys
-from penstock_ledger.in_redis.redis_scripts import Scripts
+from penstock_ledger.in_redis.redis_scripts import chunks, registered
 
 QUEUES_MAX: Final = 256
 """Queues of models in one lane that feeds may open. Documents of further models wait in the lane's
@@ -40,7 +40,11 @@ class QueueBook:
 
     def __init__(self, client: redis.Redis) -> None:
         self._client: Any = client
-        self._scripts = Scripts(client)
+        self._note = registered(client, "note_queues")
+        self._forget = registered(client, "forget_queues")
+        self._note_found = registered(client, "note_found")
+        self._show_found = registered(client, "show_found")
+        self._move = registered(client, "move")
 
     def note(
         self, lane: str, queues: Collection[str], *, by_worker: bool = False
@@ -49,9 +53,9 @@ class QueueBook:
         named = sorted(queue for queue in queues if queue != lane)
         if not named:
             return frozenset()
-        return self._scripts.note_queues(
-            lane, WORKER_QUEUES_MAX if by_worker else QUEUES_MAX, named
-        )
+        most = WORKER_QUEUES_MAX if by_worker else QUEUES_MAX
+        refused = self._note([keys.queues(lane)], [most, *named])
+        return frozenset(name.decode() for name in refused)
 
     def of(self, lane: str) -> list[str]:
         """Return all queues of a lane, its own first."""
@@ -65,7 +69,7 @@ class QueueBook:
 
     def forget_idle(self, lane: str) -> int:
         """Forget queues that have been empty and unused for a while; returns how many."""
-        return self._scripts.forget_queues(lane, IDLE_S, LOOKED_AT)
+        return int(self._forget([keys.queues(lane)], [IDLE_S, LOOKED_AT]))
 
     def note_found(self, lane: str, home: str, queues: Collection[str]) -> None:
         """Note the queues of adapters that workers of a model have found, in place of those before.
@@ -74,7 +78,7 @@ class QueueBook:
 
         ``home`` is the queue under whose name those workers keep what they hold.
         """
-        self._scripts.note_found(lane, home, WORKER_QUEUES_MAX, sorted(queues))
+        self._note_found([keys.found(lane)], [home, WORKER_QUEUES_MAX, *sorted(queues)])
 
     def found(self, lane: str) -> Mapping[str, str]:
         """Return the queues of adapters that workers have found, each with its model's queue."""
@@ -91,10 +95,20 @@ class QueueBook:
 
     def show_found(self, home: str, waiting: int) -> None:
         """Show an autoscaler how many messages wait for adapters of this model."""
-        self._scripts.show_found(home, min(waiting, FOUND_SHOWN_MAX), FOUND_BELIEVED_S)
+        shown = [min(waiting, FOUND_SHOWN_MAX), FOUND_BELIEVED_S]
+        self._show_found([keys.found_waiting(home)], shown)
 
     def move(self, queue: str, messages: Sequence[tuple[str, bytes]]) -> int:
         """Send (tag, message) pairs to another queue of their lane, once they are acknowledged."""
-        return self._scripts.move(
-            keys.lane_queue(queue), queue, messages, most=QUEUES_MAX, wait_s=NO_ROOM_WAIT_S
-        )
+        lane, moved = keys.lane_queue(queue), 0
+        names = [
+            keys.queues(lane),
+            keys.delayed(queue),
+            keys.delayed_raw(queue),
+            keys.delayed(lane),
+            keys.delayed_raw(lane),
+        ]
+        for chunk in chunks(messages):
+            pairs = [part for message in chunk for part in message]
+            moved += int(self._move(names, [queue, QUEUES_MAX, NO_ROOM_WAIT_S, *pairs]))
+        return moved

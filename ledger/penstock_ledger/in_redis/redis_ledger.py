@@ -34,10 +34,18 @@ from penstock_ledger.in_redis.batches import (
     WorkerSeen,
 )
 from penstock_ledger.in_redis.budget_book import BudgetBook
-from penstock_ledger.in_redis.chunks import chunks, feed_chunks, settle_chunks, until_short
 from penstock_ledger.in_redis.lost import find_missing, held_by
 from penstock_ledger.in_redis.queue_book import QueueBook
-from penstock_ledger.in_redis.redis_scripts import BATCH_MAX, TAGS_MAX, Scripts
+from penstock_ledger.in_redis.redis_scripts import (
+    BATCH_MAX,
+    TAGS_MAX,
+    FleetScripts,
+    ItemScripts,
+    chunks,
+    feed_chunks,
+    settle_chunks,
+    until_short,
+)
 from penstock_ledger.in_redis.seen import CauseBook
 from penstock_ledger.model import ItemKey, Job, JobState
 
@@ -71,7 +79,8 @@ class RedisLedger:
         self._client: Any = client
         self._redis = client
         self._epoch = epoch
-        self._scripts = Scripts(client)
+        self._scripts = ItemScripts(client)
+        self._fleet = FleetScripts(client)
         self.failing = CauseBook(client)
         self.queues = QueueBook(client)
         self.budgets = BudgetBook(client)
@@ -366,7 +375,7 @@ class RedisLedger:
 
     def heartbeat(self, worker: str, info: Mapping[str, str]) -> None:
         """Note that a worker lives, with a few short texts about it."""
-        self._scripts.heartbeat(worker, seen.WORKER_FORGOTTEN_S, info or {"name": worker})
+        self._fleet.heartbeat(worker, seen.WORKER_FORGOTTEN_S, info or {"name": worker})
 
     def workers(self) -> list[WorkerSeen]:
         """Return the workers heard of in the last minute, by name."""
@@ -376,7 +385,7 @@ class RedisLedger:
         """Say that the control process ``name`` turns.
 
         Returns how many have said so in the last ``forget_s`` seconds."""
-        return self._scripts.present(name, forget_s)
+        return self._fleet.present(name, forget_s)
 
     def control_left(self, name: str) -> None:
         """Note that the control process ``name`` turns no more."""
@@ -440,7 +449,7 @@ class RedisLedger:
         """
         seen: list[JobSeen] = []
         for chunk in chunks(jobs):
-            answers = iter(self._scripts.see([(job.job_id, job.generation) for job in chunk]))
+            answers = iter(self._fleet.see([(job.job_id, job.generation) for job in chunk]))
             seen += [_job_seen(job, answers) for job in chunk]
         return seen
 

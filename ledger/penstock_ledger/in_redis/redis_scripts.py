@@ -1,15 +1,16 @@
 """A typed stub per Lua script: arguments in, values out.
 
-The steps themselves are explained on top of each script."""
+The steps themselves are explained on top of each script. Those of budgets, queues, answers and
+causes are called by their books."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
-from itertools import chain
-from typing import Any, Final
+from itertools import chain, islice
+from typing import Any, Final, TypeVar
 
 import msgspec
 import redis
@@ -23,6 +24,7 @@ from penstock_ledger.in_redis.batches import (
     MayCost,
     Publish,
     PublishReport,
+    SettleBatch,
     SettledDead,
     SettledDone,
     SettledRetry,
@@ -32,6 +34,8 @@ from penstock_ledger.model import ItemKey
 
 # items per call: other clients wait a few milliseconds at most; Lua's stack ends near 8,000
 BATCH_MAX: Final = 500
+# of messages per call: Redis copies them while all other clients wait
+PUBLISH_BYTES_MAX: Final = 4 * 1024 * 1024
 # What is put before a script: functions that several have.
 SHARED: Final = {
     "begin": ("table", "account"),
@@ -48,32 +52,21 @@ TAGS_MAX: Final = 250  # raw messages looked at per call; each may hold 16 KiB
 _REPLIES: Final = tuple(BeginReply)  # by their numbers
 
 Argument = str | bytes | int | float
+T = TypeVar("T")
 
 
-class Scripts:
-    """Calls are atomic. Redis's own errors pass through (redis.RedisError)."""
+class ItemScripts:
+    """What happens to items. Calls are atomic, and raise redis.RedisError."""
 
     def __init__(self, client: redis.Redis) -> None:
-        self._publish = _registered(client, "publish")
-        self._begin = _registered(client, "begin")
-        self._settle = _registered(client, "settle")
-        self._put_off = _registered(client, "put_off")
-        self._promote = _registered(client, "promote")
-        self._unpark = _registered(client, "unpark")
-        self._tags = _registered(client, "tags")
-        self._rehydrate = _registered(client, "rehydrate")
-        self._heartbeat = _registered(client, "heartbeat")
-        self._present = _registered(client, "present")
-        self._causes = _registered(client, "causes")
-        self._note_queues = _registered(client, "note_queues")
-        self._forget_queues = _registered(client, "forget_queues")
-        self._note_found = _registered(client, "note_found")
-        self._show_found = _registered(client, "show_found")
-        self._move = _registered(client, "move")
-        self._see = _registered(client, "see")
-        self._lead = _registered(client, "lead")
-        self._budget = _registered(client, "budget")
-        self._owners = _registered(client, "owners")
+        self._publish = registered(client, "publish")
+        self._begin = registered(client, "begin")
+        self._settle = registered(client, "settle")
+        self._put_off = registered(client, "put_off")
+        self._promote = registered(client, "promote")
+        self._unpark = registered(client, "unpark")
+        self._tags = registered(client, "tags")
+        self._rehydrate = registered(client, "rehydrate")
 
     def publish(
         self,
@@ -94,7 +87,7 @@ class Scripts:
         entries = [
             (key.doc_id, position, *fields.place(key.doc_id, buckets)) for key, position, _ in docs
         ]
-        arguments = [epoch, f"{scope}:done:", int(urgent), int(again), _packed(entries)]
+        arguments = [epoch, f"{scope}:done:", int(urgent), int(again), packed(entries)]
         answer = self._publish(
             [keys.EPOCH, queue, f"{scope}:window"],
             [*arguments, *(doc.raw for doc in docs), *fields.arguments],
@@ -117,7 +110,7 @@ class Scripts:
                 (*_scopes(feed), docs, *zip(*places, strict=True), *([calls] if any(calls) else []))
             )
         answer = self._begin(
-            [keys.EPOCH, keys.EPOCH_REBUILT], [epoch, _packed(feeds), lane, *fields.arguments]
+            [keys.EPOCH, keys.EPOCH_REBUILT], [epoch, packed(feeds), lane, *fields.arguments]
         )
         found = sorted(
             zip(chain.from_iterable(by_feed.values()), answer[::2], answer[1::2], strict=True)
@@ -148,7 +141,7 @@ class Scripts:
             (*_scopes((job_id, generation)), docs, items, *([True] if has_budget else []))
             for (job_id, generation, has_budget), (docs, items) in by_feed.items()
         ]
-        new, *shown = self._settle([keys.EPOCH], [_packed(feeds), *fields.arguments])
+        new, *shown = self._settle([keys.EPOCH], [packed(feeds), *fields.arguments])
         return int(new), _lately({(job_id, generation) for job_id, generation, _ in by_feed}, shown)
 
     def put_off(
@@ -211,6 +204,15 @@ class Scripts:
             )
         return int(self._rehydrate([f"{scope}:window", f"{scope}:starts"], arguments))
 
+
+class FleetScripts:
+    """What is seen of a fleet. Calls are atomic, and raise redis.RedisError."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._see = registered(client, "see")
+        self._heartbeat = registered(client, "heartbeat")
+        self._present = registered(client, "present")
+
     def see(self, jobs: Sequence[tuple[str, int]]) -> list[Any]:
         """Return state, lane, messages parked and sizes of the windows of each job, in order.
 
@@ -227,93 +229,6 @@ class Scripts:
 
     def present(self, name: str, forget_s: float) -> int:
         return int(self._present([keys.CONTROLS], [name, forget_s]))
-
-    def causes(
-        self,
-        provider: str,
-        entries: Iterable[tuple[str, int, float, float, str]],
-        *,
-        keep_s: int,
-        gap_s: float,
-        most: int,
-    ) -> int:
-        """Note causes and return how many are kept.
-
-        Entries are field, count, since, last and text.
-        """
-        arguments: list[Argument] = [
-            keep_s,
-            gap_s,
-            most,
-            *(value for entry in entries for value in entry),
-        ]
-        kept: int = self._causes([keys.failing(provider)], arguments)
-        return kept
-
-    def note_queues(self, lane: str, most: int, queues: Sequence[str]) -> frozenset[str]:
-        """Note the queues of a lane; returns those for which there was no room."""
-        refused = self._note_queues([keys.queues(lane)], [most, *queues])
-        return frozenset(name.decode() for name in refused)
-
-    def forget_queues(self, lane: str, idle_s: int, most: int) -> int:
-        return int(self._forget_queues([keys.queues(lane)], [idle_s, most]))
-
-    def note_found(self, lane: str, home: str, most: int, queues: Sequence[str]) -> int:
-        """Note queues of adapters that were found; returns how many are noted."""
-        return int(self._note_found([keys.found(lane)], [home, most, *queues]))
-
-    def show_found(self, home: str, waiting: int, believed_s: int) -> None:
-        self._show_found([keys.found_waiting(home)], [waiting, believed_s])
-
-    def move(
-        self,
-        lane: str,
-        queue: str,
-        messages: Sequence[tuple[str, bytes]],
-        *,
-        most: int,
-        wait_s: float,
-    ) -> int:
-        names = [
-            keys.queues(lane),
-            keys.delayed(queue),
-            keys.delayed_raw(queue),
-            keys.delayed(lane),
-            keys.delayed_raw(lane),
-        ]
-        moved = 0
-        for at in range(0, len(messages), BATCH_MAX):
-            pairs = [part for message in messages[at : at + BATCH_MAX] for part in message]
-            moved += int(self._move(names, [queue, most, wait_s, *pairs]))
-        return moved
-
-    def lead(
-        self,
-        owner: str,
-        lease_s: float,
-        most: int,
-        asked: Sequence[Sequence[Any]],
-        released: Sequence[Sequence[str]],
-    ) -> list[bytes | int]:
-        """Ask for books, and end claims; ``asked``: book, idle time, digests, oldest answer (s).
-
-        ``released``: book and digest."""
-        found: list[bytes | int] = self._lead(
-            [], [owner, lease_s, most, _packed((asked, released))]
-        )
-        return found
-
-    def budget(self, job_id: str, asked: str, *arguments: Argument) -> list[bytes] | int:
-        """Return the figures of a job's budget.
-
-        They are spent, reserved, the least that was refused, whether it was reserved, and three
-        figures of a tenant with a budget; a number where no budget is known, or what is known of
-        the tenant has to be brought."""
-        found: list[bytes] | int = self._budget([], [keys.job_scope(job_id), asked, *arguments])
-        return found
-
-    def owners(self, owner: str, lease_s: float) -> None:
-        self._owners([keys.BUDGET_OWNERS], [owner, lease_s])
 
 
 class _Fields:
@@ -343,7 +258,7 @@ def _scopes(feed: tuple[str, int]) -> tuple[str, str]:
     return keys.job_scope(feed[0]), keys.feed_scope(*feed)
 
 
-_packed = msgspec.msgpack.Encoder().encode
+packed = msgspec.msgpack.Encoder().encode
 
 
 def _place(key: ItemKey, buckets: int) -> tuple[Argument, ...]:
@@ -393,10 +308,69 @@ def _call(may_cost: MayCost | None) -> tuple[int, int, int, str] | bool:
     return may_cost.paid, may_cost.estimate, int(may_cost.is_most), may_cost.owner
 
 
-def _registered(client: redis.Redis, name: str) -> Any:
+def registered(client: redis.Redis, name: str) -> Any:
+    """Return a script, with what it shares with others put before it."""
     return client.register_script("".join(map(_source, (*SHARED.get(name, ()), name))))
 
 
 @cache
 def _source(name: str) -> str:
     return (files("penstock_ledger") / "scripts" / f"{name}.lua").read_text("utf-8")
+
+
+# -- long batches are cut, so that Redis serves others in between ---------------------------------
+
+
+def chunks(items: Iterable[T], size: int = BATCH_MAX) -> Iterator[list[T]]:
+    rest = iter(items)
+    while chunk := list(islice(rest, size)):
+        yield chunk
+
+
+def feed_chunks(docs: Iterable[Publish]) -> Iterator[tuple[tuple[str, int], list[Publish]]]:
+    """Yield runs of one feed, at most BATCH_MAX documents and about PUBLISH_BYTES_MAX bytes."""
+    feed, chunk, size = ("", 0), list[Publish](), 0
+    for doc in docs:
+        its_feed = (doc.key.job_id, doc.key.generation)
+        if chunk and (
+            its_feed != feed or len(chunk) == BATCH_MAX or size + len(doc.raw) > PUBLISH_BYTES_MAX
+        ):
+            yield feed, chunk
+            chunk, size = [], 0
+        feed = its_feed
+        chunk.append(doc)
+        size += len(doc.raw)
+    if chunk:
+        yield feed, chunk
+
+
+def until_short(limit: int, step: Callable[[int], int]) -> int:
+    """Repeat ``step`` until ``limit`` is reached, or less was moved than asked for.
+
+    It gets at most BATCH_MAX."""
+    moved = 0
+    while moved < limit:
+        asked = min(BATCH_MAX, limit - moved)
+        now_moved = step(asked)
+        moved += now_moved
+        if now_moved < asked:
+            break
+    return moved
+
+
+def settle_chunks(batch: SettleBatch, size: int) -> Iterator[SettleBatch]:
+    """Yield ``batch`` in parts of at most ``size`` items."""
+    parts = (batch.done, batch.dead, batch.retries, batch.released)
+    total = sum(map(len, parts))
+    if total <= size:
+        if total:
+            yield batch
+        return
+    for start in range(0, len(batch.done), size):
+        yield SettleBatch(done=batch.done[start : start + size])
+    for start in range(0, len(batch.dead), size):
+        yield SettleBatch(dead=batch.dead[start : start + size])
+    for start in range(0, len(batch.retries), size):
+        yield SettleBatch(retries=batch.retries[start : start + size])
+    for start in range(0, len(batch.released), size):
+        yield SettleBatch(released=batch.released[start : start + size], paid=batch.paid)

@@ -12,7 +12,7 @@ import redis
 
 from penstock_ledger import keys
 from penstock_ledger.in_redis.batches import Drained, Drains, WorkerSeen
-from penstock_ledger.in_redis.redis_scripts import Scripts
+from penstock_ledger.in_redis.redis_scripts import registered
 from penstock_ledger.stored_values import storable
 
 __all__ = ["COUNTED", "QuotaSeen", "counted", "quotas_seen"]
@@ -95,7 +95,7 @@ class CauseBook:
 
     def __init__(self, client: redis.Redis) -> None:
         self._client: Any = client
-        self._scripts = Scripts(client)
+        self._note = registered(client, "causes")
 
     def note(self, causes: Iterable[Cause]) -> None:
         """Add to what other workers have noted."""
@@ -104,16 +104,17 @@ class CauseBook:
             by_provider.setdefault(cause.provider, []).append(cause)
         for provider, some in by_provider.items():
             entries = [
-                (
+                value
+                for one in some
+                for value in (
                     f"{one.job_id}|{one.name}",
                     one.count,
                     one.since,
                     one.last,
                     storable(one.text[:CAUSE_CHARS]),
                 )
-                for one in some
             ]
-            self._scripts.causes(provider, entries, keep_s=KEEP_S, gap_s=GAP_S, most=FIELDS_MAX)
+            self._note([keys.failing(provider)], [KEEP_S, GAP_S, FIELDS_MAX, *entries])
 
     def of(self, provider: str, job_id: str | None = None) -> list[Cause]:
         """Return what fails at a provider, of one job or of all, the latest first.

@@ -16,10 +16,10 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import util
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar, TypeVarTuple
 
 from sqlalchemy import (
     URL,
@@ -27,6 +27,7 @@ from sqlalchemy import (
     Connection,
     Double,
     Engine,
+    Row,
     Table,
     cast,
     inspect,
@@ -37,6 +38,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.sql.selectable import TypedReturnsRows
 
 from penstock_ledger.errors import (
     DatabaseUnavailable,
@@ -151,6 +153,7 @@ def create(connection: Connection) -> bool:
 
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 WRITE_ATTEMPTS: Final = 5  # of one transaction that lost a deadlock or the wait for the lock
 # doubles with each attempt, with full jitter: deadlock partners must not meet again
@@ -210,6 +213,12 @@ class Database:
         self._check_schema()
         with self._explained(), self.engine.connect() as connection:
             return work(connection)
+
+    def rows(
+        self, query: TypedReturnsRows[*Ts], values: Mapping[str, Any] | None = None
+    ) -> Sequence[Row[*Ts]]:
+        """Return the rows of one query. Raises as ``read`` does."""
+        return self.read(lambda connection: connection.execute(query, values).all())
 
     @contextlib.contextmanager
     def one_read(self) -> Iterator[None]:

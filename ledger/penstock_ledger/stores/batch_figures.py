@@ -73,7 +73,7 @@ class BatchFigures:
         query = select(table.c.failure, table.c.why)
         query = query.where(table.c.job_id == job_id, table.c.created_at.is_not(None))
         newest = query.order_by(table.c.created_at.desc()).limit(at_least)
-        rows = self._db.read(lambda connection: connection.execute(newest).all())
+        rows = self._db.rows(newest)
         return len(rows) == at_least and all(_failure_in(row) == name for row in rows)
 
     def tokens_beside(self, batch: ProviderBatch) -> int:
@@ -92,9 +92,7 @@ class BatchFigures:
         None is settled."""
         query = select(table.c.tag, table.c.may_cost_microusd)
         query = query.where(table.c.job_id == job_id, IS_OPEN, table.c.creating_at.is_not(None))
-        return self._db.read(
-            lambda connection: {row[0]: int(row[1]) for row in connection.execute(query)}
-        )
+        return {row[0]: int(row[1]) for row in self._db.rows(query)}
 
     def tags_of(self, job_id: str) -> set[str]:
         """Return the tags of a job's batches that are not settled."""
@@ -105,9 +103,7 @@ class BatchFigures:
         """Return unsettled batches whose documents are in no other lane, the oldest first."""
         query = select(table).where(table.c.job_id == job_id, IS_OPEN, table.c.handed_at.is_(None))
         query = query.order_by(table.c.packed_at, table.c.tag)
-        return self._db.read(
-            lambda connection: [batch_of(row) for row in connection.execute(query)]
-        )
+        return [batch_of(row) for row in self._db.rows(query)]
 
     def to_hand_over(self, job_id: str) -> list[ProviderBatch]:
         """Return the same without those whose answers a living worker reads now.
@@ -193,9 +189,7 @@ class BatchFigures:
             .order_by(table.c.packed_at, table.c.tag)
             .limit(limit)
         )
-        return self._db.read(
-            lambda connection: [batch_of(row) for row in connection.execute(query)]
-        )
+        return [batch_of(row) for row in self._db.rows(query)]
 
     def sums(self, job_id: str) -> list[BatchSum]:
         """Return the batches of a job, summed up by their states."""
@@ -295,7 +289,7 @@ class BatchFigures:
             status.not_like("%fail%"),
         )
         query = ended.order_by(columns.ended_at.desc()).limit(_LOOKED_AT * limit)
-        rows = self._db.read(lambda connection: connection.execute(query).all())
+        rows = self._db.rows(query)
         whole = [float(row.lasted) for row in rows if _failure_in(row) not in _CUT_SHORT]
         return whole[:limit]
 

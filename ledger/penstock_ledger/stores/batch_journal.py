@@ -348,7 +348,9 @@ class ProviderBatchStore(BatchFigures):
         def write(connection: Connection) -> None:
             for one in take_waiting(connection, keys):
                 add_beside(
-                    connection, [_cost_of(one)] if any(_cost_of(one)[2:]) else [], _waited(one)
+                    connection,
+                    [_cost_of(one)] if any(_cost_of(one)[2:]) else [],
+                    f"{WAITED}{one.calls}-{one.cost_microusd}",
                 )
 
         self._db.write(write)
@@ -421,7 +423,3 @@ def _cost_of(one: Remainder) -> PaidBeside:
     return PaidBeside(
         one.key, 0, one.prompt_tokens, one.completion_tokens, one.cost_microusd, one.unpriced
     )
-
-
-def _waited(one: Remainder) -> str:
-    return f"{WAITED}{one.calls}-{one.cost_microusd}"

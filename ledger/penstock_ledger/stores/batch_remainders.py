@@ -73,11 +73,7 @@ class RemainderStore:
             .group_by(table.c.job_id, table.c.generation, table.c.most)
             .order_by(table.c.job_id, table.c.generation, table.c.most)
         )
-        return (
-            self._db.read(lambda connection: [Waiting(*row) for row in connection.execute(query)])
-            if job_ids
-            else []
-        )
+        return [Waiting(*row) for row in self._db.rows(query)] if job_ids else []
 
     def elsewhere(self, keys: Collection[ItemKey], tag: str) -> set[ItemKey]:
         """Return those of ``keys`` that wait, or that another batch than ``tag`` has by now."""
@@ -137,7 +133,7 @@ class RemainderStore:
             )
 
     def _rows(self, query: Any) -> Sequence[Row[Any]]:
-        return self._db.read(lambda connection: connection.execute(query).all())
+        return self._db.rows(query)
 
 
 def claim(connection: Connection, keys: Sequence[ItemKey], tag: str) -> bool:

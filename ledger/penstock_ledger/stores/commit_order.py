@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
-    Connection,
     Row,
     Select,
     Text,
@@ -103,7 +102,7 @@ class CommitOrder:
         if self._db.is_sqlite:  # whose order has no index by job
             newest = select(func.max(_ROWID)).select_from(outcomes).scalar_subquery()
             query = query.where(newest - LATEST_AMONG < _ROWID)
-        return [result_from(row) for row in self._rows(query)]
+        return [result_from(row) for row in self._db.rows(query)]
 
     def last(self, job_id: str) -> Place | None:
         """Return the place behind all outcomes of a job that has ended; None where it has none."""
@@ -161,12 +160,11 @@ class CommitOrder:
             number = _OLD
             yield from self._old(query, after, page, make)
         query = query.where(self._number <= end).order_by(self._number)
-        rows = self._rows(query.where(self._number > number))
+        rows = self._db.rows(query.where(self._number > number))
         while rows:
             yield from ((_place(row), make(row)) for row in rows)
-            rows = (
-                self._rows(query.where(self._number > rows[-1].number)) if len(rows) == page else []
-            )
+            behind = query.where(self._number > rows[-1].number)
+            rows = self._db.rows(behind) if len(rows) == page else []
 
     def _old(
         self,
@@ -180,7 +178,7 @@ class CommitOrder:
             return
         query = query.where(self._number == _OLD).order_by(outcomes.c.generation, outcomes.c.doc_id)
         while True:
-            rows = self._rows(query if after is None else query.where(_beyond(after)))
+            rows = self._db.rows(query if after is None else query.where(_beyond(after)))
             yield from ((_place(row), make(row)) for row in rows)
             if len(rows) < page:
                 return
@@ -191,7 +189,7 @@ class CommitOrder:
         lowest = (
             select(func.min(self._number)).select_from(outcomes).where(outcomes.c.job_id == job_id)
         )
-        return int(self._rows(lowest)[0][0] or _OLD)
+        return int(self._db.rows(lowest)[0][0] or _OLD)
 
     def _check(self, job_id: str, place: Place) -> None:
         named = (
@@ -203,7 +201,7 @@ class CommitOrder:
                 outcomes.c.doc_id == place.doc_id,
             )
         )
-        found = self._rows(named)
+        found = self._db.rows(named)
         if not found or found[0][0] != place.number:
             raise PlaceLost(job_id)
 
@@ -221,7 +219,7 @@ class CommitOrder:
             .order_by(self._number.desc())
             .limit(1)
         )
-        rows = self._rows(highest)
+        rows = self._db.rows(highest)
         if not rows or self._db.is_sqlite:
             return rows[0][0] if rows else None
         end: int = rows[0][0]
@@ -236,12 +234,6 @@ class CommitOrder:
 
     def _writers(self) -> set[str]:
         return self._db.read(lambda connection: set(connection.execute(_WRITERS).scalars()))
-
-    def _rows(self, query: Select[Any]) -> Sequence[Row[Any]]:
-        def fetch(connection: Connection) -> Sequence[Row[Any]]:
-            return connection.execute(query).all()
-
-        return self._db.read(fetch)
 
 
 def _beyond(place: Place) -> ColumnElement[bool]:

@@ -153,9 +153,7 @@ class FeedStore:
     def feeds(self, job_id: str) -> list[Feed]:
         """Return all feeds of a job, oldest generation first."""
         of_job = {"job": job_id}
-        return self._db.read(
-            lambda connection: [feed_of(row) for row in connection.execute(_OF_JOB, of_job)]
-        )
+        return [feed_of(row) for row in self._db.rows(_OF_JOB, of_job)]
 
     def shards(self, job_id: str) -> list[tuple[Feed, str | None]]:
         """Return the shards of its source, in the source's order, and who reads each or did last.

@@ -106,9 +106,7 @@ class JobStore(FeedStore):
 
         Raises JobNotFound.
         """
-        rows = self._db.read(
-            lambda connection: connection.execute(_NAMED, {"name": job_id_or_key}).all()
-        )
+        rows = self._db.rows(_NAMED, {"name": job_id_or_key})
         if not rows:
             raise JobNotFound(job_id_or_key)
         return job_of(next((row for row in rows if row.job_id == job_id_or_key), rows[0]))
@@ -118,7 +116,7 @@ class JobStore(FeedStore):
         query = select(jobs).order_by(jobs.c.created_at.desc(), jobs.c.job_id.desc()).limit(limit)
         if states is not None:
             query = query.where(jobs.c.state.in_([str(state) for state in states]))
-        return self._db.read(lambda connection: [job_of(row) for row in connection.execute(query)])
+        return [job_of(row) for row in self._db.rows(query)]
 
     def set_state(
         self,

@@ -56,9 +56,7 @@ class NoticedStore:
             .order_by(noticed_files.c.noticed_at, noticed_files.c.name)
             .limit(most)
         )
-        return self._db.read(
-            lambda connection: [NoticedFile(*row) for row in connection.execute(query)]
-        )
+        return [NoticedFile(*row) for row in self._db.rows(query)]
 
     def forget(self, schedule_id: str, files: Sequence[NoticedFile]) -> None:
         """Forget files that a job has, or that are gone.

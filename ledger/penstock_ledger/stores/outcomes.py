@@ -195,12 +195,14 @@ class OutcomeStore:
 
     def by_lane(self, job_id: str) -> list[LaneCounts]:
         """Return the same by the lane that was paid. What has no lane is in none of them."""
-        return lane_counts_from(self._rows(tallied_by_lane(), job=job_id))
+        return lane_counts_from(self._db.rows(tallied_by_lane(), {"job": job_id}))
 
     def counts_of(self, job_id: str, generation: int) -> Counts:
         """Return the outcomes of one generation, superseded ones included, by reading its rows."""
-        rows = self._rows(grouped(outcomes.c.job_id == job_id, outcomes.c.generation == generation))
-        return counts_from(rows, self._rows(rest_of_generation(job_id, generation)))
+        rows = self._db.rows(
+            grouped(outcomes.c.job_id == job_id, outcomes.c.generation == generation)
+        )
+        return counts_from(rows, self._db.rows(rest_of_generation(job_id, generation)))
 
     def recount(self, job_id: str) -> Counts:
         """Return the same, by reading every row of the job: the proof of the tallies."""
@@ -260,7 +262,7 @@ class OutcomeStore:
                 _VISIBLE,
             )
             for start in range(0, len(docs), KEYS_MAX):
-                rows = self._rows(
+                rows = self._db.rows(
                     query.where(outcomes.c.doc_id.in_(docs[start : start + KEYS_MAX]))
                 )
                 found += map(stored_result_from, rows)
@@ -304,7 +306,7 @@ class OutcomeStore:
             outcomes.c.lane,
         )
         query = select(*took).where(outcomes.c.job_id == job_id, _VISIBLE)
-        rows = self._rows(query.order_by(outcomes.c.generation, outcomes.c.doc_id).limit(limit))
+        rows = self._db.rows(query.order_by(outcomes.c.generation, outcomes.c.doc_id).limit(limit))
         return [Spent._make(row) for row in rows]
 
     def dead_letters(
@@ -347,7 +349,7 @@ class OutcomeStore:
             .limit(page)
         )
         while True:
-            rows = self._rows(query if after is None else query.where(outcomes.c.doc_id > after))
+            rows = self._db.rows(query if after is None else query.where(outcomes.c.doc_id > after))
             yield from map(dead_letter_from, rows)
             if len(rows) < page:
                 return
@@ -394,7 +396,7 @@ class OutcomeStore:
             .order_by(stretch)
             .limit(STRETCHES)
         )
-        return [(int(row.number), int(row.done), int(row.dead)) for row in self._rows(query)]
+        return [(int(row.number), int(row.done), int(row.dead)) for row in self._db.rows(query)]
 
     def latencies(self, job_id: str) -> list[tuple[int, int]]:
         """Return the milliseconds that answers took, and how many took so long.
@@ -420,7 +422,7 @@ class OutcomeStore:
             .order_by(rounded)
             .limit(LATENCIES)
         )
-        return [(int(row.milliseconds), int(row.number)) for row in self._rows(query)]
+        return [(int(row.milliseconds), int(row.number)) for row in self._db.rows(query)]
 
     def prompt_sizes(self, job_id: str) -> PromptSizes:
         """Return how long the prompts of a job's documents were, for each call.
@@ -436,14 +438,14 @@ class OutcomeStore:
         up_to = case(
             *((tokens <= bound, bound) for bound in PROMPT_BOUNDS), else_=BEYOND_BOUNDS
         ).label("up_to")
-        found = self._rows(
+        found = self._db.rows(
             select(up_to, func.count().label("number"))
             .where(*asked)
             .group_by(up_to)
             .order_by(up_to)
         )
         named = select(outcomes.c.doc_id, tokens.label("tokens")).where(*asked)
-        largest = self._rows(
+        largest = self._db.rows(
             named.order_by(tokens.desc(), outcomes.c.doc_id).limit(LARGEST_PROMPTS)
         )
         return PromptSizes(
@@ -460,7 +462,7 @@ class OutcomeStore:
 
     def refused_ids(self, job_id: str) -> dict[int, str]:
         """Return the ids that those rows have got, by their lines."""
-        return {row.line: row.doc_id for row in self._rows(_REFUSED, job=job_id)}
+        return {row.line: row.doc_id for row in self._db.rows(_REFUSED, {"job": job_id})}
 
     def visible(
         self, job_id: str, docs: Sequence[str], page: int = KEYS_MAX
@@ -471,7 +473,7 @@ class OutcomeStore:
             outcomes.c.job_id == job_id, outcomes.c.generation.in_(generations), _VISIBLE
         )
         for start in range(0, len(docs), page):
-            rows = self._rows(query.where(outcomes.c.doc_id.in_(docs[start : start + page])))
+            rows = self._db.rows(query.where(outcomes.c.doc_id.in_(docs[start : start + page])))
             yield from map(stored_from, rows)
 
     def terminal_docs(
@@ -486,32 +488,26 @@ class OutcomeStore:
         all_of_it = (outcomes.c.job_id == job_id, outcomes.c.generation == generation)
         docs = select(outcomes.c.doc_id).where(*all_of_it).order_by(outcomes.c.doc_id).limit(page)
         dead = select(outcomes.c.doc_id).where(*all_of_it, _IS_DEAD)
-        rows = self._rows(docs)
+        rows = self._db.rows(docs)
         while rows:
             first, last = rows[0].doc_id, rows[-1].doc_id
             died = {
                 row.doc_id
-                for row in self._rows(
+                for row in self._db.rows(
                     dead.where(outcomes.c.doc_id >= first, outcomes.c.doc_id <= last)
                 )
             }
             yield [(row.doc_id, row.doc_id in died) for row in rows]
-            rows = self._rows(docs.where(outcomes.c.doc_id > last)) if len(rows) == page else []
+            rows = self._db.rows(docs.where(outcomes.c.doc_id > last)) if len(rows) == page else []
 
     def _paged(self, query: Query, page: int, make: Callable[[Row[Any]], T]) -> Iterator[T]:
         place = tuple_(outcomes.c.generation, outcomes.c.doc_id)
         query = query.order_by(outcomes.c.generation, outcomes.c.doc_id).limit(page)
-        rows = self._rows(query)
+        rows = self._db.rows(query)
         while rows:
             yield from map(make, rows)
             last = (rows[-1].generation, rows[-1].doc_id)
-            rows = self._rows(query.where(place > last)) if len(rows) == page else []
-
-    def _rows(self, query: Query, **values: str) -> Sequence[Row[Any]]:
-        def fetch(connection: Connection) -> Sequence[Row[Any]]:
-            return connection.execute(query, values).all()
-
-        return self._db.read(fetch)
+            rows = self._db.rows(query.where(place > last)) if len(rows) == page else []
 
 
 def _timed_result(row: Row[Any]) -> tuple[Result, float]:

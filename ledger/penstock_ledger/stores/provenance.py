@@ -20,8 +20,6 @@ import orjson
 from sqlalchemy import (
     Connection,
     Delete,
-    Row,
-    Select,
     Table,
     and_,
     bindparam,
@@ -132,7 +130,7 @@ class Provenance:
         behind = ""
         while True:
             page = every.where(meta.c.name > behind)
-            rows = self._db.read(partial(_fetched, page))
+            rows = self._db.rows(page)
             for name, value in rows:
                 one = orjson.loads(value)
                 made = MadeWith(**{field: one[field] for field in MadeWith._fields if field in one})
@@ -159,7 +157,7 @@ class Provenance:
 
     def _values(self, kind: str, job_id: str) -> dict[str, str]:
         places = _places(kind, job_id)
-        rows = self._db.read(lambda connection: connection.execute(_ENTRIES, places).all())
+        rows = self._db.rows(_ENTRIES, places)
         return {name.removeprefix(places["first"]): value for name, value in rows}
 
 
@@ -177,10 +175,6 @@ def made_by(
 def forget_provenance(connection: Connection, job_id: str) -> None:
     for kind in (MADE, LAST):
         connection.execute(delete(meta).where(_IS_OF), _places(kind, job_id))
-
-
-def _fetched(query: Select[str, str], connection: Connection) -> Sequence[Row[str, str]]:
-    return connection.execute(query).all()
 
 
 def _rows(job_id: str, made: MadeWith) -> Iterator[dict[str, Any]]:

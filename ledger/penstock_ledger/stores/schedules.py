@@ -87,9 +87,7 @@ class ScheduleStore:
             .order_by(firings.c.planned_at.desc())
             .limit(limit)
         )
-        return self._db.read(
-            lambda connection: [_firing_of(row) for row in connection.execute(query)]
-        )
+        return [_firing_of(row) for row in self._db.rows(query)]
 
     def running(self, schedule_id: str) -> str | None:
         """Return the latest job of this schedule that has not ended; None when all have."""
@@ -251,7 +249,7 @@ class ScheduleStore:
         )
         if before is not None:
             query = query.where(taken_files.c.file < before)
-        return self._db.read(lambda connection: connection.execute(query).scalars().all())
+        return [row.file for row in self._db.rows(query)]
 
     def forget_taken(self, schedule_id: str, files: Sequence[bytes]) -> None:
         """Forget files that are there no more."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Connection, Row, Select, bindparam, func, select, update
+from sqlalchemy import Connection, Row, bindparam, func, select, update
 
 from penstock_ledger.errors import JobClosed, JobNotFound, SpoolConflict
 from penstock_ledger.sql.database import Database
@@ -55,7 +54,7 @@ class Spool:
     def take(self, job_id: str, limit: int) -> list[SpoolRow]:
         """Return documents that were not fed yet, in the order of their arrival."""
         query = _rows(job_id).where(~spool.c.fed).order_by(spool.c.seq).limit(limit)
-        return self._db.read(lambda connection: [_row(row) for row in connection.execute(query)])
+        return [_row(row) for row in self._db.rows(query)]
 
     def mark_fed(self, job_id: str, seqs: Iterable[int]) -> None:
         wanted = list(seqs)
@@ -73,7 +72,7 @@ class Spool:
         for start in range(0, len(doc_ids), STATEMENT_MAX):
             some = spool.c.doc_id.in_(doc_ids[start : start + STATEMENT_MAX])
             query = select(spool.c.doc_id).where(spool.c.job_id == job_id, some)
-            found |= self._db.read(partial(_names, query))
+            found |= {row[0] for row in self._db.rows(query)}
         return found
 
     def bodies(self, job_id: str, doc_ids: Sequence[str]) -> dict[str, bytes]:
@@ -104,10 +103,6 @@ class Spool:
             self._db.insert(spool).on_conflict_do_nothing(), rows
         ).rowcount
         return new, _different(connection, job_id, docs) if new < len(rows) else []
-
-
-def _names(query: Select[str], connection: Connection) -> set[str]:
-    return set(connection.execute(query).scalars())
 
 
 def mark_fed(connection: Connection, job_id: str, seqs: Sequence[int]) -> None:

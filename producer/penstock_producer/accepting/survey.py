@@ -125,14 +125,11 @@ class SplitPoints:
         if number < 2 or not within:
             return ()
         ends = {
-            min(within, key=lambda before: abs(before - place)) for place in _even(rows, number)
+            min(within, key=lambda before: abs(before - place))
+            for place in (rows * part / number for part in range(1, number))
         }
         remote_limits = [{}, *(self._kept[before] for before in sorted(ends)), None]
         return tuple(Shard(begin or {}, end) for begin, end in pairwise(remote_limits))
-
-
-def _even(rows: int, number: int) -> list[float]:
-    return [rows * part / number for part in range(1, number)]
 
 
 # Refused rows become dead letters in the transaction that creates the job, so they are held in

@@ -6,9 +6,10 @@ answers.
 
 from typing import Final
 
-__all__ = ["CHAT", "GENERATE", "MESSAGES", "RESPONSES"]
+__all__ = ["CHAT", "COMPLETIONS", "GENERATE", "MESSAGES", "RESPONSES"]
 
 CHAT: Final = "/v1/chat/completions"
+COMPLETIONS: Final = "/v1/completions"
 RESPONSES: Final = "/v1/responses"
 MESSAGES: Final = "/v1/messages"  # Anthropic's
 # Gemini's: where it is asked, `models/`, the model's name and a colon stand in between

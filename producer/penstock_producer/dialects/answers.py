@@ -13,10 +13,15 @@ import orjson
 __all__ = [
     "as_message",
     "as_response",
+    "call_item",
     "chat_of",
     "geminis_usage",
     "in_openais_words",
+    "refusal_part",
+    "said_item",
     "signature_of",
+    "text_part",
+    "thought_item",
 ]
 
 # What Anthropic calls a stop reason, and Gemini a finish reason, in OpenAI's words. Others keep
@@ -239,25 +244,15 @@ def as_response(chat: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, 
     state = "completed" if why is None else "incomplete"
     output = list[dict[str, Any]]()
     if thought := _thought(message):
-        summary = [{"type": "summary_text", "text": thought}]
-        output.append({"id": f"rs_{ident}", "type": "reasoning", "summary": summary})
+        output.append(thought_item(ident, thought))
     if text := _text(message.get("content")):
-        part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-        output.append(_said(ident, part, state))
+        output.append(said_item(ident, text_part(text), state))
     elif refusal := _text(message.get("refusal")):
-        output.append(_said(ident, {"type": "refusal", "refusal": refusal}, state))
+        output.append(said_item(ident, refusal_part(refusal), state))
     for at, call in enumerate(_rows(message.get("tool_calls"))):
         function = _map(call.get("function"))
-        output.append(
-            {
-                "id": f"fc_{ident}_{at}",
-                "type": "function_call",
-                "call_id": call.get("id"),
-                "name": function.get("name"),
-                "arguments": function.get("arguments"),
-                "status": "completed",
-            }
-        )
+        name, arguments = function.get("name"), function.get("arguments")
+        output.append(call_item(ident, at, call.get("id"), name, arguments))
     return {
         "id": f"resp_{ident}",
         "object": "response",
@@ -289,7 +284,28 @@ _REPEATED: Final[Mapping[str, Any]] = {
 }
 
 
-def _said(ident: str, part: dict[str, Any], state: str) -> dict[str, Any]:
+def thought_item(ident: str, text: str) -> dict[str, Any]:
+    """Return the thoughts of a response; ``ident`` is the end of its id."""
+    summary = [{"type": "summary_text", "text": text}]
+    return {"id": f"rs_{ident}", "type": "reasoning", "summary": summary}
+
+
+def text_part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def refusal_part(text: str) -> dict[str, Any]:
+    return {"type": "refusal", "refusal": text}
+
+
+def call_item(ident: str, number: int, call: Any, name: Any, arguments: Any) -> dict[str, Any]:
+    """Return a call of a tool in a response."""
+    about = {"id": f"fc_{ident}_{number}", "type": "function_call", "call_id": call}
+    return about | {"name": name, "arguments": arguments, "status": "completed"}
+
+
+def said_item(ident: str, part: dict[str, Any], state: str) -> dict[str, Any]:
+    """Return what a response says."""
     said = {"id": f"msg_{ident}", "type": "message", "role": "assistant", "status": state}
     return said | {"content": [part]}
 

@@ -133,10 +133,6 @@ def _text(value: Any, place: str) -> str:
     return "\n\n".join(texts)
 
 
-def _tools(value: Any, _given: Mapping[str, Any]) -> dict[str, Any]:
-    return {"tools": [_tool(one, f"tools[{at}]") for at, one in enumerate(_rows(value, "tools"))]}
-
-
 def _tool(tool: Mapping[str, Any], place: str) -> dict[str, Any]:
     if tool.get("type") not in (None, "custom"):
         raise BadMessages(f"{place}.type", NO_EQUAL, "give tools of your own", tool["type"])
@@ -214,7 +210,9 @@ _FIELDS: Final = Fields(
         "messages": _messages,
         "max_tokens": lambda most, given: length_of(given.get("model"), most),
         "stop_sequences": lambda value, _: {"stop": value} if value else {},
-        "tools": _tools,
+        "tools": lambda value, _: {
+            "tools": [_tool(one, f"tools[{at}]") for at, one in enumerate(_rows(value, "tools"))]
+        },
         "tool_choice": _choice,
         "thinking": _thinking,
         "output_config": _output,

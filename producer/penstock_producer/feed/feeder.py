@@ -8,7 +8,7 @@ the ledger drops those that are in the window already.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, TypedDict
 
@@ -19,14 +19,9 @@ from penstock_producer.feed.routes import Routes
 from penstock_producer.feed.tracing import SendSpans
 from penstock_producer.feed.wire import MAX_INLINE_BODY_BYTES, encode_item, fed_now
 from penstock_producer.refusals import changed_since, refused
-from penstock_producer.rows import BadRow, Cursor, Document, Source
+from penstock_producer.rows import BadRow, BoundedReader, Document, Source
 
 __all__ = ["Feeder"]
-
-# held in memory, and sorted together in prefix order; the ledger cuts them into calls
-ROWS_READ: Final = 5_000
-# of request bodies; the sort keys of a job in prefix order are as much again
-BYTES_READ: Final = 16 * 1024 * 1024
 
 # takes documents; how many were published, how many skipped
 Handler = Callable[[Sequence[Document]], tuple[int, int]]
@@ -104,9 +99,7 @@ class Feeder:
         # the endpoint whose bodies are put into prefix order; None keeps the source's
         self._ordered_for = ordered_for
         self._spans = spans  # None: no item is traced
-        self._rows: Iterator[Document | BadRow] | None = None
-        self._ahead: Document | BadRow | None = None  # read already; the next step begins with it
-        self._cursor: Cursor = dict(feed.cursor)
+        self._reader = BoundedReader(source, feed.cursor)
         self._tried: Tried = UNTRIED  # of those that are published now
 
     @property
@@ -119,8 +112,8 @@ class Feeder:
 
         A cursor that was moved meanwhile is followed.
         """
-        if feed.cursor != self._cursor or feed.fence != self.feed.fence:
-            self._forget_position(feed.cursor)
+        if feed.cursor != self._reader.cursor or feed.fence != self.feed.fence:
+            self._reader.go_to(feed.cursor)
         self.feed = feed
 
     def step(self, limit: int) -> FeedStep:
@@ -139,7 +132,7 @@ class Feeder:
         try:
             total = FeedStep()
             while total.read < limit and not total.exhausted:
-                rows, exhausted = self._read(min(limit - total.read, ROWS_READ))
+                rows, exhausted = self._reader.read(limit - total.read)
                 total = total.plus(self._handle(rows, handle, exhausted))
                 if not rows:
                     break
@@ -147,7 +140,7 @@ class Feeder:
                 self._move_cursor(total.exhausted)
             return total
         except Exception:
-            self._forget_position(self.feed.cursor)
+            self._reader.go_to(self.feed.cursor)
             raise
 
     def publish(
@@ -177,31 +170,6 @@ class Feeder:
     def key(self, doc_id: str) -> ItemKey:
         return ItemKey(self.feed.job_id, self.feed.generation, doc_id)
 
-    def _read(self, limit: int) -> tuple[list[Document | BadRow], bool]:
-        """Read up to ``limit`` rows of bounded size; say whether the source has ended with them."""
-        fresh = self._rows is None
-        if self._rows is None:
-            self._rows = iter(self.source.documents(self._cursor))
-        rows: list[Document | BadRow] = []
-        size = 0
-        while (row := self._next()) is not None:
-            rows.append(row)
-            size += len(row.body) if isinstance(row, Document) else len(row.request)
-            if len(rows) >= limit or size >= BYTES_READ:
-                self._ahead = self._next()  # so that the last step knows that it is the last
-                if self._ahead is not None:
-                    return rows, False
-                break
-        self._rows = None
-        ended = self.source.ended()
-        return (rows, ended) if rows or ended or fresh else self._read(limit)
-
-    def _next(self) -> Document | BadRow | None:
-        """Return the next row; None at the end of what the source has now."""
-        assert self._rows is not None, "the source is being read"
-        ahead, self._ahead = self._ahead, None
-        return ahead or next(self._rows, None)
-
     def _handle(
         self, rows: Sequence[Document | BadRow], handle: Handler, exhausted: bool
     ) -> FeedStep:
@@ -214,7 +182,7 @@ class Feeder:
             self._settle_bad(bad)
         published, skipped = handle(documents) if documents else (0, 0)
         self.source.mark_published(documents)
-        self._cursor = rows[-1].cursor
+        self._reader.cursor = rows[-1].cursor
         return FeedStep(len(rows), published, skipped, len(rows) - len(documents), exhausted)
 
     def _publish_new(self, documents: Sequence[Document]) -> tuple[int, int]:
@@ -257,11 +225,6 @@ class Feeder:
             self.stores.outcomes.settle([], letters)
 
     def _move_cursor(self, exhausted: bool) -> None:
-        self.stores.jobs.advance_feed(
-            self.feed, self._owner, cursor=self._cursor, exhausted=exhausted
-        )
-        self.feed = replace(self.feed, cursor=dict(self._cursor), exhausted=exhausted)
-
-    def _forget_position(self, cursor: Cursor) -> None:
-        self._rows = self._ahead = None
-        self._cursor = dict(cursor)
+        cursor = dict(self._reader.cursor)
+        self.stores.jobs.advance_feed(self.feed, self._owner, cursor=cursor, exhausted=exhausted)
+        self.feed = replace(self.feed, cursor=cursor, exhausted=exhausted)

@@ -130,6 +130,7 @@ class Spooled(NamedTuple):
     doc_id: str
     body: bytes
     number: int  # of its row
+    stream: str | None = None  # the door whose caller reads the answer as it comes
 
 
 class FeedBeside:
@@ -149,17 +150,19 @@ class FeedBeside:
         rows = [
             Document(one.doc_id, one.body, str(one.number), one.number, {}) for one in documents
         ]
+        doors = {one.doc_id: one.stream for one in documents}
         for queue, some in self._routes.sorted(rows):
-            self._hot.publish(
-                queue, [self._encoded(row, queue) for row in some], self._buckets, urgent=True
-            )
+            encoded = [self._encoded(row, queue, doors[row.doc_id]) for row in some]
+            self._hot.publish(queue, encoded, self._buckets, urgent=True)
 
-    def _encoded(self, row: Document, queue: str) -> Publish:
+    def _encoded(self, row: Document, queue: str, stream: str | None) -> Publish:
         key = ItemKey(self._job_id, GENERATION, row.doc_id)
         is_inline = len(row.body) <= MAX_INLINE_BODY_BYTES
         body, ref = (row.body, None) if is_inline else (None, row.position)
         return Publish(
             key,
             row.position,
-            encode_item(key, queue=queue, body=body, ref=ref, urgent=True, fed=fed_now()),
+            encode_item(
+                key, queue=queue, body=body, ref=ref, urgent=True, fed=fed_now(), stream=stream
+            ),
         )

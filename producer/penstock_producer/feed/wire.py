@@ -26,8 +26,10 @@ from penstock_producer.feed.wire_frame import (
     CALLS_HEADER,
     FED_HEADER,
     MESSAGE_VERSION,
+    STREAM_HEADER,
     TASK_NAME,
     URGENT_HEADER,
+    door_of,
     frame_of,
 )
 
@@ -35,10 +37,12 @@ __all__ = [
     "CALLS_HEADER",
     "FED_HEADER",
     "SPENT_HEADER",
+    "STREAM_HEADER",
     "TASK_NAME",
     "URGENT_HEADER",
     "ItemMessage",
     "decode_item",
+    "door_of",
     "encode_item",
     "item_tag",
     "queue_name",
@@ -58,6 +62,7 @@ _HEADER_MAX = {
     FED_HEADER: wire_frame.SECONDS_MAX,
 }
 _TRACEPARENT = b',"%b":%%b' % TRACEPARENT_HEADER.encode()
+_STREAM = b',"%b":%%b' % STREAM_HEADER.encode()
 _SPENT = b',"%b":%%b' % SPENT_HEADER.encode()
 _EMBED = b'},{"callbacks":null,"errbacks":null,"chain":null,"chord":null}]'
 
@@ -96,6 +101,7 @@ def encode_item(
     trace: str | None = None,
     spent: Sequence[int] | None = None,
     endpoint: str | None = None,
+    stream: str | None = None,
 ) -> bytes:
     """Return the raw message to LPUSH.
 
@@ -104,7 +110,8 @@ def encode_item(
     ``retries`` are attempts that counted, ``calls`` all requests that were sent; ``fed`` as
     ``fed_now`` gives it; ``trace`` is the `traceparent` of an item that is traced; ``spent`` is
     what answers cost that the job refused, for ``SPENT_HEADER``; ``endpoint`` is the path of an
-    item that is not for the job's.
+    item that is not for the job's; ``stream`` is the door whose caller reads the answer as it
+    comes, for ``STREAM_HEADER``.
 
     Raises ValueError unless exactly one of ``body`` and ``ref`` is given.
     """
@@ -119,6 +126,8 @@ def encode_item(
     more = b"" if trace is None else _TRACEPARENT % orjson.dumps(trace)
     if spent is not None and any(spent):
         more += _SPENT % orjson.dumps([*spent])
+    if stream is not None:
+        more += _STREAM % orjson.dumps(stream)
     return b"".join(
         (
             b'{"body":',

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -18,15 +19,26 @@ __all__ = [
     "CALLS_HEADER",
     "FED_HEADER",
     "MESSAGE_VERSION",
+    "STREAM_HEADER",
     "TASK_NAME",
     "URGENT_HEADER",
     "Frame",
+    "door_of",
     "frame_of",
 ]
 
+# the door whose caller reads the answer as it comes, as ``keys.passed_to`` takes it
+STREAM_HEADER = "x-penstock-stream"
+_DOOR = re.compile(r"[0-9a-f]{1,32}")
 SECONDS_MAX = 2**40  # of times in messages: far beyond any clock
 MAX_REF_CHARS = 1024  # a byte range, a row's number, or a document id
 SAFE_ID = re.compile(r"[A-Za-z0-9_.@-]{1,128}", re.ASCII)
+
+
+def door_of(headers: Mapping[str, Any]) -> str | None:
+    """Return the door whose caller reads the answer as it comes. Headers come from outside."""
+    door = headers.get(STREAM_HEADER)
+    return door if isinstance(door, str) and _DOOR.fullmatch(door) is not None else None
 
 
 def job(value: Any) -> str:

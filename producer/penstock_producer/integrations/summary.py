@@ -7,7 +7,7 @@ from typing import Any
 from penstock_ledger.model import JobState
 from penstock_ledger.texts import Command, Run, Text
 from penstock_producer.producer import JobStatus
-from penstock_producer.reporting.prices import money_of
+from penstock_producer.reporting.money import money_of
 
 __all__ = ["POLL_S", "failure_of", "summary_of"]
 

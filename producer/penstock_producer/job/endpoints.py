@@ -10,12 +10,13 @@ from collections.abc import Collection, Mapping
 from typing import Final, Literal
 
 from penstock_ledger.texts import SetOption, Text
-from penstock_producer.dialects import CHAT, GENERATE, MESSAGES, RESPONSES
+from penstock_producer.dialects import CHAT, COMPLETIONS, GENERATE, MESSAGES, RESPONSES
 from penstock_producer.errors import seen
 
 __all__ = [
     "BASE_URLS",
     "CHAT",
+    "COMPLETIONS",
     "EMBEDDINGS",
     "GENERATE",
     "MESSAGES",

@@ -15,7 +15,7 @@ from penstock_ledger.texts import SetOption, Text
 from penstock_producer.accepting.estimates import CHARS_PER_TOKEN
 from penstock_producer.job.lanes import packs
 from penstock_producer.reporting import money
-from penstock_producer.reporting.prices import MICRO, Money, money_of
+from penstock_producer.reporting.money import MICRO, Money, money_of
 from penstock_producer.reporting.reasons import retried_by_reason, retries
 from penstock_producer.reporting.text import count, counted, one_line, safe
 from penstock_producer.rows import Tally

@@ -81,7 +81,7 @@ def engines_of(workers: Iterable[WorkerSeen], lane: str) -> Engines | None:
     telling = [
         (figures, info.get("bound"))
         for info in live
-        if (figures := _figures(info)) or _known_bound(info)
+        if (figures := _figures(info)) or info.get("bound") in _BOUND_BY
     ]
     if not telling:
         return None
@@ -146,10 +146,6 @@ def _value(text: str | None) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) and value >= 0 else None
-
-
-def _known_bound(info: Mapping[str, str]) -> bool:
-    return info.get("bound") in _BOUND_BY
 
 
 def _together(name: str, values: list[float]) -> float:

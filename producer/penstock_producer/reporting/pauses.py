@@ -9,8 +9,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from penstock_ledger.reasons import Code, Reason, StopCode, explain
 from penstock_ledger.texts import Command, Run, SetOption
 from penstock_producer.prices.spent_budget import next_budget
-from penstock_producer.reporting.advice import Advice, as_field, as_flag, command_line, on_terminal
-from penstock_producer.reporting.fixes import FIXES
+from penstock_producer.reporting.advice import (
+    FIXES,
+    Advice,
+    as_field,
+    as_flag,
+    command_line,
+    on_terminal,
+)
 from penstock_producer.reporting.text import duration
 
 __all__ = [

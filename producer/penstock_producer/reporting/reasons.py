@@ -29,7 +29,7 @@ from penstock_producer.job.lanes import has_own_model, packs
 from penstock_producer.pins import AWAITED
 from penstock_producer.prices.spent_budget import next_month
 from penstock_producer.reporting.money import MICRO
-from penstock_producer.reporting.text import count, duration, one_line
+from penstock_producer.reporting.text import count, counted, duration, one_line
 
 __all__ = [
     "CAUSE_FRESH_S",
@@ -404,7 +404,7 @@ def waits(standing: Standing, *, served: bool = False) -> Iterator[Wait]:
     if not found:
         yield from _busy(standing)
     if standing.set_aside:
-        yield Wait("set_aside", {"number": _messages(standing.set_aside)})
+        yield Wait("set_aside", {"number": counted(standing.set_aside, "message")})
 
 
 def _not_served(standing: Standing, *, served: bool) -> Iterator[Wait]:
@@ -466,7 +466,7 @@ def _held_up(standing: Standing) -> Iterator[Wait]:
     away = [
         (seen.info["store_away"], _number(seen.info.get("store_s")))
         for seen in standing.living
-        if _is_away(seen)
+        if seen.info.get("store_away")
     ]
     for store in sorted({name for name, _ in away}):
         longest = max(seconds for name, seconds in away if name == store)
@@ -507,10 +507,6 @@ def _living(workers: Iterable[WorkerSeen], lane: str) -> list[WorkerSeen]:
     ]
 
 
-def _is_away(seen: WorkerSeen) -> bool:
-    return bool(seen.info.get("store_away"))
-
-
 def _number(text: str | None) -> float:
     """Return a number of a heartbeat; what is no number is 0.
 
@@ -525,10 +521,6 @@ def _number(text: str | None) -> float:
 
 def _documents(number: int) -> str:
     return "1 document" if number == 1 else f"{count(number)} documents"
-
-
-def _messages(number: int) -> str:
-    return "1 message" if number == 1 else f"{count(number)} messages"
 
 
 def _megabytes(size: int) -> str:

@@ -7,8 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock_ledger.texts import SetOption, Text
+from penstock_producer.reporting.account import changes
 from penstock_producer.reporting.advice import as_flag
-from penstock_producer.reporting.prices import UNKNOWN, Money, per_million, usd_or_unknown
+from penstock_producer.reporting.money import UNKNOWN, Money, per_million, usd_or_unknown
+from penstock_producer.reporting.reasons import retried_line, reused_lines
 from penstock_producer.reporting.text import count, counted, duration, one_line, safe, usd
 
 __all__ = [
@@ -17,6 +19,7 @@ __all__ = [
     "batches_line",
     "besides_lines",
     "counted_batches",
+    "effort_lines",
     "lane_lines",
     "lane_name",
     "made_with_line",
@@ -204,3 +207,21 @@ def moment(at: float) -> str:
 
 def milliseconds(number: int) -> str:
     return f"{count(number)} ms" if number < 10_000 else duration(number / 1000)
+
+
+def effort_lines(report: Report, *, saved: bool = False) -> Iterator[str]:
+    """Yield what a job took besides time and calls, and what was changed on the way.
+
+    ``saved``: what was saved is among them.
+    """
+    yield from batches_line(report.batches)
+    yield from reused_lines(report.deduplicated, report.cached)
+    if saved:
+        yield from saved_line(report.saved)
+    if (retried := retried_line(report.retried_by_reason)) is not None:
+        yield retried
+    yield from besides_lines(report)
+    yield from twice_line(report)
+    yield from prompts_lines(report.prompt_sizes)
+    yield from dict.fromkeys(map(made_with_line, report.made_with))
+    yield from changes(report.rows_cut, report.tokens_saved)

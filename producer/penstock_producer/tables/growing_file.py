@@ -23,8 +23,8 @@ from penstock_ledger import Database
 from penstock_ledger.model import Job
 from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import SinkError
-from penstock_producer.tables.csv_form import csv_header, csv_rows
 from penstock_producer.tables.reading import Lines, Reading
+from penstock_producer.tables.sheets import csv_header, csv_rows
 
 __all__ = ["append_results", "append_rows"]
 

@@ -18,7 +18,7 @@ from penstock_ledger.redaction import HIDDEN, is_secret_option, redact, remember
 from penstock_producer.errors import SinkUnfit
 from penstock_producer.source_names import POSTGRESQL, SQLITE
 from penstock_producer.tables.columns import Column, Kind, Table
-from penstock_producer.tables.csv_form import vector_text
+from penstock_producer.tables.sheets import vector_text
 
 __all__ = [
     "ID",

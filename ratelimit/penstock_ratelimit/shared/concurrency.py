@@ -278,7 +278,7 @@ class InFlight:
         return self.control is not None and self.control.climbing
 
     def note(self, *, proven: bool) -> None:
-        """Return whether one of the fleet was answered well, as Redis has it."""
+        """Take from Redis whether one of the fleet was answered well."""
         self._proven = proven
 
     def places(self) -> int:

@@ -210,7 +210,7 @@ def learned(terms: Terms) -> list[str]:
 
 
 def _without(terms: Terms, dim: str, declared: _DimensionTerms | None) -> Terms:
-    """Take what answers do not show yet from what was declared."""
+    """Return the terms without a limit that headers stated: it is the declared one, or none."""
     if declared is not None:
         return _with_limit(terms, dim, declared)
     kept = [dim != known for known in terms.dims]
@@ -232,7 +232,7 @@ def _with_limit(terms: Terms, dim: str, row: _DimensionTerms) -> Terms:
 
 
 def _with_window(reading: Reading, terms: Terms) -> Reading:
-    """Take what answers do not show yet from what was declared."""
+    """Return the reading with a window, where it states none: that of the declared rate."""
     if reading.window_s is not None or reading.limit is None:
         return reading
     return replace(reading, window_s=_declared_window(reading, terms))

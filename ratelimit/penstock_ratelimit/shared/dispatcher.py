@@ -80,7 +80,7 @@ class FreeStarts:
         )
 
     def _current_grant(self) -> Grant:
-        """Return the same for all tickets until the breaker changes its state."""
+        """Return the grant of a ticket, one for all until the breaker changes its state."""
         generation = self._state.provider.health.generation
         if self._grant.generation != generation:
             self._grant = Grant(generation)
@@ -102,7 +102,7 @@ class LearnedLimits:
 
     @property
     def are_new(self) -> bool:
-        """Headers ask for terms that are not in force."""
+        """Whether headers ask for terms that are not in force."""
         return self._discovery.proposal is not None
 
     async def put_in_force(self) -> None:

@@ -194,7 +194,7 @@ class QuotaState:
 
     @property
     def terms(self) -> Terms:
-        """Those in force."""
+        """The terms in force."""
         return self.in_force.terms
 
     def stats(self, *, degraded: bool) -> QuotaStats:

@@ -44,6 +44,7 @@ class Call:
     document: str = ""
     body: Mapping[str, Any] = field(default_factory=dict)
     model: str = ""  # known beforehand where the path names it
+    streams: bool = False  # known from the path; other APIs say so in the body
     prompt_tokens: int = 0
     texts: list[str] = field(default_factory=list)  # the prompt, or what to embed
     fault: Refusal | None = None  # of its headers
@@ -105,19 +106,21 @@ def unreadable(call: Call) -> Refusal | None:
         body = orjson.loads(call.raw)
     except orjson.JSONDecodeError as error:
         return refusals.invalid(f"We could not parse the JSON body of your request: {error}")
-    return misshapen(call, body)
+    return misshapen(call, body, streams=call.endpoint in (CHAT, COMPLETIONS, MESSAGES))
 
 
-def misshapen(call: Call, body: object) -> Refusal | None:
-    """Return what is wrong with a body that is read already, as `unreadable` does."""
+def misshapen(call: Call, body: object, *, streams: bool = False) -> Refusal | None:
+    """Return what is wrong with a body that is read already, as `unreadable` does.
+
+    ``streams`` says whether its answer may come as events: those of batches do not."""
     if not isinstance(body, dict):
         return refusals.invalid("The body of your request must be a JSON object.")
     call.body, model = body, call.model or body.get("model")
     if not isinstance(model, str) or not model:
         return refusals.invalid("you must provide a model parameter", "model")
     call.model = model
-    if body.get("stream"):
-        return refusals.invalid("This simulator does not stream: leave stream out.", "stream")
+    if body.get("stream") and not streams:
+        return refusals.invalid("This request cannot be streamed: leave stream out.", "stream")
     return _PROMPTS.get(call.endpoint, _prompt)(call)
 
 

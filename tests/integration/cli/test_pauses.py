@@ -127,7 +127,10 @@ def test_status_says_when_a_pause_ends_and_resume_ends_it_now(desk: Desk) -> Non
     assert "paused (told to wait)" in shown
     assert "it goes on by itself at" in shown
     assert "penstock resume reviews" in shown
-    assert json.loads(desk.type("status", "reviews", "--json"))["resume_at"] > time.time()
+    told = json.loads(desk.type("status", "reviews", "--json"))
+    assert told["resume_at"] > time.time()
+    assert (told["pause"]["code"], told["pause"]["by"]) == ("by_hand", "person")
+    assert (told["pause"]["message"], told["pause"]["advice"]) == ("told to wait", [])
     resumed = desk.type("resume", "reviews")
     assert "the pause of provider default is over: requests start again within 2 s" in resumed
     assert "reviews is running" in resumed

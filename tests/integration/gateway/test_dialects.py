@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import anthropic
 import openai
 import pytest
-from doors import asked, door
+from dialect_doors import KINDS, MODEL, chats, claude, doors_of_kinds, fleet_of_kinds
+from doors import asked
 from fleet import Fleet, until
-from servers import free_port
 
 from penstock_gateway.direct import routes, streams
-from penstock_gateway.settings import DirectFields, GatewayFields, GatewaySettings
 from penstock_producer import ProducerSettings
-from penstock_producer.job.endpoints import Kind
 from penstock_producer.job.provider_facts import ProviderFacts
 
-KINDS: tuple[Kind, ...] = ("openai", "anthropic", "gemini")
-MODEL = "sim-small"
 SAY: Any = [{"role": "user", "content": "Say something."}]
 TOOL: Any = {
     "type": "function",
@@ -36,54 +31,20 @@ ANSWERED[1]["tool_calls"][0]["function"] = {"name": "f", "arguments": "{}"}
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    settings: dict[str, str] = {f"providers__{kind}__kind": kind for kind in KINDS}
-    folder = tmp_path_factory.mktemp("dialects")
-    with Fleet(folder, appendonly=False, settings=settings) as fleet:
-        settings |= {f"providers__{kind}__base_url": fleet.provider.root for kind in KINDS}
-        fleet.provider.start("--latency-ms", "5", "--latency-sigma", "0")
-        fleet.control()
-        fleet.ready(fleet.worker(16))
-        with fleet.explained():
-            yield fleet
+    with fleet_of_kinds(tmp_path_factory.mktemp("dialects")) as fleet:
+        yield fleet
 
 
 @pytest.fixture(scope="module")
 def urls(fleet: Fleet) -> Iterator[Mapping[str, str]]:
     """A server in front of each kind of provider."""
-    facts: dict[str, ProviderFacts] = {
-        kind: ProviderFacts(kind=kind, base_url=fleet.provider.root) for kind in KINDS
-    }
-    with contextlib.ExitStack() as stack:
-        yield {kind: stack.enter_context(door(settings_for(fleet, facts, kind))) for kind in KINDS}
-
-
-def settings_for(
-    fleet: Fleet, facts: Mapping[str, ProviderFacts], provider: str
-) -> GatewaySettings:
-    fields = GatewayFields(
-        port=free_port(),
-        files=str(fleet.folder / f"files-{provider}"),
-        direct=DirectFields(provider=provider),
-    )
-    return GatewaySettings(
-        database_url=fleet.database_url,
-        redis_url=fleet.store.url,
-        providers=dict(facts),
-        gateway=fields,
-    )
+    with doors_of_kinds(fleet) as urls:
+        yield urls
 
 
 @pytest.fixture(params=KINDS)
 def url(request: pytest.FixtureRequest, urls: Mapping[str, str]) -> str:
     return urls[request.param]
-
-
-def chats(url: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-
-
-def claude(url: str) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
 
 
 def test_openais_chat_is_answered_by_every_provider(url: str) -> None:

@@ -26,6 +26,7 @@ from penstock_ledger import (
     NewJob,
     NewProviderBatch,
     OutcomeStore,
+    PaidBeside,
     ProviderBatchStore,
     Remainder,
     RemainderStore,
@@ -155,6 +156,26 @@ def test_batches_of_remainders_are_led_by_the_one_who_packed_them(
         assert batches.add_of_remainders(ME, lease_s, [(new, some)])
     (found,) = batches.take(OTHER, LEASE_S, 10)
     assert (found.tag, found.cursor_before, found.cursor_behind) == ("t3", None, None)
+
+
+def test_a_feed_whose_documents_make_no_batch_moves_on(
+    db: Database, batches: ProviderBatchStore
+) -> None:
+    """As where each of them is a dead letter already."""
+    of_feed(db, batches)
+    assert batches.of_job("job-a") == []
+    assert JobStore(db).feeds("job-a")[0].cursor == {"offset": 9}
+
+
+def test_what_a_batch_cost_of_documents_that_went_on_is_noted_once(
+    db: Database, batches: ProviderBatchStore
+) -> None:
+    """However often its answers are read: beside the outcomes that another lane brought."""
+    of_feed(db, batches, packed("t1"))
+    for _ in range(2):
+        batches.settle("t1", [], [], [], beside=[PaidBeside(left("a").key, 1, 5, 6, 7, 0)])
+    rows = db.read(lambda c: c.execute(select(paid_beside)).all())
+    assert [(row.doc_id, row.calls, row.cost_microusd) for row in rows] == [("a", 1, 7)]
 
 
 def test_documents_of_an_open_job_wait_as_remainders_once_they_are_taken(db: Database) -> None:

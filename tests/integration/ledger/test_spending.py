@@ -26,8 +26,7 @@ from penstock_ledger import (
     SpendingStore,
 )
 from penstock_ledger.model import PaidBeside
-from penstock_producer.reporting.money import by_lane
-from penstock_producer.reporting.prices import money_of
+from penstock_producer.reporting.money import by_lane, money_of
 
 PRICED = MadeWith(1, "api", "default", "1", "", 1.0, 2.0)
 

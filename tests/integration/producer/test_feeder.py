@@ -24,11 +24,11 @@ from penstock_ledger import (
     Spool,
     open_database,
 )
-from penstock_ledger.in_redis.redis_scripts import Scripts
+from penstock_ledger.in_redis.redis_scripts import ItemScripts
 from penstock_ledger.model import DeadLetter, Feed, FeedKind, ItemKey, Job, JobState, Result
 from penstock_producer import JobSpec, Producer
+from penstock_producer import rows as rows_module
 from penstock_producer.errors import JobCancelled, SourceChanged, SourceUnavailable
-from penstock_producer.feed import feeder as feeder_module
 from penstock_producer.feed.feeder import Feeder
 from penstock_producer.feed.leased_feed import open_feeder, republish, write_off
 from penstock_producer.settings import ProducerSettings
@@ -372,16 +372,16 @@ def test_an_ordered_step_that_breaks_off_is_repeated_without_loss_or_duplicate(
     lines = of_topics(1700)
     job = house.submit(lines, ORDERED)
     feeder = house.feeder(job)
-    publish, calls = Scripts.publish, []
+    publish, calls = ItemScripts.publish, []
 
-    def third_fails(self: Scripts, *given: Any) -> Any:
+    def third_fails(self: ItemScripts, *given: Any) -> Any:
         calls.append(given)
         if len(calls) == 3:
             raise ConnectionError("gone")
         return publish(self, *given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Scripts, "publish", third_fails)
+        patch.setattr(ItemScripts, "publish", third_fails)
         with pytest.raises(ConnectionError):
             feeder.step(5000)
     assert (len(house.queued_docs()), house.feed(job).cursor) == (1000, {})
@@ -395,7 +395,7 @@ def test_what_is_read_at_once_is_bounded_in_rows_and_bytes(
     house: House, monkeypatch: pytest.MonkeyPatch, bound: str, most: int
 ) -> None:
     """A step larger than that is ordered part by part, and its cursor moves behind them all."""
-    monkeypatch.setattr(feeder_module, bound, most)
+    monkeypatch.setattr(rows_module, bound, most)
     lines = of_topics(250)
     job = house.submit(lines, ORDERED)
     step = house.feeder(job).step(230)

@@ -37,7 +37,7 @@ from penstock_ledger.sql.tables import jobs
 from penstock_ledger.stores.outcomes import OutcomeStore
 from penstock_producer import JobSpec, Producer, ProducerSettings
 from penstock_producer.reporting.reasons import FIRST
-from penstock_workers.control.feeds.first_hundred import FED
+from penstock_workers.control.feeding import FED
 from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.outcome import Dead, Retry
 from penstock_workers.item.settling.rows import settled_dead, settled_retry

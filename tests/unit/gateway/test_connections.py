@@ -74,17 +74,19 @@ def test_balancers_are_not_bounded_but_who_is_behind_them() -> None:
     answered or gone."""
     doors = book(100, of_address=2)
     lines = opened(doors, 5, None, None)
-    assert [doors.begin(line, "a") for line in lines[:3]] == [True, True, False]
-    assert doors.begin(lines[3], "b")
-    doors.end(lines[0])
+    assert [doors.requests.begin(line, "a") for line in lines[:3]] == [True, True, False]
+    assert doors.requests.begin(lines[3], "b")
+    doors.requests.end(lines[0])
     doors.closed(lines[1])
-    assert [doors.begin(line, "a") for line in (lines[2], lines[4], lines[0])] == [
+    assert [doors.requests.begin(line, "a") for line in (lines[2], lines[4], lines[0])] == [
         True,
         True,
         False,
     ]
-    assert doors.begin(lines[2], "b"), "the next request on a connection may be of another address"
-    assert doors.begin(lines[0], "a")
+    assert doors.requests.begin(lines[2], "b"), (
+        "the next request on a connection may be of another address"
+    )
+    assert doors.requests.begin(lines[0], "a")
 
 
 def test_places_are_kept_for_probes() -> None:
@@ -127,9 +129,10 @@ def test_the_book_forgets_who_has_gone(most: int) -> None:
         opened(doors, 1, f"address {number}", None if number % 2 else Waiting.FOR_A_REQUEST)
     left = [*doors._open]
     for line in left:
-        doors.begin(line, "asked by")
+        doors.requests.begin(line, "asked by")
         doors.closed(line)
-    assert (doors._by_address, doors._requests, doors._kinds, doors._asked_by, doors._spare) == (
+    under_way = (doors.requests._number, doors.requests._asked_by)
+    assert (doors._by_address, under_way[0], doors._kinds, under_way[1], doors._spare) == (
         {},
         {},
         {},

@@ -10,16 +10,18 @@ import pytest
 from starlette.requests import Request
 
 from penstock_gateway.dashboard.dead_letters_view import alike, groups, members
-from penstock_gateway.dashboard.desk import in_state_of
+from penstock_gateway.dashboard.desk import AT_ONCE, Speeds, Timelines, in_state_of
+from penstock_gateway.dashboard.fleet_view import (
+    lane_views,
+    price_rows,
+    quota_rows,
+    spend_rows,
+    total_of,
+)
 from penstock_gateway.dashboard.foreign import MOST_CHARS, answer_of, json_text, prompt_of, shown
-from penstock_gateway.dashboard.forms import check_origin
 from penstock_gateway.dashboard.jobs_view import ago, job_rows, place_in, place_text, tabs
-from penstock_gateway.dashboard.quotas_view import quota_rows
-from penstock_gateway.dashboard.spending_view import price_rows, spend_rows, total_of
-from penstock_gateway.dashboard.timelines import AT_ONCE, Speeds, Timelines
-from penstock_gateway.dashboard.workers_view import lane_views
-from penstock_gateway.pages.chart import parts, rate_chart
-from penstock_gateway.pages.render import asset_path
+from penstock_gateway.dashboard.viewer import check_origin
+from penstock_gateway.pages.render import asset_path, parts, rate_chart
 from penstock_gateway.refused import Refused
 from penstock_ledger import (
     Counts,

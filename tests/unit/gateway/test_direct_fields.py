@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from penstock_gateway.direct import fields, routes
-from penstock_gateway.direct.fields import COMPLETIONS, checked_body
+from penstock_gateway.direct.fields import checked_body
 from penstock_gateway.refused import Refused
 from penstock_gateway.settings import DirectFields
+from penstock_producer.dialects import COMPLETIONS
 from penstock_producer.job.endpoints import CHAT, MESSAGES, RESPONSES
 from penstock_workers.lanes.gpu.requests.sampling import KNOWN
 

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from penstock_gateway.direct.fields import COMPLETIONS, Stream, stream_of
-from penstock_gateway.direct.streams import error_event, events_of
+from penstock_gateway.direct.events import writer_for
+from penstock_gateway.direct.fields import Stream, stream_of
+from penstock_gateway.direct.streams import error_event
 from penstock_gateway.refused import Refused
+from penstock_producer.dialects import COMPLETIONS
 from penstock_producer.dialects.answers import as_message, as_response
 from penstock_producer.job.endpoints import CHAT, MESSAGES, RESPONSES
 
@@ -37,7 +39,7 @@ ANSWER: dict[str, Any] = {
 
 def told(endpoint: str, answer: dict[str, Any], *, with_usage: bool = False) -> list[Any]:
     """The data of each event: JSON, but for the mark of the end."""
-    written = events_of(endpoint, json.dumps(answer).encode(), with_usage=with_usage).decode()
+    written = writer_for(endpoint, with_usage=with_usage).rest(answer).decode()
     assert written.endswith("\n\n")
     found = list[Any]()
     for event in written.removesuffix("\n\n").split("\n\n"):

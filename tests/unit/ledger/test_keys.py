@@ -20,7 +20,7 @@ from penstock_ledger import (
     bucket_count,
     buckets_for,
 )
-from penstock_ledger.in_redis.chunks import settle_chunks
+from penstock_ledger.in_redis.redis_scripts import settle_chunks
 from penstock_ledger.keys import MAX_FIELD_BYTES, done_bucket, done_field
 from penstock_ledger.stored_values import storable
 from penstock_ledger.stores.outcome_insert import array_literal

@@ -39,7 +39,7 @@ from penstock_producer.outputs import error_line, output_line
 from penstock_producer.reporting.text import safe
 from penstock_producer.sources import BadRow, Document, open_source
 from penstock_producer.tables.columns import Table
-from penstock_producer.tables.csv_form import csv_lines
+from penstock_producer.tables.sheets import csv_lines
 from penstock_workers.item.answer import Answer
 from penstock_workers.item.failures import Failure, Reply, name_failure
 from penstock_workers.item.settling.rows import dead_letter, result_of

@@ -258,12 +258,12 @@ def test_embeddings_are_unit_vectors_of_the_asked_length() -> None:
         (CHAT, b'{"messages":[{"role":"user","content":"x"}]}'),
         (CHAT, b'{"model":"m"}'),
         (CHAT, b'{"model":"m","messages":[]}'),
-        (CHAT, chat(stream=True)),
         (CHAT, chat(max_tokens=0)),
         (CHAT, chat(max_tokens="7")),
         (COMPLETIONS, b'{"model":"m","prompt":7}'),
         (EMBEDDINGS, b'{"model":"m","input":[]}'),
         (EMBEDDINGS, b'{"model":"m","input":["x",""]}'),
+        (EMBEDDINGS, b'{"model":"m","input":"x","stream":true}'),
         (EMBEDDINGS, b'{"model":"m","input":"x","dimensions":0}'),
     ],
 )

@@ -107,9 +107,7 @@ class ClaimingChannel(ConnectingChannel):
         return claim.messages
 
     def _note(self, claim: Claim) -> None:
-        recorded = [
-            claimed.tag for claimed in claim.messages if claimed.queue not in self._unrecorded
-        ]
+        recorded = [one.tag for one in claim.messages if one.queue not in self._unrecorded]
         self.leases.claimed(recorded, claim.score, claim.dropped, claim.put_off)
 
     def _hand_over(self, messages: Sequence[Claimed]) -> None:

@@ -21,10 +21,9 @@ from penstock_ledger.model import JobState
 from penstock_producer.job.lanes import packs
 from penstock_workers.control.closing import Closing, Completion
 from penstock_workers.control.counters import Counters
-from penstock_workers.control.feeding import Feeding
+from penstock_workers.control.feeding import Feeding, FirstHundred
 from penstock_workers.control.feeds.even import Processes
 from penstock_workers.control.feeds.feed_windows import FeedWindows
-from penstock_workers.control.feeds.first_hundred import FirstHundred
 from penstock_workers.control.feeds.leadership import Leadership
 from penstock_workers.control.feeds.specs import Specs
 from penstock_workers.control.job.accounts import Accounts

@@ -45,6 +45,31 @@ Reserve = Callable[[int], Awaitable[object]]
 """Waits until so many bytes may be held. Called once at most, for all that a body may become."""
 
 
+class PartReader(Protocol):
+    """Takes the body of an event stream as it comes, in the place of the client that keeps it."""
+
+    @property
+    def first_s(self) -> float:
+        """The longest time until the first byte of the stream."""
+        ...
+
+    @property
+    def next_s(self) -> float:
+        """The longest time from any of its bytes to the next."""
+        ...
+
+    def feed(self, part: bytes) -> int:
+        """Take a part, unpacked; return how many bytes the reader holds now. Raises HttpError."""
+        ...
+
+
+def is_event_stream(status: int, headers: Mapping[str, str]) -> bool:
+    """Return whether an answer is read as it comes, where it was asked for so.
+
+    Refusals, and answers of servers that do not stream, are read whole."""
+    return status == 200 and headers.get("content-type", "").startswith("text/event-stream")
+
+
 class Limits(NamedTuple):
     """What a client holds and waits for. The defaults suit calls to a model."""
 
@@ -86,11 +111,12 @@ class HttpClient(Protocol):
         headers: Mapping[str, str],
         timeout_s: float,
         reserve: Reserve | None = None,
+        stream: PartReader | None = None,
     ) -> HttpAnswer:
         """Send ``body`` and return the whole answer. Raises HttpError.
 
         ``timeout_s`` holds from the call to the last byte; the time that ``reserve`` takes is not
-        counted.
+        counted. The body of an event stream goes to ``stream``, and is empty in what is returned.
         """
         ...
 

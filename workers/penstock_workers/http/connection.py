@@ -7,7 +7,14 @@ import select
 import ssl
 from typing import cast
 
-from penstock_workers.http.client import ConnectionLost, HttpAnswer, HttpError, Limits, TimedOut
+from penstock_workers.http.client import (
+    ConnectionLost,
+    HttpAnswer,
+    HttpError,
+    Limits,
+    PartReader,
+    TimedOut,
+)
 from penstock_workers.http.reader import AnswerReader
 
 WHOLE_BYTES = 64 * 1024  # a body up to here is written at once, with its head
@@ -24,7 +31,9 @@ class Connection(asyncio.Protocol):
         self._reader = AnswerReader(limits)
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None  # of the request that is under way
-        self._deadline = 0.0  # of the request that is under way
+        self._deadline = 0.0  # of the request that is under way: of its next byte, where it streams
+        self._whole_by = 0.0  # of its last byte
+        self._stream: PartReader | None = None
         # rings no later than the deadline; see _expect
         self._alarm: asyncio.TimerHandle | None = None
         self._room_to_write: asyncio.Future[None] | None = None  # while the socket takes no more
@@ -35,7 +44,15 @@ class Connection(asyncio.Protocol):
 
     # -- one request -------------------------------------------------------------------------------
 
-    async def exchange(self, head: bytes, body: bytes, deadline: float, *, reserves: bool) -> int:
+    async def exchange(
+        self,
+        head: bytes,
+        body: bytes,
+        deadline: float,
+        *,
+        reserves: bool,
+        stream: PartReader | None = None,
+    ) -> int:
         """Send a request and wait for its answer.
 
         Returns 0 when that is whole, or how many bytes it wants reserved.
@@ -43,8 +60,11 @@ class Connection(asyncio.Protocol):
         Raises HttpError. Whatever is raised, and where it is cancelled, the connection is closed.
         """
         assert self._transport is not None, "the pool hands out connected ones"
-        self._reader.begin(reserves=reserves)
+        self._reader.begin(reserves=reserves, stream=stream)
+        self._stream = stream
         waiter = self._expect(deadline)
+        if stream is not None:
+            self._await_until(min(deadline, self._loop.time() + stream.first_s))
         try:
             if len(body) <= WHOLE_BYTES:
                 self._transport.write(head + body)
@@ -102,11 +122,15 @@ class Connection(asyncio.Protocol):
         So it may have been set for an earlier request. Then it rings too early for this one, and is
         set again."""
         self._waiter = waiter = self._loop.create_future()
+        self._whole_by = deadline
+        self._await_until(deadline)
+        return waiter
+
+    def _await_until(self, deadline: float) -> None:
         self._deadline = deadline
         if self._alarm is None or deadline < self._alarm.when():
             self._silence()
             self._alarm = self._loop.call_at(deadline, self._ring)
-        return waiter
 
     async def _upload(
         self, transport: asyncio.Transport, waiter: asyncio.Future[None], head: bytes, body: bytes
@@ -201,6 +225,9 @@ class Connection(asyncio.Protocol):
             assert self._transport is not None, "it has just brought data"
             self._transport.pause_reading()
             self._end()
+        elif self._stream is not None and reader.has_head:
+            next_by = self._loop.time() + self._stream.next_s
+            self._await_until(min(self._whole_by, next_by) if reader.streams else self._whole_by)
 
     def pause_writing(self) -> None:
         self._room_to_write = self._loop.create_future()

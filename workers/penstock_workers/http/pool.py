@@ -29,6 +29,7 @@ from penstock_workers.http.client import (
     HttpAnswer,
     Limits,
     NotConnected,
+    PartReader,
     Reserve,
     Server,
     Target,
@@ -61,10 +62,11 @@ class LeanClient:
         headers: Mapping[str, str],
         timeout_s: float,
         reserve: Reserve | None = None,
+        stream: PartReader | None = None,
     ) -> HttpAnswer:
         if target.proxy is not None:
             return await self._through_proxy().post(
-                target, body, headers=headers, timeout_s=timeout_s, reserve=reserve
+                target, body, headers=headers, timeout_s=timeout_s, reserve=reserve, stream=stream
             )
         check_headers(headers.items())
         own = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
@@ -73,7 +75,7 @@ class LeanClient:
             f"{target.head}{own}Content-Length: {len(body)}\r\n"
             "\r\n"
         )
-        return await self._send(target.server, head.encode(), body, timeout_s, reserve)
+        return await self._send(target.server, head.encode(), body, timeout_s, reserve, stream)
 
     async def get(self, target: Target, *, timeout_s: float) -> HttpAnswer:
         if target.proxy is not None:
@@ -100,13 +102,21 @@ class LeanClient:
         await asyncio.sleep(0)
 
     async def _send(
-        self, server: Server, head: bytes, body: bytes, timeout_s: float, reserve: Reserve | None
+        self,
+        server: Server,
+        head: bytes,
+        body: bytes,
+        timeout_s: float,
+        reserve: Reserve | None,
+        stream: PartReader | None = None,
     ) -> HttpAnswer:
         began = self._loop.time()
         deadline = began + timeout_s
         pool = self._pools.get(server) or self._new_pool(server)
         connection = pool.take(began) or await pool.connect(timeout_s)
-        wants = await connection.exchange(head, body, deadline, reserves=reserve is not None)
+        wants = await connection.exchange(
+            head, body, deadline, reserves=reserve is not None, stream=stream
+        )
         if wants:
             assert reserve is not None, "only a body with `reserve` asks for more"
             await self._grant(connection, wants, deadline, reserve)

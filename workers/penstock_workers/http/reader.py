@@ -18,6 +18,8 @@ from penstock_workers.http.client import (
     HttpAnswer,
     HttpError,
     Limits,
+    PartReader,
+    is_event_stream,
 )
 
 _GZIP = 16 + zlib.MAX_WBITS
@@ -108,16 +110,38 @@ def _decompress(inner: zlib._Decompress, packed: bytes, most: int, name: str) ->
         ) from None
 
 
+UNPACKED_BYTES = 64 * 1024  # of a compressed stream, at a time
+
+
 class Body:
     """Fed by the parser.
 
     ``wants`` is how many bytes must be reserved before it takes more; 0 where it takes all."""
 
-    __slots__ = ("_free", "_held_back", "_limits", "_parts", "_size", "_unpacker", "wants")
+    __slots__ = (
+        "_free",
+        "_held_back",
+        "_limits",
+        "_parts",
+        "_size",
+        "_stream",
+        "_unpacker",
+        "wants",
+    )
 
-    def __init__(self, limits: Limits, headers: Mapping[str, str], *, reserves: bool) -> None:
-        """Raise AnswerTooLarge where the headers say so."""
+    def __init__(
+        self,
+        limits: Limits,
+        headers: Mapping[str, str],
+        *,
+        reserves: bool,
+        stream: PartReader | None = None,
+    ) -> None:
+        """Raise AnswerTooLarge where the headers say so.
+
+        What ``stream`` is fed is not kept here: of it counts what the reader holds."""
         self._limits = limits
+        self._stream = stream
         self._parts: list[bytes] = []
         self._held_back: list[bytes] = []
         self._size = 0
@@ -126,7 +150,8 @@ class Body:
         encoding = headers.get("content-encoding")
         self._unpacker: Unpacker | None = None if encoding is None else unpacker(encoding)
         length = headers.get("content-length")
-        if length is not None and self._unpacker is None and "transfer-encoding" not in headers:
+        is_known = length is not None and self._unpacker is None and stream is None
+        if is_known and length is not None and "transfer-encoding" not in headers:
             self._expect(int(length))
 
     def _expect(self, size: int) -> None:
@@ -143,14 +168,26 @@ class Body:
             self._take(part)
 
     def _take(self, part: bytes) -> None:
-        if self._unpacker is not None:
-            part = self._unpacker.feed(part, self._free - self._size + 1)
-        self._size += len(part)
-        self._parts.append(part)
+        if self._stream is not None:
+            self._size = self._passed_on(part, self._stream)
+        else:
+            if self._unpacker is not None:
+                part = self._unpacker.feed(part, self._free - self._size + 1)
+            self._size += len(part)
+            self._parts.append(part)
         if self._size > self._free:
             if self._free == self._limits.max_body_bytes:
                 raise self._too_large()
             self.wants = self._limits.max_body_bytes  # nothing says how large it becomes
+
+    def _passed_on(self, part: bytes, stream: PartReader) -> int:
+        if self._unpacker is None:
+            return stream.feed(part)
+        piece = self._unpacker.feed(part, UNPACKED_BYTES)
+        while len(piece) == UNPACKED_BYTES:
+            stream.feed(piece)
+            piece = self._unpacker.feed(b"", UNPACKED_BYTES)
+        return stream.feed(piece)
 
     def grant(self) -> None:
         """Go on after the memory was reserved. Raises AnswerTooLarge and ConnectionLost."""
@@ -196,11 +233,13 @@ class AnswerReader:
         )
         self.begin(reserves=False)
 
-    def begin(self, *, reserves: bool) -> None:
+    def begin(self, *, reserves: bool, stream: PartReader | None = None) -> None:
         """Expect an answer.
 
-        Without ``reserves`` its body may become as large as the limits allow at once."""
+        Without ``reserves`` its body may become as large as the limits allow at once. An event
+        stream goes to ``stream``."""
         self._reserves = reserves
+        self._stream = stream
         self._headers: dict[str, str] = {}
         self._head_left = MAX_HEAD_BYTES
         self._idle_bytes = 0
@@ -209,8 +248,14 @@ class AnswerReader:
         self._error: HttpError | None = None
         self._needs_eof = False
         self.has_begun = False  # any byte of the answer is here
+        self.streams = False  # it is an event stream, and is read as it comes
         self.complete = False
         self.keeps = False  # the connection is good for another request
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the status and the headers are here."""
+        return self._status != 0
 
     @property
     def wants(self) -> int:
@@ -302,8 +347,10 @@ class AnswerReader:
             coding is None and "content-length" not in headers and status not in (204, 304)
         )
         self._status = status
+        stream = self._stream if is_event_stream(status, headers) else None
+        self.streams = stream is not None
         try:
-            self._body = Body(self._limits, headers, reserves=self._reserves)
+            self._body = Body(self._limits, headers, reserves=self._reserves, stream=stream)
         except HttpError as error:
             self._error = error
             raise

@@ -19,11 +19,13 @@ from penstock_workers.http.client import (
     HttpError,
     Limits,
     NotConnected,
+    PartReader,
     Reserve,
     Target,
     TimedOut,
     UnusableRequest,
     check_headers,
+    is_event_stream,
 )
 
 SWITCHING = 101
@@ -51,9 +53,10 @@ class AiohttpClient:
         headers: Mapping[str, str],
         timeout_s: float,
         reserve: Reserve | None = None,
+        stream: PartReader | None = None,
     ) -> HttpAnswer:
         check_headers(headers.items())
-        return await self._send("POST", target, body, headers, timeout_s, reserve)
+        return await self._send("POST", target, body, headers, timeout_s, reserve, stream)
 
     async def get(self, target: Target, *, timeout_s: float) -> HttpAnswer:
         return await self._send("GET", target, None, {}, timeout_s, None)
@@ -69,9 +72,12 @@ class AiohttpClient:
         headers: Mapping[str, str],
         timeout_s: float,
         reserve: Reserve | None,
+        stream: PartReader | None = None,
     ) -> HttpAnswer:
+        whole_by = asyncio.get_running_loop().time() + timeout_s
+        first_s = timeout_s if stream is None else min(timeout_s, stream.first_s)
         try:
-            async with asyncio.timeout(timeout_s) as patience:
+            async with asyncio.timeout(first_s) as patience:
                 async with self._session.request(
                     method,
                     URL(target.url, encoded=True),
@@ -85,6 +91,11 @@ class AiohttpClient:
                             "the server switched to another protocol, which the request did not "
                             "ask for"
                         )
+                    if stream is not None:
+                        patience.reschedule(whole_by)
+                    if stream is not None and is_event_stream(response.status, response.headers):
+                        await self._pass_on(response, reserve, patience, stream)
+                        return HttpAnswer(response.status, response.headers, b"")
                     read = await self._read(response, reserve, patience)
                     return HttpAnswer(response.status, response.headers, read)
         # TimeoutError is an OSError
@@ -120,6 +131,34 @@ class AiohttpClient:
             response.close()  # what is still to come is not read
             raise
         return b"".join(parts)
+
+    async def _pass_on(
+        self,
+        response: aiohttp.ClientResponse,
+        reserve: Reserve | None,
+        patience: asyncio.Timeout,
+        stream: PartReader,
+    ) -> None:
+        """Feed a stream its parts; of them counts what the reader holds."""
+        most, loop = self._limits.max_body_bytes, asyncio.get_running_loop()
+        free = self._limits.free_body_bytes if reserve is not None else most
+        whole_by, wait_s = patience.when(), stream.first_s
+        try:
+            while True:
+                next_by = loop.time() + wait_s
+                patience.reschedule(next_by if whole_by is None else min(whole_by, next_by))
+                part, wait_s = await response.content.readany(), stream.next_s
+                if not part:
+                    return
+                held = stream.feed(part)
+                if held > free and free < most and reserve is not None:
+                    await _reserve(reserve, most, patience)
+                    free = most
+                if held > most:
+                    raise self._too_large()
+        except HttpError:
+            response.close()  # what is still to come is not read
+            raise
 
     def _too_large(self) -> AnswerTooLarge:
         return AnswerTooLarge(f"the answer has more than {self._limits.max_body_bytes} bytes")

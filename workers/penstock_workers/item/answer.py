@@ -16,6 +16,7 @@ import contextlib
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from msgspec import Struct
 
@@ -109,6 +110,24 @@ class AnswerMemory:
             future.set_result(Room(self, size))
 
 
+class ReservedRoom:
+    """What one answer holds of the memory: nothing, until it is found to be large."""
+
+    __slots__ = ("_memory", "room")
+
+    def __init__(self, memory: AnswerMemory) -> None:
+        self._memory = memory
+        self.room: Room | None = None
+
+    async def reserve(self, size: int) -> None:
+        self.room = await self._memory.room(size)
+
+    def release(self) -> None:
+        """Give the room back: the answer came to nothing."""
+        if self.room is not None:
+            self.room.release()
+
+
 class Answer(Struct, frozen=True):
     """A complete HTTP answer (or its in-process equal).
 
@@ -137,6 +156,8 @@ class NoAnswer:
     latency_ms: int
     sent: bool = True
     headers: Mapping[str, str] = field(default_factory=dict)
+    # what a streamed answer that was cut has cost so far: its `model` and its `usage`, estimated
+    cut: Mapping[str, Any] | None = None
 
 
 Tried = Answer | NoAnswer

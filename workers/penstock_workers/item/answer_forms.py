@@ -98,7 +98,7 @@ def read_form(parsed: dict[str, Any]) -> Said:
     return Said()
 
 
-def usage_of(parsed: dict[str, Any]) -> Usage:
+def usage_of(parsed: Mapping[str, Any]) -> Usage:
     """Return the usage as the provider reported it; Gemini's in the names of OpenAI."""
     usage = parsed.get("usage")
     if isinstance(usage, dict):
@@ -119,7 +119,7 @@ def counted(usage: Usage) -> tuple[int | None, int | None]:
     )
 
 
-def model_of(parsed: dict[str, Any]) -> str | None:
+def model_of(parsed: Mapping[str, Any]) -> str | None:
     """Return the model that gave the answer."""
     return _text(parsed.get("model", parsed.get("modelVersion")))
 

@@ -18,6 +18,7 @@ from penstock_workers.item.answer import Room
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.outcome import Outcome
+from penstock_workers.item.passing import Passing
 from penstock_workers.item.same_request import ReusePolicy
 from penstock_workers.item.slots import SlotPlace
 from penstock_workers.item.spent import NOTHING_SPENT, Spent, spent_before
@@ -127,6 +128,7 @@ class Attempt(Item, kw_only=True, eq=False):
     room: Room | None = None
     happened: Failure | Reply | None = None  # what the call came to, before the job's own checks
     keep: Keep | None = None  # where its result will answer equal requests
+    passing: Passing | None = None  # to a caller who reads the answer as it comes
 
     @property
     def repairs_left(self) -> int:

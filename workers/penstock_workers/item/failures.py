@@ -106,7 +106,8 @@ class Reply(Struct, frozen=True):
 def name_failure(tried: Tried, now: float) -> Failure | Reply:
     """Return what one call came to: a failure with its name, or a reply. ``now`` is unix time."""
     if isinstance(tried, NoAnswer):
-        return _failure(tried.failure, tried.detail, None)
+        failure = _failure(tried.failure, tried.detail, None)
+        return failure if tried.cut is None else _with_cost(failure, tried.cut)
     if tried.status != 200:
         return _refused(tried, tried.status, now)
     parsed = _parse(tried.body)
@@ -118,7 +119,7 @@ def name_failure(tried: Tried, now: float) -> Failure | Reply:
         )
         return replace(failure, page=is_page(tried.headers, tried.body))
     if parsed.get("error"):
-        return _failure_inside(tried, now)
+        return _with_cost(_failure_inside(tried, now), parsed)
     return _read_reply(tried, parsed)
 
 
@@ -203,10 +204,14 @@ def _read_vectors(answer: Answer) -> Reply:
 
 def _useless(name: str, detail: str, parsed: dict[str, Any]) -> Failure:
     """Name a 200 that the job cannot use, with what it cost."""
+    return _with_cost(_failure(name, detail, 200), parsed)
+
+
+def _with_cost(failure: Failure, parsed: Mapping[str, Any]) -> Failure:
     usage = usage_of(parsed)
     prompt, completion = counted(usage)
     return replace(
-        _failure(name, detail, 200),
+        failure,
         prompt_tokens=prompt,
         completion_tokens=completion,
         usage=usage,

@@ -19,6 +19,7 @@ from penstock_producer.job.spec import Overflow, Priority
 from penstock_workers.item.answer import Answer, Tried
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure, Reply
+from penstock_workers.item.passing import Passing
 
 
 class Request(Struct, frozen=True):
@@ -37,6 +38,7 @@ class Request(Struct, frozen=True):
     priority: Priority = "normal"
     # what to do with a prompt that is longer than the model's context
     on_overflow: Overflow = "fail"
+    passing: Passing | None = None  # a caller reads the answer as it comes
 
 
 class Prepared(Struct, eq=False):
@@ -67,6 +69,7 @@ def request_of(attempt: Attempt) -> Request:
         schema=spec.enforced_schema,
         priority=spec.priority,
         on_overflow=spec.on_overflow,
+        passing=attempt.passing,
     )
 
 

@@ -6,20 +6,14 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from penstock_producer.reporting.account import changes
-from penstock_producer.reporting.reasons import retried_line, reused_lines
 from penstock_producer.reporting.text import asked_again, count, duration, one_line, percent, rate
 from penstock_producer.reporting.words import (
-    batches_line,
-    besides_lines,
+    effort_lines,
     lane_name,
-    made_with_line,
     milliseconds,
     moment,
-    prompts_lines,
     reasons_of,
     saved_rows,
-    twice_line,
 )
 
 if TYPE_CHECKING:
@@ -148,15 +142,4 @@ def _effort(report: Report) -> Iterator[str]:
         f"calls, {count(report.retries)} retries, {count(report.rate_limited)} rate limited"
         f"{asked_again(report.repairs, report.fallbacks)}"
     )
-    retried = retried_line(report.retried_by_reason)
-    told = (
-        *batches_line(report.batches),
-        *reused_lines(report.deduplicated, report.cached),
-        *([] if retried is None else [retried]),
-        *besides_lines(report),
-        *twice_line(report),
-        *prompts_lines(report.prompt_sizes),
-        *dict.fromkeys(map(made_with_line, report.made_with)),
-        *changes(report.rows_cut, report.tokens_saved),
-    )
-    yield from (f"- {plain(sentence)}" for sentence in told)
+    yield from (f"- {plain(sentence)}" for sentence in effort_lines(report))

@@ -14,20 +14,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 
-from penstock_producer.reporting.account import changes
-from penstock_producer.reporting.reasons import retried_line, reused_lines
 from penstock_producer.reporting.text import asked_again, count, duration, one_line, percent, rate
 from penstock_producer.reporting.words import (
-    batches_line,
-    besides_lines,
+    effort_lines,
     lane_name,
-    made_with_line,
     milliseconds,
     moment,
-    prompts_lines,
     reasons_of,
     saved_rows,
-    twice_line,
 )
 
 if TYPE_CHECKING:
@@ -198,18 +192,10 @@ def _stretches(timeline: Timeline) -> list[tuple[str, str, str]]:
 
 
 def _effort(report: Report) -> list[Any]:
-    retried = retried_line(report.retried_by_reason)
     return [
         f"{count(report.calls)} calls, {count(report.retries)} retries, "
         f"{count(report.rate_limited)} rate limited"
         f"{asked_again(report.repairs, report.fallbacks)}",
         f"{count(report.prompt_tokens)} tokens in, {count(report.completion_tokens)} out",
-        *batches_line(report.batches),
-        *reused_lines(report.deduplicated, report.cached),
-        *([] if retried is None else [retried]),
-        *besides_lines(report),
-        *twice_line(report),
-        *prompts_lines(report.prompt_sizes),
-        *dict.fromkeys(map(made_with_line, report.made_with)),
-        *changes(report.rows_cut, report.tokens_saved),
+        *effort_lines(report),
     ]

@@ -5,17 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from penstock_producer.reporting.account import changes
-from penstock_producer.reporting.reasons import retried_line, reused_lines
 from penstock_producer.reporting.text import asked_again, count, duration, percent, rate, safe
 from penstock_producer.reporting.words import (
-    batches_line,
-    besides_lines,
+    effort_lines,
     lane_lines,
-    made_with_line,
-    prompts_lines,
-    saved_line,
-    twice_line,
 )
 
 if TYPE_CHECKING:
@@ -52,7 +45,6 @@ def headline(report: Report) -> list[tuple[str, str]]:
 
 def effort(report: Report) -> list[str]:
     """Return what the job took, and what was changed or saved on the way."""
-    retried = retried_line(report.retried_by_reason)
     return [
         f"{duration(report.seconds)} at {rate(report.items_per_second)} · {count(report.calls)} "
         f"calls · {count(report.retries)} retries · {count(report.rate_limited)} rate limited"
@@ -60,15 +52,7 @@ def effort(report: Report) -> list[str]:
         f"{count(report.prompt_tokens)} tokens in, {count(report.completion_tokens)} out · "
         f"{_cost(report)}",
         *lane_lines(report.cost_by_lane),
-        *batches_line(report.batches),
-        *reused_lines(report.deduplicated, report.cached),
-        *saved_line(report.saved),
-        *([] if retried is None else [retried]),
-        *besides_lines(report),
-        *twice_line(report),
-        *prompts_lines(report.prompt_sizes),
-        *dict.fromkeys(map(made_with_line, report.made_with)),
-        *changes(report.rows_cut, report.tokens_saved),
+        *effort_lines(report, saved=True),
     ]
 
 

@@ -63,7 +63,19 @@ def open_arrow(blob: Blob, size: int) -> Groups:
     )
 
 
-class _ArrowFile:
+class _OfSchema:
+    """The columns of a file, by its schema in Arrow's words."""
+
+    def __init__(self, schema: Any) -> None:
+        self._schema = schema
+        self.names: Sequence[str] = schema.names
+        self.types: Mapping[str, Any] = {one.name: one.type for one in schema}
+
+    def depth(self, column: str) -> int:
+        return depth_of(self._schema.field(column).type)
+
+
+class _ArrowFile(_OfSchema):
     def __init__(self, blob: Blob, size: int) -> None:
         from pyarrow import ipc
 
@@ -71,15 +83,10 @@ class _ArrowFile:
         self._size = size
         self._columns: tuple[str, ...] | None = None
         self._file = ipc.open_file(BlobFile(blob, size))
-        self._schema = self._file.schema
-        self.names: Sequence[str] = self._schema.names
-        self.types: Mapping[str, Any] = {one.name: one.type for one in self._schema}
+        super().__init__(self._file.schema)
 
     def count(self) -> int:
         return int(self._file.num_record_batches)
-
-    def depth(self, column: str) -> int:
-        return depth_of(self._schema.field(column).type)
 
     def batches(self, group: int, columns: Sequence[str]) -> Iterator[Any]:
         yield from _pieces(self._of(columns).get_batch(group), columns, group, self._blob.uri)
@@ -97,15 +104,13 @@ class _ArrowFile:
         return self._file
 
 
-class _ArrowStream:
+class _ArrowStream(_OfSchema):
     def __init__(self, blob: Blob, size: int) -> None:
         from pyarrow import ipc
 
         self._blob = blob
         self._size = size
-        self._schema = ipc.open_stream(BlobFile(blob, size, most=_MAX_HEADER_BYTES)).schema
-        self.names: Sequence[str] = self._schema.names
-        self.types: Mapping[str, Any] = {one.name: one.type for one in self._schema}
+        super().__init__(ipc.open_stream(BlobFile(blob, size, most=_MAX_HEADER_BYTES)).schema)
         self._offsets: list[int] = []
         self._has_dictionaries = False
         for kind, offset, length in _headers(blob, size):
@@ -122,9 +127,6 @@ class _ArrowStream:
 
     def count(self) -> int:
         return len(self._offsets)
-
-    def depth(self, column: str) -> int:
-        return depth_of(self._schema.field(column).type)
 
     def batches(self, group: int, columns: Sequence[str]) -> Iterator[Any]:
         batch = (
@@ -263,7 +265,7 @@ def damaged(uri: str, rows: str, error: Exception) -> SourceError:
     )
 
 
-class _ParquetGroups:
+class _ParquetGroups(_OfSchema):
     def __init__(self, blob: Blob, size: int) -> None:
         from pyarrow import parquet
 
@@ -271,15 +273,10 @@ class _ParquetGroups:
         self._file = parquet.ParquetFile(
             BlobFile(blob, size), buffer_size=_READ_BUFFER, pre_buffer=False
         )
-        self._schema = self._file.schema_arrow
-        self.names: Sequence[str] = self._schema.names
-        self.types: Mapping[str, Any] = {one.name: one.type for one in self._schema}
+        super().__init__(self._file.schema_arrow)
 
     def count(self) -> int:
         return int(self._file.num_row_groups)
-
-    def depth(self, column: str) -> int:
-        return depth_of(self._schema.field(column).type)
 
     def batches(self, group: int, columns: Sequence[str]) -> Iterator[Any]:
         """Yield the rows of one row group, as pyarrow has them.

@@ -20,7 +20,7 @@ from doors import Answer, asked, connected, door, door_settings, new_key, receiv
 from fleet import until
 
 from penstock_gateway.backend import Backend
-from penstock_gateway.callers.shares import Shares
+from penstock_gateway.callers.admission import Shares
 from penstock_gateway.refused import Refused
 from penstock_gateway.settings import BatchFields, GatewaySettings
 from penstock_producer import JobConflict, Producer, SpecError

@@ -42,9 +42,9 @@ from penstock_ratelimit.store.messages import ProviderReport, Reserve
 from penstock_ratelimit.store.quota_hash import QuotaHash
 from penstock_ratelimit.testing import BlockingScripts
 from penstock_workers.control import fleet_figures, loop
+from penstock_workers.control.feeding import FED, MORE_EVERY_S, FirstHundred
 from penstock_workers.control.feeds import feed_windows
 from penstock_workers.control.feeds.feed_windows import ACTIVE_S, LOOK_EVERY_S, FeedWindows
-from penstock_workers.control.feeds.first_hundred import FED, MORE_EVERY_S, FirstHundred
 from penstock_workers.control.feeds.leadership import RENEW_BELOW_S
 from penstock_workers.control.feeds.shares import TURNS, Share
 from penstock_workers.control.feeds.specs import Specs

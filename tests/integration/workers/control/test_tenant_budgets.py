@@ -41,7 +41,7 @@ from penstock_ledger import (
     open_database,
     purge_job,
 )
-from penstock_ledger.door_stores import api_keys, tenant_costs
+from penstock_ledger.door_stores import api_keys, spending
 from penstock_ledger.reasons import by_hand
 from penstock_workers.control import loop
 from penstock_workers.control.job import accounts
@@ -70,7 +70,7 @@ def house(
     for module, name in (
         (accounts, "SPENT_S"),
         (accounts, "STRAY_S"),
-        (tenant_costs, "BUDGETS_S"),
+        (spending, "BUDGETS_S"),
     ):
         monkeypatch.setattr(module, name, 0.0)
     made = House(redis_server, tmp_path)
@@ -221,7 +221,7 @@ def test_jobs_that_end_leave_the_account_and_their_costs_stay(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What Redis keeps of a month does not grow with the jobs that it has seen."""
-    monkeypatch.setattr(tenant_costs, "BASE_S", 0.0)
+    monkeypatch.setattr(spending, "BASE_S", 0.0)
     seen = TenantAccounts(house.database, house.hot.budgets)
     jobs = [house.submit(1, f"j{nth}", tenant="shop") for nth in range(5)]
     for job in jobs:
@@ -359,8 +359,8 @@ def test_of_many_jobs_that_end_at_once_none_counts_twice(
 ) -> None:
     """Only some leave the account in one step; the others are in it and not in the costs beside
     it."""
-    monkeypatch.setattr(tenant_costs, "BASE_S", 0.0)
-    monkeypatch.setattr(tenant_costs, "ENDED_MAX", 2)
+    monkeypatch.setattr(spending, "BASE_S", 0.0)
+    monkeypatch.setattr(spending, "ENDED_MAX", 2)
     seen = TenantAccounts(house.database, house.hot.budgets)
     jobs = [house.submit(1, f"j{nth}", tenant="shop") for nth in range(6)]
     for job in jobs:

@@ -9,8 +9,7 @@ from penstock_cli.run.child import SameCall, as_arguments, in_arguments
 from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import SourceError
 from penstock_producer.job.options import OPTIONS
-from penstock_producer.reporting.advice import on_terminal
-from penstock_producer.reporting.fixes import FIXES
+from penstock_producer.reporting.advice import FIXES, on_terminal
 
 
 def test_flags_are_keyword_arguments() -> None:

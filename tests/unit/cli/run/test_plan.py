@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from penstock_cli.errors import UsageProblem
 from penstock_cli.main import command_line
-from penstock_cli.plan.extrapolated import sample_says
 from penstock_cli.plan.lanes import hour_from
 from penstock_cli.plan.picture import documents_of, measured_job
+from penstock_cli.run.extrapolated import sample_says
 from penstock_cli.run.sample import deciding_options
 from penstock_ledger import JobStore, OutcomeStore, open_database
 from penstock_ledger.model import DeadLetter, ItemKey, NewJob, Result

@@ -27,8 +27,7 @@ from penstock_ledger.texts import (
 from penstock_producer import ContentError, SourceError, SpecError
 from penstock_producer.errors import Problem
 from penstock_producer.job.options import OPTIONS
-from penstock_producer.reporting.advice import on_page, on_terminal, over_http
-from penstock_producer.reporting.fixes import FIXES
+from penstock_producer.reporting.advice import FIXES, on_page, on_terminal, over_http
 
 WRITTEN: list[tuple[Action, str, str, str]] = [
     (SetOption("id_field"), "--id-field", "id_field", "“Column of ids”"),

@@ -116,15 +116,28 @@ def test_a_spent_budget_pauses_a_job_and_says_what_finishing_it_costs(house: Hou
     assert why.params["more_usd"] == 7 * 0.25
 
 
+def test_a_budget_that_is_spent_to_the_last_waits_for_nothing(house: House) -> None:
+    """Whatever is under way has been paid for by then."""
+    house.account = Account(1 * USD, 0, None)
+    assert house.stop(budget_usd=1.0, at=seen(outstanding=3))
+
+
 def test_a_tenants_budget_pauses_where_it_is_the_tighter_one(house: House) -> None:
     """The reason names the tenant's money, and not the job's."""
     house.tenant_usd = 5.0
-    house.account = Account(1 * USD, 0, None, TenantAccount(5 * USD, 5 * USD, 0))
+    house.account = Account(1 * USD, 0, 30_000, TenantAccount(5 * USD, 5 * USD, 0))
     assert house.stop(budget_usd=2.0)
     house.account = Account(2 * USD, 0, None, TenantAccount(5 * USD, 2 * USD, 0))
     assert house.stop(budget_usd=2.0)
-    told = [(why.code, why.params["budget_usd"]) for _, why in house.moved if why is not None]
-    assert told == [(Code.TENANT_BUDGET_EXHAUSTED, 5.0), (Code.BUDGET_EXHAUSTED, 2.0)]
+    told = [
+        (why.code, *(why.params[name] for name in ("budget_usd", "spent_usd", "next_usd")))
+        for _, why in house.moved
+        if why is not None
+    ]
+    assert told == [
+        (Code.TENANT_BUDGET_EXHAUSTED, 5.0, 5.0, 0.03),
+        (Code.BUDGET_EXHAUSTED, 2.0, 2.0, 0.0),
+    ]
 
 
 def test_a_job_with_all_its_outcomes_is_not_paused(house: House) -> None:
@@ -153,12 +166,14 @@ def test_documents_elsewhere_in_the_queue_are_waited_for_some_seconds(house: Hou
     assert not house.stop(budget_usd=1.0, at=seen(3, parked=1))
     house.now += QUIET_S
     assert not house.stop(budget_usd=1.0, at=seen(3, parked=1))
-    house.account = Account(USD - 10, 10, 20)
-    assert not house.stop(budget_usd=1.0, at=seen(3, parked=1))
-    house.account = Account(USD - 10, 0, 20)
-    house.now += 1
-    assert not house.stop(budget_usd=1.0, at=seen(3, parked=1)), "the wait begins anew"
-    house.now += QUIET_S + 1
+    for meanwhile in (Account(USD - 10, 10, 20), Account(USD - 30, 0, 20)):
+        house.account = meanwhile
+        assert not house.stop(budget_usd=1.0, at=seen(3, parked=1))
+        house.account = Account(USD - 10, 0, 20)
+        house.now += 1
+        assert not house.stop(budget_usd=1.0, at=seen(3, parked=1)), "the wait begins anew"
+        house.now += QUIET_S - 1
+    house.now += 2
     assert house.stop(budget_usd=1.0, at=seen(3, parked=1))
     assert house.stop(budget_usd=1.0, at=seen(3, parked=3))
 

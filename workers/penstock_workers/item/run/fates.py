@@ -123,11 +123,14 @@ def decide(
     if isinstance(happened, Reply):
         return Done(result_of(attempt, happened))
     fate = FATES[happened.name]
-    if fate.outcome is Released:
-        return Released(explain(happened), crashed=happened.name)
     if fate.outcome is Parked:
         account = {"detail": happened.detail, "fix": fate.fix}
         return Parked(pauses=Reason(happened.name, By.PROVIDER, account))
+    # its caller has seen the beginning of this answer: another one would not go on with it
+    if attempt.passing is not None and attempt.passing.has_begun:
+        return Dead(dead_letter(attempt, happened))
+    if fate.outcome is Released:
+        return Released(explain(happened), crashed=happened.name)
     if fate.outcome is Dead or (happened.final and fate.counted):
         return Dead(dead_letter(attempt, happened))
     if happened.retry_after_s is not None and happened.retry_after_s > policy.max_retry_after_s:

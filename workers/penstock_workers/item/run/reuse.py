@@ -22,6 +22,7 @@ from msgspec import structs
 
 from penstock_ledger import AnswerBook, Asked, InFlight, Keep, OutcomeStore, RequestName
 from penstock_ledger.model import ItemKey, Result
+from penstock_workers.background import BackgroundTasks
 from penstock_workers.failure_log import FailureLog
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.outcome import Dead, Done, Outcome, Retry
@@ -175,16 +176,14 @@ class Reuse:
         self._looks: Gatherer[_Look] = Gatherer(self._look, group_max=GROUP_MAX, linger_s=0)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="reuse")
         self._failure_log = FailureLog(log)
-        self._renewing: asyncio.Task[None] | None = None
+        self._tasks = BackgroundTasks()
 
     def start(self) -> None:
         self._looks.start()
-        self._renewing = asyncio.create_task(self._renew(), name="claims of requests")
+        self._tasks.start(self._renew(), "claims of requests")
 
     async def close(self) -> None:
-        if self._renewing is not None:
-            self._renewing.cancel()
-            await asyncio.gather(self._renewing, return_exceptions=True)
+        await self._tasks.close()
         await self._looks.close()
         self._thread.shutdown()
 

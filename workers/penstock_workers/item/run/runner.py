@@ -41,6 +41,7 @@ from penstock_workers.item.run.follow_ups import (
 )
 from penstock_workers.item.run.job_code import JobCode
 from penstock_workers.item.run.models import ModelCheck
+from penstock_workers.item.run.passes import Passes
 from penstock_workers.item.run.quarantine import (
     CRASHES_MAX,
     SUSPECT_AFTER_CRASHES,
@@ -75,6 +76,7 @@ class ItemRunner:
     policy: RetryPolicy
     failpoints: Failpoints
     reuse: Reuse  # of answers, in jobs that ask for it
+    passes: Passes  # answers to callers who read them as they come
     models: ModelCheck | None = None  # None in lanes without models of their own
     traced: bool = False  # attempts keep the times of their marks
 
@@ -169,6 +171,7 @@ class ItemRunner:
             await self._first_body(attempt)
         if self.models is not None and self.models.needs_look(attempt):
             await self.models.check(attempt)
+        attempt.passing = self.passes.of(attempt)
         prepared = await self.lane.prepare(request_of(attempt))
         # it may be refused because it is another worker's
         if prepared.refused is not None and self.models is not None:
@@ -236,6 +239,8 @@ class ItemRunner:
             (tried.body, tried.room) if isinstance(tried, Answer) else (None, None)
         )
         happened = attempt.happened = name_failure(tried, time.time())
+        if attempt.passing is not None and isinstance(happened, Failure):
+            attempt.passing.stop()  # what has not left by now was not seen
         spent = spent_on(attempt, happened)
         attempt.spent = spent if attempt.spent is NOTHING_SPENT else attempt.spent.plus(spent)
         self.causes.note(attempt, happened)

@@ -31,6 +31,7 @@ from penstock_ledger import Cause
 from penstock_ledger.reasons import By, Code, Reason
 from penstock_ledger.redaction import one_line
 from penstock_ledger.texts import SetOption, SetSetting, Text
+from penstock_workers.background import BackgroundTasks
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure, Reply, TurnedAway, refuses_format
 from penstock_workers.item.outcome import Parked
@@ -60,15 +61,13 @@ class Causes:
         self._fresh: dict[Kind, Cause] = {}  # not written yet
         # when the last line was logged, and how many failures since
         self._logged: dict[Kind, tuple[float, int]] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = BackgroundTasks()
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="causes of failures")
+        self._tasks.start(self._run(), "causes of failures")
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._tasks.close()
         await self.flush()
 
     def note(self, attempt: Attempt, happened: Failure | Reply) -> None:

@@ -32,7 +32,7 @@ from penstock_ledger import (
     in_words,
 )
 from penstock_ledger.model import ItemKey
-from penstock_ratelimit.for_penstock import cancel_and_wait
+from penstock_workers.background import BackgroundTasks
 from penstock_workers.failure_log import FailureLog
 from penstock_workers.item.attempt import Attempt, Item, JobView
 from penstock_workers.item.failures import TurnedAway
@@ -99,7 +99,7 @@ class Starts:
         self._owner = secrets.token_hex(8)
         # monotonic; 0 until this worker has made a call for a job with a budget
         self._renewed_at = 0.0
-        self._renewing: asyncio.Task[None] | None = None
+        self._tasks = BackgroundTasks()
         self._begins: Gatherer[_Asked] = Gatherer(self._ask, group_max=GROUP_MAX, linger_s=0)
         self._returns: Gatherer[tuple[Attempt, asyncio.Future[None]]] = Gatherer(
             self._take_back, group_max=GROUP_MAX, linger_s=0
@@ -113,13 +113,12 @@ class Starts:
     def start(self) -> None:
         self._begins.start()
         self._returns.start()
-        self._renewing = asyncio.create_task(self._renew(), name="budget owner")
+        self._tasks.start(self._renew(), "budget owner")
 
     async def close(self) -> None:
         await self._begins.close()
         await self._returns.close()
-        if self._renewing is not None:
-            await cancel_and_wait(self._renewing)
+        await self._tasks.close()
         self._thread.shutdown()
 
     async def begin(self, attempt: Attempt, *, sends: bool = False) -> None:

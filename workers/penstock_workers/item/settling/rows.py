@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock_ledger import SettledDead, SettledDone, SettledRetry
 from penstock_ledger.model import DeadLetter, Result
 from penstock_producer.feed.tracing import TRACEPARENT_HEADER, parse_traceparent
-from penstock_producer.feed.wire import FED_HEADER, URGENT_HEADER, encode_item
+from penstock_producer.feed.wire import FED_HEADER, URGENT_HEADER, door_of, encode_item
 from penstock_producer.job.lanes import has_own_model, packs
 from penstock_producer.prices.token_prices import ModelPrices
 from penstock_workers.item.answer import excerpt
@@ -149,6 +149,7 @@ def _message(item: Item, queue: str, retries: int) -> bytes:
         fed=fed if type(fed) is int else None,
         trace=trace if parse_traceparent(trace) is not None else None,
         endpoint=message.endpoint,
+        stream=door_of(headers),
     )
 
 

@@ -52,11 +52,8 @@ class Settler:
         is_short: Callable[[int], bool] = lambda _: False,
     ) -> None:
         """Take ``is_short``: whether others wait for what so many outcomes hold."""
-        self._bridge = bridge
-        self._records = records
-        self._on_durable = on_durable
-        self._tally = tally
-        self._failpoints = failpoints
+        self._bridge, self._records, self._on_durable = bridge, records, on_durable
+        self._tally, self._failpoints = tally, failpoints
         self._gatherer = Gatherer(
             self._commit,
             group_max=group_max,

@@ -54,12 +54,12 @@ class OutcomeTally:
         self._spreads.group_items.add(float(len(group)))
         for attempt, outcome in group:
             self.items[OUTCOMES[type(outcome)]] += 1
-            # else no call was made for it
-            if isinstance(attempt, Attempt):
-                if isinstance(outcome, Done | Dead | Retry) and not _is_untried(outcome):
-                    self.paid.pay(attempt)
-                self._reasons.add(attempt, outcome)
-                self._spreads.add(attempt, outcome)
+            if not isinstance(attempt, Attempt) or _is_untried(outcome):
+                continue  # no call was made for it
+            if isinstance(outcome, (Done, Dead, Retry)):
+                self.paid.pay(attempt)
+            self._reasons.add(attempt, outcome)
+            self._spreads.add(attempt, outcome)
 
     def figures(self, lane: str) -> Iterator[Sample]:
         for outcome, count in self.items.items():
@@ -85,11 +85,12 @@ class _Reasons:
         self._throttled: Counter[str] = Counter(dict.fromkeys(providers, 0))
 
     def add(self, attempt: Attempt, outcome: Outcome) -> None:
-        if isinstance(outcome, Dead):
+        if isinstance(outcome, Done):
+            if outcome.result.reason is not None:
+                self._reused[outcome.result.reason] += 1
+        elif isinstance(outcome, Dead):
             self._dead[outcome.letter.reason] += 1
-        elif isinstance(outcome, Done) and outcome.result.reason is not None:
-            self._reused[outcome.result.reason] += 1
-        elif isinstance(outcome, Retry) and not _is_untried(outcome):
+        elif isinstance(outcome, Retry):
             self._retries["counted" if outcome.counted else "uncounted"] += 1
             self._failed_tries[outcome.name] += 1
             self._throttled[attempt.job.spec.provider] += 1 if outcome.rate_limited else 0
@@ -126,8 +127,9 @@ class Paid:
             self._charge(attempt.job.spec.lane, provider, sent, used)
             calls, spent = calls - sent, spent.minus(used)
         self._charge(attempt.job.spec.lane, attempt.job.spec.provider, calls, spent)
-        self._asked_again["repair"] += attempt.spent.repairs
-        self._asked_again["fallback"] += attempt.spent.fallbacks
+        if attempt.spent.repairs or attempt.spent.fallbacks:
+            self._asked_again["repair"] += attempt.spent.repairs
+            self._asked_again["fallback"] += attempt.spent.fallbacks
 
     def _charge(self, lane: str, provider: str, calls: int, spent: Spent) -> None:
         self._calls[provider] += calls
@@ -167,7 +169,7 @@ class _Spreads:
         self._prompt_tokens = Spread(catalogue.PROMPT_TOKENS.bounds)
 
     def add(self, attempt: Attempt, outcome: Outcome) -> None:
-        if isinstance(outcome, Done | Dead) and attempt.calls and attempt.spent.prompt_tokens:
+        if isinstance(outcome, (Done, Dead)) and attempt.calls and attempt.spent.prompt_tokens:
             self._prompt_tokens.add(attempt.spent.prompt_tokens / attempt.calls)
         if isinstance(outcome, Done) and outcome.result.reason is None:
             self._call_seconds.add(outcome.result.latency_ms / 1000)

@@ -1,21 +1,14 @@
 """The `api` lane: real-time calls to a provider over HTTP, bodies passed through untouched.
 
 No SDK and no retry in here: every send is one `infer`, so the quota sees each of them.
-
-In a request of Gemini the model stands in the path, and not in the body.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Final
-
-import msgspec
-from msgspec.structs import replace
 
 from penstock_producer.feed.queues import LISTED
-from penstock_producer.job.endpoints import GENERATE, generate_path
 from penstock_workers.http import (
     AnswerTooLarge,
     CertificateRefused,
@@ -29,13 +22,13 @@ from penstock_workers.http import (
     UnusableRequest,
     make_client,
 )
-from penstock_workers.item.answer import Answer, AnswerMemory, NoAnswer, Room, Tried, kept
+from penstock_workers.item.answer import Answer, AnswerMemory, NoAnswer, ReservedRoom, Tried, kept
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.lanes.api.model_list import ModelList
+from penstock_workers.lanes.api.requests import as_sent
+from penstock_workers.lanes.api.streamed import USUAL_PACE, Pace, Streamed
 from penstock_workers.provider_calls import address, headers_of
 from penstock_workers.settings import ANSWER_MEMORY_BYTES, MAX_ANSWER_BYTES, ProviderSettings
-
-_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])  # so that what is in them is not read
 
 # a server that does not even accept in this time is down, whatever the item's own deadline
 CONNECT_TIMEOUT_S = 10.0
@@ -49,21 +42,6 @@ CERTIFICATE_FIX = (
 )
 
 
-def generating(request: Request) -> Request:
-    """Return the request with the model in its path; raise UnusableRequest."""
-    try:
-        fields = _fields.decode(request.body)
-        model = msgspec.json.decode(fields.pop("model", b"null"))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UnusableRequest(f"the request is not a JSON object: {error}") from error
-    path = generate_path(model)
-    if path is None:
-        raise UnusableRequest(
-            'the request names no model of Gemini: write "model": "gemini-2.5-flash", say'
-        )
-    return replace(request, endpoint=path, body=msgspec.json.encode(fields))
-
-
 class ApiLane:
     """One HTTP client per worker process.
 
@@ -75,11 +53,13 @@ class ApiLane:
         max_answer_bytes: int = MAX_ANSWER_BYTES,
         answer_memory_bytes: int = ANSWER_MEMORY_BYTES,
         http_client: ClientName = "lean",
+        pace: Pace = USUAL_PACE,
     ) -> None:
         self._providers = providers
         self._max_answer_bytes = max_answer_bytes
         self._memory = AnswerMemory(answer_memory_bytes)
         self._http_client: ClientName = http_client
+        self._pace = pace
         self.models = ModelList(providers, http_client)  # started where heartbeats are sent
         self._client: HttpClient | None = None
         self._headers: dict[str, dict[str, str]] = {}
@@ -103,11 +83,16 @@ class ApiLane:
         return {} if listed is None else {LISTED: listed}
 
     async def infer(self, prepared: Prepared) -> Tried:
-        request, started = prepared.request, time.monotonic()
+        way = self._providers[prepared.request.provider].streams
+        stream = Streamed.of(prepared.request, way, self._max_answer_bytes, self._pace)
+        tried = await self._asked(prepared.request, stream)
+        return tried if stream is None else stream.judged(tried)
+
+    async def _asked(self, request: Request, stream: Streamed | None) -> Tried:
+        started = time.monotonic()
         try:
-            return await self._post(
-                generating(request) if request.endpoint == GENERATE else request, started
-            )
+            sent = as_sent(request, "no" if stream is None else stream.way)
+            return await self._post(sent, started, stream)
         except CertificateRefused as error:
             return NoAnswer(
                 "connect_failed", f"{error}; {CERTIFICATE_FIX}", _since(started), sent=False
@@ -136,10 +121,10 @@ class ApiLane:
         if self._client is not None:
             await self._client.close()
 
-    async def _post(self, request: Request, started: float) -> Tried:
+    async def _post(self, request: Request, started: float, stream: Streamed | None) -> Tried:
         assert self._client is not None, "start() comes first"
         target = self._targets.get((request.provider, request.endpoint))
-        memory = _Reserved(self._memory)
+        memory = ReservedRoom(self._memory)
         try:
             answer = await self._client.post(
                 target or self._target(request.provider, request.endpoint),
@@ -147,14 +132,16 @@ class ApiLane:
                 headers={"X-Client-Request-Id": request.tag},
                 timeout_s=request.timeout_s,
                 reserve=memory.reserve,
+                stream=stream,
             )
+            body = answer.body if stream is None or not stream.has_begun else stream.whole()
         except BaseException:
             memory.release()
             raise
         if (room := memory.room) is not None:
-            room.shrink(len(answer.body))
+            room.shrink(len(body))
         return Answer(
-            answer.status, answer.headers, kept(answer.status, answer.body), _since(started), room
+            answer.status, answer.headers, kept(answer.status, body), _since(started), room
         )
 
     def _target(self, name: str, endpoint: str) -> Target:
@@ -166,24 +153,6 @@ class ApiLane:
         if len(self._targets) < TARGETS_KEPT:
             self._targets[name, endpoint] = target
         return target
-
-
-class _Reserved:
-    """What one answer holds of the memory: nothing, until it is found to be large."""
-
-    __slots__ = ("_memory", "room")
-
-    def __init__(self, memory: AnswerMemory) -> None:
-        self._memory = memory
-        self.room: Room | None = None
-
-    async def reserve(self, size: int) -> None:
-        self.room = await self._memory.room(size)
-
-    def release(self) -> None:
-        """Give the room back: the answer came to nothing."""
-        if self.room is not None:
-            self.room.release()
 
 
 def _since(started: float) -> int:

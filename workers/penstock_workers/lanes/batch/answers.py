@@ -258,7 +258,7 @@ class Group:
     size: int = 0
 
     def add(self, document: PackedDocument, said: BatchAnswer | Failure) -> bool:
-        """Return whether it is full."""
+        """Add a document; return whether the group is full."""
         self.pairs.append((document, said))
         self.size += document.size + (len(said.body) if isinstance(said, BatchAnswer) else 0)
         return len(self.pairs) >= GROUP or self.size >= GROUP_BYTES

@@ -20,7 +20,7 @@ import ctypes
 import os
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock_ledger import (
     JobStore,
@@ -33,6 +33,7 @@ from penstock_ledger import (
 )
 from penstock_producer.feed.queues import PROVIDERS, providers_text
 from penstock_producer.job.lanes import BATCH_LANE
+from penstock_workers.background import BackgroundTasks
 from penstock_workers.children.child_pool import ChildPool, child_starter
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.heartbeat import Heartbeat
@@ -83,6 +84,15 @@ def _is_glibc() -> bool:
         return False
 
 
+class Working(NamedTuple):
+    """What works on the batches once the worker has started."""
+
+    leader: Leader
+    journeys: Journeys
+    settler: Settler
+    code: JobCode
+
+
 class BatchEngine:
     """Implements ``ItemEngine``."""
 
@@ -91,19 +101,14 @@ class BatchEngine:
         limit_arenas()
         self._settings = settings
         self._start_beside = beside
-        # a control loop beside it leads feeds under the process's own name
-        self._owner = f"{process_name()}-{BATCH_LANE}"
         self._closing = contextlib.ExitStack()
         self._parts = contextlib.AsyncExitStack()
         self._tally = OutcomeTally([*settings.providers])
         self._providers: dict[str, BatchProvider] = {}
         self._bridge: Bridge | None = None
         self._control: Beside | None = None
-        self._leader: Leader | None = None
-        self._journeys: Journeys | None = None
-        self._settler: Settler | None = None
-        self._code: JobCode | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._working: Working | None = None
+        self._tasks = BackgroundTasks()
 
     async def start(self, bridge: Bridge) -> None:
         self._bridge = bridge
@@ -113,19 +118,21 @@ class BatchEngine:
         folder = PackedFolder(self._settings.batch.place)
         journal = Journal(
             ProviderBatchStore(stores.database, self._settings.lane),
-            self._owner,
+            # a control loop beside it leads feeds under the process's own name
+            f"{process_name()}-{BATCH_LANE}",
             self._settings.visibility_timeout_s,
         )
         folder.open()
         folder.sweep(await asyncio.to_thread(journal.store.open_tags))
-        self._leader = self._make_leader(stores, journal, folder)
-        self._heartbeat = Heartbeat(stores.hot, process_name(), self._describe)
-        self._parts.push_async_callback(self._heartbeat.stop)
-        self._heartbeat.beat()
-        self._tasks = [
-            asyncio.create_task(self._leader.run()),
-            asyncio.create_task(self._leader.renew()),
-        ]
+        self._working = working = self._make_parts(stores, journal, folder)
+        self._parts.push_async_callback(working.settler.close)
+        self._parts.push_async_callback(working.code.close)
+        working.settler.start()
+        heartbeat = Heartbeat(stores.hot, process_name(), self._describe)
+        self._parts.push_async_callback(heartbeat.stop)
+        heartbeat.beat()
+        self._tasks.start(working.leader.run(), "batch rounds")
+        self._tasks.start(working.leader.renew(), "batch leases")
         if self._settings.control:
             self._control = self._closing.enter_context(self._start_beside(self._settings))
 
@@ -141,22 +148,18 @@ class BatchEngine:
         """End between two steps where that is possible.
 
         The journal says where the next worker goes on."""
-        if self._leader is not None:
-            await self._leader.close(deadline_s)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._settler is not None:
-            await self._settler.flush()
-        if self._leader is not None:
-            # leases of a database that is away end by themselves
-            with contextlib.suppress(Exception):
-                await asyncio.to_thread(self._leader.release)
+        working = self._working
+        if working is None:
+            return
+        await working.leader.close(deadline_s)
+        await self._tasks.close()
+        await working.settler.flush()
+        # leases of a database that is away end by themselves
+        with contextlib.suppress(Exception):
+            await asyncio.to_thread(working.leader.release)
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         for provider in self._providers.values():
             await provider.close()
         await self._parts.aclose()
@@ -169,43 +172,51 @@ class BatchEngine:
         """Do nothing, since there is always one loop."""
 
     def stats(self) -> Mapping[str, int | float | str]:
-        return {} if self._settler is None else self._settler.stats()
+        return {} if self._working is None else self._working.settler.stats()
 
     def stuck(self) -> str | None:
-        if self._settler is not None and (why := self._settler.backlog.overdue()) is not None:
-            return why
-        if self._leader is None or self._leader.is_turning():
+        working = self._working
+        if working is None:
             return None
+        why = working.settler.backlog.overdue()
+        if why is not None or working.leader.is_turning():
+            return why
         return "the loop of the batch lane has been stuck in one round for minutes"
 
     def trouble(self) -> str | None:
-        return None if self._settler is None else self._settler.backlog.trouble()
+        return None if self._working is None else self._working.settler.backlog.trouble()
 
     def figures(self) -> Iterator[Sample]:
         lane = self._settings.lane
         yield catalogue.INFO(1, lane, version("penstock"))
         yield from self._tally.figures(lane)
-        if self._journeys is not None:
-            for (provider, state), number in self._journeys.count().items():
+        if self._working is not None:
+            for (provider, state), number in self._working.journeys.count().items():
                 yield catalogue.PROVIDER_BATCHES(number, lane, provider, state)
         if self._control is not None:
             yield from self._control.figures()
 
-    def _make_leader(self, stores: Stores, journal: Journal, folder: PackedFolder) -> Leader:
+    def _make_parts(self, stores: Stores, journal: Journal, folder: PackedFolder) -> Working:
+        """Make and join all that works on batches; nothing of it has started."""
         settings, database = self._settings, stores.database
         feeds, failpoints = JobStore(database), Failpoints.parse(settings.failpoints)
         views = JobBook(read_job(feeds, settings, TenantBudgets(database)))
         jobs = Jobs(feeds, stores.hot, views)
-        packing = Packing(Packer(settings, database, folder, self._owner), folder)
+        packing = Packing(Packer(settings, database, folder, journal.owner), folder)
         outcomes = OutcomeStore(database, settings.lane)
         tenants = TenantAccounts(database, stores.hot.budgets)
-        self._journeys = Journeys(
+        code, settler = self._make_code(), self._make_settler(stores, feeds, journal, failpoints)
+        policy = RetryPolicy(
+            settings.retry_base_s, settings.retry_cap_s, settings.max_retry_after_s
+        )
+        judge = Judge(outcomes, RemainderStore(database), code, settler, policy)
+        journeys = Journeys(
             settings,
             journal,
             jobs,
             Reservations(stores.hot.budgets, journal.store, outcomes, tenants),
             packing,
-            Collector(self._make_judge(stores, feeds, journal, failpoints), failpoints),
+            Collector(judge, failpoints),
             self._provider,
             failpoints,
         )
@@ -215,35 +226,31 @@ class BatchEngine:
             jobs,
             feeds,
             packing,
-            self._journeys,
+            journeys,
             self._provider,
             failpoints,
         )
         looks = Looks(database)
-        return Leader(settings, journal, jobs, looks, packs, self._journeys, packing, feeds)
+        leader = Leader(settings, journal, jobs, looks, packs, journeys, packing, feeds)
+        return Working(leader, journeys, settler, code)
 
-    def _make_judge(
+    def _make_code(self) -> JobCode:
+        start_child = child_starter(self._settings)
+        hooks, checks = (ChildPool(start_child, self._settings.hook_processes) for _ in range(2))
+        return JobCode(hooks, checks, ChildPool(start_child, 1))
+
+    def _make_settler(
         self, stores: Stores, jobs: JobStore, journal: Journal, failpoints: Failpoints
-    ) -> Judge:
-        """Make what turns answers into outcomes and settles them, and have it closed at the end."""
-        settings, database = self._settings, stores.database
-        start_child = child_starter(settings)
-        hooks, checks = (ChildPool(start_child, settings.hook_processes) for _ in range(2))
-        self._code = JobCode(hooks, checks, ChildPool(start_child, 1))
-        records = BatchRecords(
-            jobs, journal.store, stores.hot, MadeWithNotes(Provenance(database), "", 0.0)
+    ) -> Settler:
+        made_with = MadeWithNotes(Provenance(stores.database), "", 0.0)
+        return Settler(
+            NoQueue(),
+            BatchRecords(jobs, journal.store, stores.hot, made_with),
+            failpoints,
+            self._tally,
+            group_max=self._settings.commit_max,
+            linger_s=0.0,
         )
-        self._settler = Settler(
-            NoQueue(), records, failpoints, self._tally, group_max=settings.commit_max, linger_s=0.0
-        )
-        self._settler.start()
-        self._parts.push_async_callback(self._settler.close)
-        self._parts.push_async_callback(self._code.close)
-        policy = RetryPolicy(
-            settings.retry_base_s, settings.retry_cap_s, settings.max_retry_after_s
-        )
-        outcomes = OutcomeStore(database, settings.lane)
-        return Judge(outcomes, RemainderStore(database), self._code, self._settler, policy)
 
     def _provider(self, name: str) -> BatchProvider:
         """Return the batch API of a provider; raise UnknownProvider, MissingApiKey, PlainHttp."""
@@ -252,7 +259,8 @@ class BatchEngine:
         return self._providers[name]
 
     def _describe(self) -> dict[str, str]:
-        led = 0 if self._journeys is None else self._journeys.count().total()
-        hooks = {} if self._code is None else self._code.described()
+        working = self._working
+        led = 0 if working is None else working.journeys.count().total()
+        hooks = {} if working is None else working.code.described()
         own = {"lane": self._settings.lane, "concurrency": "1", "in_flight": str(led)}
         return {**hooks, **own, PROVIDERS: providers_text(self._settings.providers)}

@@ -91,6 +91,27 @@ class Looks:
         return Round(live, left, moved, [job for job, _ in every], waiting)
 
 
+class Tidying:
+    """What a batch worker tidies now and then: the packed folder, and its own memory."""
+
+    def __init__(self, packing: Packing, journal: Journal) -> None:
+        self._packing, self._journal = packing, journal
+        self._swept_at = time.monotonic()  # the engine does it at its start
+        self._freed_at = time.monotonic()
+
+    async def look(self) -> None:
+        now = time.monotonic()
+        if now - self._swept_at >= SWEEP_EACH_S:
+            self._swept_at = now
+            await asyncio.to_thread(self._packing.sweep, self._journal.store.open_tags)
+        # Statements of SQL are circles that hold the ids of their documents. How often a worker's
+        # collector runs is right for items, of which there are none here: they would be kept for
+        # hundreds of thousands of documents.
+        if now - self._freed_at >= FREE_EACH_S:
+            self._freed_at = now
+            gc.collect()
+
+
 class Leader:
     """Leads feeds and batches round by round, on the event loop but for ``is_turning``."""
 
@@ -111,8 +132,7 @@ class Leader:
         self._failures = FailureLog(log)
         self._stop = asyncio.Event()
         self._turned_at = time.monotonic()
-        self._swept_at = time.monotonic()  # the engine does it at its start
-        self._freed_at = time.monotonic()
+        self._tidying = Tidying(packing, journal)
         self._left_to_others = set[str]()  # jobs of providers that this worker has no settings of
 
     async def run(self) -> None:
@@ -163,8 +183,7 @@ class Leader:
         found = await asyncio.to_thread(self._looks.take)
         self._jobs.note(found.every, found.left, found.moved)
         await self._journeys.take()
-        await self._sweep_now_and_then()
-        self._free_now_and_then()
+        await self._tidying.look()
         self._left_to_others &= {job.job_id for job, _ in found.live}
         for job, feeds in found.live:
             if not self._has_provider_of(job):
@@ -191,23 +210,6 @@ class Leader:
                 provider,
             )
         return False
-
-    async def _sweep_now_and_then(self) -> None:
-        if time.monotonic() - self._swept_at < SWEEP_EACH_S:
-            return
-        self._swept_at = time.monotonic()
-        await asyncio.to_thread(self._packing.sweep, self._journal.store.open_tags)
-
-    def _free_now_and_then(self) -> None:
-        """Run the garbage collector now and then.
-
-        Statements of SQL are circles that hold the ids of their documents. How often a worker's
-        collector runs is right for items, of which there are none here: they would be kept for
-        hundreds of thousands of documents.
-        """
-        if time.monotonic() - self._freed_at >= FREE_EACH_S:
-            self._freed_at = time.monotonic()
-            gc.collect()
 
     async def _let_go(self, job: Job, feeds: Sequence[LiveFeed]) -> None:
         """Release the feeds of a job that is paused or ends."""

@@ -173,6 +173,33 @@ class PackedFolder:
             (self._place / tag).rename(self._place / to)
 
 
+class KeptLines:
+    """The documents of a batch as SQL keeps them: lines, compressed as they come."""
+
+    def __init__(self) -> None:
+        self._compress = zlib.compressobj(_FAST)
+        self._lines = list[bytes]()  # that are not compressed yet
+        self._pieces, self._bytes = list[bytes](), 0
+
+    def add(self, line: bytes) -> None:
+        self._lines.append(line)
+        if len(self._lines) >= _TOGETHER:
+            self._pack()
+
+    def end(self) -> bytes | None:
+        """Return all of them; None where they are too much for SQL. Nothing is added later."""
+        self._pack(ends=True)
+        return b"".join(self._pieces) if self._bytes <= KEPT_BYTES_MAX else None
+
+    def _pack(self, *, ends: bool = False) -> None:
+        lines, self._lines = b"".join(line + b"\n" for line in self._lines), []
+        if self._bytes > KEPT_BYTES_MAX:
+            return
+        piece = self._compress.compress(lines) + (self._compress.flush() if ends else b"")
+        self._bytes += len(piece)
+        self._pieces.append(piece)
+
+
 class PackedWriter:
     """Writes one batch; ``close`` makes it whole, ``discard`` takes it away."""
 
@@ -186,9 +213,7 @@ class PackedWriter:
             for name in (INPUT, BODIES, IDS)
         )
         self._names = set[str]()
-        self._compress = zlib.compressobj(_FAST)
-        self._told = list[bytes]()  # ids that are not compressed yet
-        self._kept, self._kept_bytes = list[bytes](), 0
+        self._kept = KeptLines()
         self.requests = self.size = self._offset = 0
 
     def has(self, custom_id: str) -> bool:
@@ -200,11 +225,9 @@ class PackedWriter:
         offset, size = self.add_body(body)
         self.add_name(document._replace(offset=offset, size=size))
         used = document.used
-        self._told.append(
+        self._kept.add(
             KeptDocument(document.doc_id, document.position, used if any(used) else ()).to_line()
         )
-        if len(self._told) >= _TOGETHER:
-            self._keep()
         self.size += len(line)
 
     def add_body(self, body: bytes) -> tuple[int, int]:
@@ -224,16 +247,7 @@ class PackedWriter:
         """Return the batch's documents for SQL; None where they are too much for that.
 
         Called once, when all were added."""
-        self._keep(ends=True)
-        return b"".join(self._kept) if self._kept_bytes <= KEPT_BYTES_MAX else None
-
-    def _keep(self, *, ends: bool = False) -> None:
-        lines, self._told = b"".join(line + b"\n" for line in self._told), []
-        if self._kept_bytes > KEPT_BYTES_MAX:
-            return
-        piece = self._compress.compress(lines) + (self._compress.flush() if ends else b"")
-        self._kept_bytes += len(piece)
-        self._kept.append(piece)
+        return self._kept.end()
 
     def close(self) -> None:
         """Have all of it on the disk when this returns."""

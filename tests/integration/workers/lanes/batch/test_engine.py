@@ -42,7 +42,7 @@ from penstock_ledger import (
     TenantAccounts,
     buckets_for,
 )
-from penstock_ledger.door_stores import tenant_costs
+from penstock_ledger.door_stores import spending as tenant_costs
 from penstock_ledger.model import Job, JobState
 from penstock_ledger.reasons import by_hand
 from penstock_ledger.sql.tables import spending

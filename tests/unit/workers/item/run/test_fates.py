@@ -11,12 +11,14 @@ import pytest
 from attempts import BODY, make_attempt
 
 from penstock_ledger.reasons import explain
-from penstock_producer.feed.wire import SPENT_HEADER
+from penstock_producer.dialects.pieces import Delta
+from penstock_producer.feed.wire import SPENT_HEADER, STREAM_HEADER
 from penstock_ratelimit import Signal
 from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.outcome import Dead, Done, Parked, Released, Retry
+from penstock_workers.item.passing import Passing
 from penstock_workers.item.run.fates import RetryPolicy, decide
 from penstock_workers.item.settling.records import _batch
 from penstock_workers.item.spent import Spent
@@ -96,6 +98,43 @@ def test_what_a_refused_answer_cost_travels_with_the_retry() -> None:
     [retry] = _batch([Settled(item, Retry(1.0, "schema_mismatch"))]).retries
     assert (retry.prompt_tokens, retry.completion_tokens, retry.cost_microusd) == (10, 5, 15)
     assert orjson.loads(retry.raw)["headers"][SPENT_HEADER] == [10, 5, 15]
+
+
+@pytest.mark.parametrize(
+    "name", ["connection_lost", "timeout", "invalid_answer", "overloaded", "engine_died"]
+)
+def test_what_a_caller_has_seen_is_not_made_again(name: str) -> None:
+    """A streamed answer that breaks is dead with the name of its failure from its first token on;
+    before that it has the fate of any other call."""
+    item = attempt()
+    passing = item.passing = Passing(item.key, "channel", lambda _: None)
+    assert not isinstance(decide(item, failed(name), POLICY), Dead)
+    passing.put(dict, [Delta("text", "a")])
+    assert not isinstance(decide(item, failed(name), POLICY), Dead), "it has not left yet"
+    passing.take()
+    outcome = decide(item, failed(name), POLICY)
+    assert isinstance(outcome, Dead)
+    assert (outcome.letter.reason, outcome.letter.attempts) == (name, 1)
+    passing.unheard()
+    assert not isinstance(decide(item, failed(name), POLICY), Dead), "its door has gone"
+
+
+def test_the_account_is_at_fault_also_in_the_middle_of_a_stream() -> None:
+    """The job pauses, as for each of its items."""
+    item = attempt()
+    item.passing = Passing(item.key, "channel", lambda _: None)
+    item.passing.put(dict, [Delta("text", "a")])
+    item.passing.take()
+    assert isinstance(decide(item, failed("out_of_credit"), POLICY), Parked)
+
+
+@pytest.mark.parametrize("door", ["0123456789abcdef", "x:*", 7, None])
+def test_a_retry_is_for_the_same_door(door: object) -> None:
+    """A name that no door has made is left out: headers come from outside."""
+    item = make_attempt(headers={STREAM_HEADER: door})
+    [retry] = _batch([Settled(item, Retry(1.0, "server_error"))]).retries
+    kept = orjson.loads(retry.raw)["headers"].get(STREAM_HEADER)
+    assert kept == (door if door == "0123456789abcdef" else None)
 
 
 @pytest.mark.parametrize(("retries", "wait_s"), [(0, 1.0), (1, 2.0), (2, 4.0)])

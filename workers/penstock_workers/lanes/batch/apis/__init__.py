@@ -18,7 +18,7 @@ from penstock_workers.settings import ProviderSettings
 def open_batches(
     name: str, provider: ProviderSettings, times: Times | None = None
 ) -> BatchProvider:
-    """Call it where no loop need run yet. Raises MissingApiKey and PlainHttp."""
+    """Open the batch API of a provider; no loop need run yet. Raises MissingApiKey, PlainHttp."""
     key, shape = provider.api_key(name), OPENAI
     headers = headers_of(provider.kind, key)
     if provider.kind == "openai":

@@ -240,6 +240,31 @@ QUEUE_WAIT_RATE = 0.05  # per item, for the mean time in the engine's own line
 MEMORY_BOUND = 0.95  # of the KV cache: beyond it requests are preempted and computed again
 
 
+class TokenRates:
+    """Tokens per second, of prompts and of answers, over the latest span."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._began = clock, clock()
+        self._prompt = self._generated = 0  # tokens since the span began
+        self.prompt_per_s = self.generated_per_s = 0.0
+
+    def add(self, prompt: int, generated: int) -> None:
+        self._prompt += prompt
+        self._generated += generated
+
+    def roll(self) -> None:
+        """Begin another span once this one is over."""
+        now = self._clock()
+        span = now - self._began
+        if span >= SPAN_S:
+            self.prompt_per_s, self.generated_per_s = self._prompt / span, self._generated / span
+            self._prompt = self._generated = 0
+            self._began = now
+
+    def forget(self) -> None:
+        self.prompt_per_s = self.generated_per_s = 0.0
+
+
 class EngineFigures:
     """Figures of a group of engines, fed by the stat logger of each, read by any thread."""
 
@@ -250,11 +275,8 @@ class EngineFigures:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._report, self._stepped = report, stepped  # the latter of one engine of the group
-        self._clock = clock
         self._states: dict[int, EngineState] = {}  # one per data-parallel engine
-        self._prompt = self._generated = 0  # tokens since the span began
-        self._span_began = clock()
-        self._prompt_per_s = self._generated_per_s = 0.0
+        self._rates = TokenRates(clock)
         self._queried = self._hit = 0
         self._preempted = 0
         self._queue_wait_s = 0.0
@@ -264,12 +286,11 @@ class EngineFigures:
 
         ``scheduler`` and ``iteration`` are vLLM's SchedulerStats and IterationStats, or None."""
         if iteration is not None:
-            self._generated += iteration.num_generation_tokens
-            self._prompt += iteration.num_prompt_tokens
+            self._rates.add(iteration.num_prompt_tokens, iteration.num_generation_tokens)
             self._preempted += iteration.num_preempted_reqs
             for finished in iteration.finished_requests:
                 self._queue_wait_s += QUEUE_WAIT_RATE * (finished.queued_time - self._queue_wait_s)
-        self._roll()
+        self._rates.roll()
         if scheduler is None:
             return
         cache = scheduler.prefix_cache_stats
@@ -289,7 +310,7 @@ class EngineFigures:
     def forget(self) -> None:
         """Forget the engine's last figures, since it is gone."""
         self._states.clear()
-        self._prompt_per_s = self._generated_per_s = 0.0
+        self._rates.forget()
 
     @property
     def state(self) -> EngineState:
@@ -307,28 +328,19 @@ class EngineFigures:
 
     def gauges(self, *, max_seqs: int, lined_up: int) -> dict[str, float | str]:
         """Return the figures; ``lined_up`` items are ready and wait for a place."""
-        self._roll()
+        self._rates.roll()
         state = self.state
         return {
             "running": float(state.running),
             "waiting": float(state.waiting + lined_up),
             "kv_usage": state.kv_usage,
             "prefix_hit_rate": self._hit / self._queried if self._queried else 0.0,
-            "prompt_tokens_per_s": self._prompt_per_s,
-            "generation_tokens_per_s": self._generated_per_s,
+            "prompt_tokens_per_s": self._rates.prompt_per_s,
+            "generation_tokens_per_s": self._rates.generated_per_s,
             "preempted": float(self._preempted),
             "queue_wait_ms": self._queue_wait_s * 1000,
             "bound": bound(state, max_seqs=max_seqs, lined_up=lined_up),
         }
-
-    def _roll(self) -> None:
-        now = self._clock()
-        span = now - self._span_began
-        if span < SPAN_S:
-            return
-        self._prompt_per_s, self._generated_per_s = self._prompt / span, self._generated / span
-        self._prompt = self._generated = 0
-        self._span_began = now
 
 
 def bound(state: EngineState, *, max_seqs: int, lined_up: int) -> str:
