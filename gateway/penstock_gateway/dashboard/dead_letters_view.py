@@ -18,7 +18,7 @@ from penstock_gateway.dashboard.viewer import JobHead, Viewer, head_of, page
 from penstock_gateway.for_tenants import error_for
 from penstock_gateway.pages.render import Part, parts
 from penstock_gateway.refused import Refused, not_found
-from penstock_ledger import DeadLetter, DeadLetterLine, Job
+from penstock_ledger import DeadLetter, DeadLetterLine, Job, dead_letter_lines
 from penstock_producer.reporting.advice import FIXES, on_page
 from penstock_producer.reporting.text import count, counted, one_line
 from penstock_producer.reporting.words import moment
@@ -69,12 +69,15 @@ async def dead_letter_page(
 
     Raises Refused for no such letter."""
 
-    def read() -> tuple[DeadLetter, JobHead]:
+    def read() -> tuple[DeadLetter, bool, JobHead]:
         dead = viewer.desk.outcomes.counts(job.job_id).dead
-        return dead_letter_of(viewer, job, doc_id), head_of(viewer.desk, job, dead)
+        letter = dead_letter_of(viewer, job, doc_id)
+        lines = dead_letter_lines(viewer.desk.database, job.job_id, doc_id=doc_id, limit=1)
+        replayable = any(line.replayable for line in lines)
+        return letter, replayable, head_of(viewer.desk, job, dead)
 
-    letter, head = await viewer.backend.run(read)
-    values = _values(job, letter) | ({} if typed is None else {"body": typed})
+    letter, replayable, head = await viewer.backend.run(read)
+    values = _values(job, letter, replayable) | ({} if typed is None else {"body": typed})
     return page(
         "dead_letter.html.jinja",
         viewer,
@@ -94,7 +97,7 @@ def dead_letter_of(viewer: Viewer, job: Job, doc_id: str) -> DeadLetter:
     return outcome
 
 
-def _values(job: Job, letter: DeadLetter) -> dict[str, Any]:
+def _values(job: Job, letter: DeadLetter, replayable: bool) -> dict[str, Any]:
     row = DeadLetterRow(
         letter.key.doc_id,
         one_line(letter.key.doc_id, 512),
@@ -102,7 +105,7 @@ def _values(job: Job, letter: DeadLetter) -> dict[str, Any]:
         count(letter.attempts),
         "" if letter.status_code is None else str(letter.status_code),
         "",
-        bool(letter.request),
+        replayable,
     )
     tries = "1 try" if letter.attempts == 1 else f"{count(letter.attempts)} tries"
     facts = [tries, counted(letter.calls, "call"), f"generation {letter.key.generation}"]

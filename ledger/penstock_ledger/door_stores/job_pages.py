@@ -27,6 +27,7 @@ from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import jobs, outcomes
 from penstock_ledger.stores.account import rest_of_jobs
 from penstock_ledger.stores.jobs import job_of
+from penstock_ledger.stores.outcome_rows import REPLAYABLE
 from penstock_ledger.stores.tallies import counts_from, tallied_of
 
 __all__ = ["JOBS_MAX", "DeadLetterLine", "JobPage", "JobPages", "JobPlace", "dead_letter_lines"]
@@ -226,7 +227,7 @@ class DeadLetterLine(NamedTuple):
     status_code: int | None
     last_error: str  # cut
     created_at: float
-    replayable: bool  # a row that never parsed has no request to send again
+    replayable: bool
 
 
 def dead_letter_lines(
@@ -234,10 +235,14 @@ def dead_letter_lines(
     job_id: str,
     *,
     reason: str | None = None,
+    doc_id: str | None = None,
     after: tuple[int, str] | None = None,
     limit: int,
 ) -> list[DeadLetterLine]:
-    """Return visible dead letters by generation and document id, those behind ``after``."""
+    """Return visible dead letters by generation and document id, those behind ``after``.
+
+    ``reason`` and ``doc_id`` leave out those of others.
+    """
     place = tuple_(outcomes.c.generation, outcomes.c.doc_id)
     query: Any = (
         select(
@@ -248,7 +253,7 @@ def dead_letter_lines(
             outcomes.c.status_code,
             func.substr(outcomes.c.last_error, 1, ERROR_CHARS).label("last_error"),
             outcomes.c.created_at,
-            (func.length(outcomes.c.request) > 0).label("replayable"),
+            REPLAYABLE.label("replayable"),
         )
         .where(outcomes.c.job_id == job_id, _IS_DEAD, outcomes.c.superseded_by.is_(None))
         .order_by(outcomes.c.generation, outcomes.c.doc_id)
@@ -256,6 +261,8 @@ def dead_letter_lines(
     )
     if reason is not None:
         query = query.where(outcomes.c.reason == reason)
+    if doc_id is not None:
+        query = query.where(outcomes.c.doc_id == doc_id)
     if after is not None:
         query = query.where(place > after)
     rows = db.rows(query)

@@ -46,7 +46,7 @@ from penstock_ledger.stored_values import json_text
 from penstock_ledger.stores.account import mend_replays
 from penstock_ledger.stores.feeds import FeedStore, add_feed
 from penstock_ledger.stores.outcome_insert import insert_outcomes
-from penstock_ledger.stores.outcome_rows import dead_letter_row
+from penstock_ledger.stores.outcome_rows import REPLAYABLE, dead_letter_row
 from penstock_ledger.stores.source_keys import insert_pages
 from penstock_ledger.stores.tallies import supersede
 
@@ -56,7 +56,7 @@ SHOWN_CHARS: Final = 60  # of a value in a message
 _AGAIN: Final = (JobState.RUNNING, JobState.PAUSED)
 LIVE: Final = (JobState.RUNNING, JobState.PAUSED, JobState.CANCELLING)
 TOLD: Final = (JobState.PAUSED, JobState.COMPLETED, JobState.CANCELLED, JobState.FAILED)
-REPLAYABLE: Final = (JobState.RUNNING, JobState.PAUSED, JobState.COMPLETED)
+REPLAYED_IN: Final = (JobState.RUNNING, JobState.PAUSED, JobState.COMPLETED)
 
 # Built once: putting a statement together costs more than what the database does with it.
 _MOVE: Final = (
@@ -317,7 +317,7 @@ def _replay(
     overrides: dict[str, Any],
 ) -> tuple[Feed, int]:
     row = _locked(connection, job_id)
-    if row.state not in REPLAYABLE:
+    if row.state not in REPLAYED_IN:
         raise JobNotReplayable(job_id, row.state)
     generation = row.generation + 1
     mend_replays(connection, job_id)
@@ -349,7 +349,7 @@ def _supersede(
         outcomes.c.job_id == job_id,
         literal_column("kind = 'dead'"),  # literal, so that the partial index is used
         outcomes.c.superseded_by.is_(None),
-        outcomes.c.request != b"",
+        REPLAYABLE,
     ]
     if reason is not None:
         wanted.append(outcomes.c.reason == reason)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sqlalchemy import Row
+from sqlalchemy import ColumnElement, Row, func
 
 from penstock_ledger.model import DeadLetter, ItemKey, Result
 from penstock_ledger.sql.tables import outcomes
@@ -24,6 +24,9 @@ RESULT_COLUMNS: Final = (
 KEY_COLUMNS: Final = 3  # the first columns are the key: job_id, generation, doc_id
 RESULT: Final = "result"
 DEAD: Final = "dead"
+# Which dead letters can be sent again: a row that never parsed has no request. The only place that
+# says it; replays take these, and pages offer them.
+REPLAYABLE: Final[ColumnElement[bool]] = func.length(outcomes.c.request) > 0
 
 
 def key_of(row: OutcomeRow) -> ItemKey:
