@@ -4,6 +4,8 @@ held in golden/ as a whole."""
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,6 +105,18 @@ def test_every_pool_runs_its_own_lane(render: Render) -> None:
         "fleet-penstock-embed": "embed",
         "fleet-penstock-control": "control",
     }
+
+
+def test_a_kind_of_pool_is_one_word_of_the_schema(render: Render, tmp_path: Path) -> None:
+    """A lane that is added needs no values of its own: a pool of it has those of all pools."""
+    chart = tmp_path / "penstock"
+    shutil.copytree(CHART, chart)
+    schema = json.loads((chart / "values.schema.json").read_text())
+    schema["$defs"]["kind"]["enum"].append("toy")
+    (chart / "values.schema.json").write_text(json.dumps(schema))
+    release = render("minimal", {"workerPools": {"toys": {"kind": "toy"}}}, chart)
+    args = container(pool(release, "toys"), "penstock")["args"]
+    assert args[-2:] == ["--lane", "toy"]
 
 
 def test_a_scaled_object_says_what_its_pool_may_do(render: Render) -> None:

@@ -23,7 +23,7 @@ engine in the worker ends with its processes within 10 s (drain.py).
 {{- range $name, $given := .Values.workerPools -}}
 {{- if ne (get $given "enabled" | toString) "false" -}}
 {{- $pool := deepCopy $root.Values.poolDefaults -}}
-{{- include "penstock.overlay" (dict "into" $pool "from" (deepCopy (get $root.Values.kinds $given.kind))) -}}
+{{- include "penstock.overlay" (dict "into" $pool "from" (deepCopy (default dict (get $root.Values.kinds $given.kind)))) -}}
 {{- include "penstock.overlay" (dict "into" $pool "from" (deepCopy $given)) -}}
 {{- include "penstock.derive" (dict "root" $root "name" $name "pool" $pool) -}}
 {{- $_ := set $pools $name $pool -}}

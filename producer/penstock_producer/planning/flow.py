@@ -54,10 +54,11 @@ class Figure(NamedTuple):
 def measured(lane: str) -> Mapping[str, Figure]:
     """Return the figures that come with this release, by name.
 
-    They are those of a lane, and those that hold for all.
+    They are those that hold for all lanes, and in the place of these what the lane has of its own.
     """
     raw = _table()
     where = raw["machine"]
+    rows = sorted(raw["figures"], key=lambda row: _ALL in row)
     return {
         row["name"]: Figure(
             row["name"],
@@ -65,7 +66,7 @@ def measured(lane: str) -> Mapping[str, Figure]:
             row["unit"],
             f"{row['source']}; measured on {where['date']}, {where['machine']}",
         )
-        for row in raw["figures"]
+        for row in rows
         if row.get(_ALL, lane) == lane
     }
 

@@ -18,8 +18,11 @@ from penstock_workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
     from penstock_workers.children.child_pool import ChildPool
+    from penstock_workers.item.answer import Tried
+    from penstock_workers.item.attempt import Attempt
     from penstock_workers.item.deliveries import ItemEngine
-    from penstock_workers.item.lane import Admission
+    from penstock_workers.item.failures import Failure, Reply
+    from penstock_workers.item.lane import Admission, Prepared, Turn
     from penstock_workers.item.run.quarantine import Quarantine
 
 L = TypeVar("L", bound=Lane)
@@ -76,14 +79,47 @@ class LaneCheck(Protocol):
         ...
 
 
+class FreeTurn:
+    """A turn that costs nothing."""
+
+    def start(self) -> None:
+        """Do nothing: there is nothing to spend."""
+
+    def conclude(self, tried: Tried, happened: Failure | Reply) -> None:
+        """Do nothing: there is nothing to learn from it."""
+
+    def release(self) -> None:
+        """Do nothing: there is nothing to give back."""
+
+
+class Unpaced:
+    """Implements ``lane.Admission``: every item starts at once, as far as the slots allow."""
+
+    def at_once(self, attempt: Attempt) -> Turn | None:
+        return FreeTurn()
+
+    async def turn(self, attempt: Attempt, prepared: Prepared) -> Turn:
+        return FreeTurn()
+
+    def is_down(self, provider: str) -> bool:
+        return False
+
+    def may_retry(self, attempt: Attempt) -> bool:
+        return True
+
+    async def close(self) -> None:
+        """Do nothing: there is nothing to close."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneRow(Generic[L]):
     """One lane.
 
     ``make`` reads settings and opens nothing; it raises WorkerError where the lane cannot work.
 
-    ``admission`` is called on the event loop. ``quarantine`` is where suspects run; None = in child
-    processes of which each starts the lane anew, ``suspect_children`` of them.
+    ``admission`` is called on the event loop; ``Unpaced`` where there is enough of everything.
+    ``quarantine`` is where suspects run; None = in child processes of which each starts the lane
+    anew, ``suspect_children`` of them.
 
     A lane whose workers host a model says which: ``serves`` by the settings alone, ``announces``
     once it is up, where it then knows more.

@@ -20,7 +20,7 @@ from penstock_workers.item.lane import Prepared, request_of
 from penstock_workers.item.run.cost import PricedAdmission, SharedTime
 from penstock_workers.item.run.reading import read_job
 from penstock_workers.item.settling.rows import prices_of
-from penstock_workers.lanes.embed.row import Unpaced
+from penstock_workers.lanes.row import Unpaced
 from penstock_workers.settings import CostSettings, ProviderSettings, WorkerSettings
 
 ANSWER = Answer(200, {}, b"{}", 1)

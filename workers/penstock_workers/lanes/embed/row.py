@@ -15,14 +15,19 @@ from penstock_workers.failpoints import Failpoints
 from penstock_workers.lanes import machine
 from penstock_workers.lanes.embed.settings import EmbedSettings, model_folder
 from penstock_workers.lanes.gpu.inspection import status_of
-from penstock_workers.lanes.row import ENGINE_GAUGES, Gauge, LaneFinding, LaneRow
+from penstock_workers.lanes.row import (
+    ENGINE_GAUGES,
+    FreeTurn,
+    Gauge,
+    LaneFinding,
+    LaneRow,
+    Unpaced,
+)
 from penstock_workers.metrics import catalogue
 from penstock_workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from penstock_workers.item.answer import Tried
     from penstock_workers.item.attempt import Attempt
-    from penstock_workers.item.failures import Failure, Reply
     from penstock_workers.item.lane import Admission, Prepared, Turn
     from penstock_workers.lanes.embed.embed_lane import EmbedLane
     from penstock_workers.lanes.embed.server_lane import EmbedServerLane
@@ -105,25 +110,6 @@ def _package(name: str) -> LaneFinding:
         return LaneFinding(False, f"{name} is not installed here", fix)
 
 
-class Unpaced:
-    """Implements ``admission.Admission``: every item starts at once, as far as the slots allow."""
-
-    def at_once(self, attempt: Attempt) -> Turn | None:
-        return FreeTurn()
-
-    async def turn(self, attempt: Attempt, prepared: Prepared) -> Turn:
-        return FreeTurn()
-
-    def is_down(self, provider: str) -> bool:
-        return False  # where the server is away, items wait for it
-
-    def may_retry(self, attempt: Attempt) -> bool:
-        return True
-
-    async def close(self) -> None:
-        """Do nothing: there is nothing to close."""
-
-
 class WhileUp(Unpaced):
     """Lets items start while the server upstream is there.
 
@@ -138,19 +124,6 @@ class WhileUp(Unpaced):
     async def turn(self, attempt: Attempt, prepared: Prepared) -> Turn:
         await self._up()
         return FreeTurn()
-
-
-class FreeTurn:
-    """A turn that costs nothing."""
-
-    def start(self) -> None:
-        """Do nothing: there is nothing to spend."""
-
-    def conclude(self, tried: Tried, happened: Failure | Reply) -> None:
-        """Do nothing: there is nothing to learn from it."""
-
-    def release(self) -> None:
-        """Do nothing: there is nothing to give back."""
 
 
 def _make(settings: WorkerSettings) -> EmbedLane | EmbedServerLane:
