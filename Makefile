@@ -28,7 +28,7 @@ define make_venv
 @$(1)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 endef
 
-.PHONY: help demo demo-embed demo-clean test test-all test-fast test-images test-servers test-vllm test-airflow test-frameworks docs chart check monitoring format bench bench-vllm soak audit clean
+.PHONY: help demo demo-embed demo-clean test test-all test-fast test-images test-servers test-vllm test-airflow test-frameworks docs pages chart check monitoring format bench bench-vllm soak audit clean
 
 help: ## list these commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -112,6 +112,10 @@ $(FRAMEWORKS)/.installed: pyproject.toml $(VERCEL)/package-lock.json
 # Not --quiet: MkDocs counts only the warnings that it shows, so that --strict would refuse nothing.
 docs: $(STAMP) ## build the pages as a site into site/, strictly: no broken links, no network
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Tests hold these files to the code: they are never written by hand.
+pages: $(STAMP) ## write the pages and schemas that are made of the code: options, commands, job specs
+	@for page in options_page commands_page job_spec_schema; do $(BIN)/python tests/harness/$$page.py || exit 1; done
 
 chart: $(STAMP) ## renew the chart's golden file and its table of values (look at the diff)
 	@PYTHONPATH=tests $(BIN)/python -m chart.renew

@@ -212,7 +212,8 @@ def milliseconds(number: int) -> str:
 def effort_lines(report: Report, *, saved: bool = False) -> Iterator[str]:
     """Yield what a job took besides time and calls, and what was changed on the way.
 
-    ``saved``: what was saved is among them.
+    A line here is in every form of the report, in its order. ``saved``: what was saved is among
+    them; Markdown and the page have it in a table.
     """
     yield from batches_line(report.batches)
     yield from reused_lines(report.deduplicated, report.cached)

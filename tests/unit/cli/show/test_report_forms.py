@@ -5,20 +5,23 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hashlib
+import io
 import re
 from html.parser import HTMLParser
 
 import pytest
+from rich.console import Console
 
 from penstock_cli.errors import UsageProblem
-from penstock_cli.reports import Form, form_of
+from penstock_cli.reports import Form, form_of, show
 from penstock_ledger import MadeWith
 from penstock_ledger.model import Counts, Job, JobState, LaneCounts, Paid
 from penstock_producer.reporting.account import Report, build
-from penstock_producer.reporting.forms.markdown import markdown
+from penstock_producer.reporting.forms.markdown import markdown, plain
 from penstock_producer.reporting.forms.page import page
+from penstock_producer.reporting.forms.plain import plain_text
 from penstock_producer.reporting.timeline import Stretch, Timeline, percentiles, summed
-from penstock_producer.reporting.words import REASONS_SHOWN, lane_lines
+from penstock_producer.reporting.words import REASONS_SHOWN, effort_lines, lane_lines
 
 NOW = 1_790_000_000.0
 TIMELINE = Timeline(summed([(0, 4, 0), (2, 3, 3)], 10), percentiles([(100, 5), (900, 5)]))
@@ -317,3 +320,21 @@ def test_the_form_is_as_asked_or_as_the_file_ends() -> None:
     assert form_of("text", "report.html") is Form.TEXT
     with pytest.raises(UsageProblem, match="text, json, markdown, html"):
         form_of("pdf", None)
+
+
+def test_a_line_on_what_a_job_took_is_in_every_form() -> None:
+    """A figure that gets its line there is on the terminal, in text, in Markdown and on the page."""
+    found = report()
+    lines = list(effort_lines(found))
+    assert len(lines) >= 4
+    screen = Console(file=io.StringIO(), width=1000)
+    show(found, screen, dlq_command="")
+    assert isinstance(screen.file, io.StringIO)
+    text = plain_text(found, dlq_command="")
+    tickets = markdown(found, TIMELINE, dlq_command="", now=NOW)
+    cells = Page(html(found)).texts["li"]
+    for one in lines:
+        assert one in text
+        assert one in screen.file.getvalue()
+        assert f"- {plain(one)}\n" in tickets
+        assert one in cells
