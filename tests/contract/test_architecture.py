@@ -86,15 +86,28 @@ def test_no_folder_is_a_corridor(package: Path) -> None:
 
 
 def test_what_the_recipe_of_a_lane_names_in_code_exists() -> None:
-    """Who adds a lane by docs/change.md finds the fields of a row that the page names."""
+    """Who adds a lane by docs/change.md finds the fields, classes and methods that the page names."""
     adding = (ROOT / "docs/change.md").read_text().split("## A lane\n")[1].split("\n## ")[0]
-    row = ast.parse((ROOT / "workers/penstock_workers/lanes/row.py").read_text())
-    fields = {
-        node.target.id
-        for node in ast.walk(row)
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    nodes = [
+        node
+        for path in (
+            "workers/penstock_workers/item/lane.py",
+            "workers/penstock_workers/lanes/row.py",
+            "producer/penstock_producer/job/lanes.py",
+        )
+        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+    ]
+    targets = [
+        target
+        for node in nodes
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+    ]
+    there = {target.id for target in targets if isinstance(target, ast.Name)} | {
+        node.name
+        for node in nodes
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
     }
     named = {name for name in QUOTED.findall(adding) if name.isidentifier()}
     assert named
-    lane = (ROOT / "workers/penstock_workers/item/lane.py").read_text()
-    assert not sorted(name for name in named - fields if f"def {name}(" not in lane)
+    assert not sorted(named - there)

@@ -94,7 +94,7 @@ def test_a_row_brings_all_its_parts(name: str) -> None:
     assert row.settings is (None if field is None else type(field.default))
     assert {gauge.metric for gauge in row.gauges.values()} <= set(CATALOGUE)
     assert (row.engine is not None) == LANES[name].has_own_model
-    # documents of such a lane wait for a model that somebody serves
+    # documents of such a lane wait for a worker that serves their model
     assert (row.serves is not None) == LANES[name].has_own_model
     assert row.check is not None or row.settings is None
 

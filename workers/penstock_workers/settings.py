@@ -289,6 +289,7 @@ class WorkerSettings(LaneFields, ProducerSettings):
     commit_max: Annotated[int, Field(ge=1, le=500)] = 500
     # full jitter: wait U(0, min(cap, base * 2^attempt))
     retry_base_s: Annotated[float, Field(ge=0, le=60)] = 1.0
+    # the longest jitter, and the most of a Retry-After that is waited besides
     retry_cap_s: Annotated[float, Field(gt=0, le=900)] = 60.0
     # a longer Retry-After pauses the job instead
     max_retry_after_s: Annotated[float, Field(gt=0, le=86_400)] = 900.0

@@ -20,6 +20,7 @@ from penstock_cli.job.jobspec import (
 )
 from penstock_cli.job.options import ProviderFlags
 from penstock_cli.main import command_line
+from penstock_producer.job.lanes import lanes_in_words
 from penstock_workers.lanes.embed.settings import EmbedSettings
 from penstock_workers.lanes.gpu.settings import GpuSettings
 from penstock_workers.settings import ProviderSettings, WorkerSettings
@@ -178,7 +179,7 @@ def test_flags_say_whose_job_it_is_and_how_urgent() -> None:
         ({"tenant": "a b"}, r"--tenant: 'a b'"),
         (
             {"lane": "fast"},
-            r"--lane: 'fast' is refused; lanes are api, gpu, embed and batch; auto chooses$",
+            rf"--lane: 'fast' is refused; lanes are {lanes_in_words()}; auto chooses$",
         ),
         ({"max_attempts": 0}, r"--max-attempts: 0"),
         ({"params": ["max_tokens=lots"]}, r"--param max_tokens: 'lots'"),

@@ -12,6 +12,7 @@ from penstock_producer import JobSpec, SpecError
 from penstock_producer.accepting.acceptance import check_acceptable
 from penstock_producer.accepting.estimates import Estimate
 from penstock_producer.accepting.new_jobs import digest_of
+from penstock_producer.job.lanes import lanes_in_words
 from penstock_producer.job.provider_facts import ProviderFacts
 from penstock_producer.prices.token_prices import ModelPrices
 from penstock_producer.reporting.advice import on_terminal
@@ -61,7 +62,7 @@ def test_a_job_permits_the_lanes_that_it_names(
         ),
         ({"lane": "auto", "lanes": []}, "give a list of lanes"),
         ({"lane": "auto", "lanes": "batch,api"}, "give a list of lanes"),
-        ({"lane": "auto", "lanes": ["fast"]}, "lanes are api, gpu, embed and batch"),
+        ({"lane": "auto", "lanes": ["fast"]}, f"lanes are {lanes_in_words()}"),
         (
             {"lane": "auto", "dedup": "always"},
             "lane batch: every document of a batch is a request of its own",
