@@ -96,7 +96,7 @@ def test_a_refused_task_is_told_to_its_sender_and_listed(fleet: Fleet, client: C
         ]
     wanted = [
         "source_roots",
-        "line 1: missing_required",
+        "missing_required_parameter (id) in line 1",
         "/prompt",
         "hook_modules",
         "missing a required",
