@@ -72,7 +72,7 @@ async def dead_letter_page(
     def read() -> tuple[DeadLetter, bool, JobHead]:
         dead = viewer.desk.outcomes.counts(job.job_id).dead
         letter = dead_letter_of(viewer, job, doc_id)
-        lines = dead_letter_lines(viewer.desk.database, job.job_id, doc_id=doc_id, limit=1)
+        lines = dead_letter_lines(viewer.desk.database, job.job_id, only=letter.key, limit=1)
         replayable = any(line.replayable for line in lines)
         return letter, replayable, head_of(viewer.desk, job, dead)
 

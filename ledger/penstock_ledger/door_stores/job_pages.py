@@ -22,7 +22,7 @@ from sqlalchemy import (
     tuple_,
 )
 
-from penstock_ledger.model import Counts, Job, JobState
+from penstock_ledger.model import Counts, ItemKey, Job, JobState
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import jobs, outcomes
 from penstock_ledger.stores.account import rest_of_jobs
@@ -235,13 +235,13 @@ def dead_letter_lines(
     job_id: str,
     *,
     reason: str | None = None,
-    doc_id: str | None = None,
+    only: ItemKey | None = None,
     after: tuple[int, str] | None = None,
     limit: int,
 ) -> list[DeadLetterLine]:
     """Return visible dead letters by generation and document id, those behind ``after``.
 
-    ``reason`` and ``doc_id`` leave out those of others.
+    ``reason`` leaves out those of others, ``only`` all but one.
     """
     place = tuple_(outcomes.c.generation, outcomes.c.doc_id)
     query: Any = (
@@ -261,8 +261,9 @@ def dead_letter_lines(
     )
     if reason is not None:
         query = query.where(outcomes.c.reason == reason)
-    if doc_id is not None:
-        query = query.where(outcomes.c.doc_id == doc_id)
+    if only is not None:
+        one = (outcomes.c.generation == only.generation, outcomes.c.doc_id == only.doc_id)
+        query = query.where(*one)
     if after is not None:
         query = query.where(place > after)
     rows = db.rows(query)

@@ -258,3 +258,6 @@ def test_dead_letters_are_listed_in_their_order_and_cut(either: Database) -> Non
         one.doc_id
         for one in dead_letter_lines(either, "job_1", reason="http_400", after=(1, "a"), limit=9)
     ] == ["c"]
+    assert dead_letter_lines(either, "job_1", only=letters[1].key, limit=9) == listed[1:2]
+    assert JobStore(either).replay("job_1")[1] == 2, "a replay takes what is offered"
+    assert dead_letter_lines(either, "job_1", limit=9) == listed[1:2]

@@ -430,6 +430,18 @@ def test_an_answer_of_the_doors_names_fields(api: Client) -> None:
     assert (refused.status, refused.json["errors"][0]["fix"]) == (400, "name one (model)")
 
 
+def test_a_row_that_never_parsed_is_not_offered_again(api: Client) -> None:
+    """Neither the page of its dead letter has the button of a replay, nor does a replay take it."""
+    file_id = uploaded(api, ROWS + b"not json\n")
+    job_id = api.post("/v1/jobs", {**SPEC, "source": file_id, "max_bad_rows": 1}).json["id"]
+    (letter,) = api.get(f"/v1/jobs/{job_id}/dead-letters").json["data"]
+    shown = api.get(f"/ui/jobs/{job_id}/letter?doc={urllib.parse.quote(letter['doc_id'])}")
+    assert shown.status == 200
+    assert b"never became a request" in shown.raw
+    assert b"Replay this document" not in shown.raw
+    assert api.post(f"/v1/jobs/{job_id}/replay", {}).json["code"] == "nothing_to_replay"
+
+
 def test_where_an_uploaded_file_lies_is_told_to_no_one(
     api: Client, settings: GatewaySettings
 ) -> None:
