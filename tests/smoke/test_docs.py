@@ -246,6 +246,8 @@ def fate_of(one: Typed) -> tuple[str, str, Fate]:
     return next(row for row in TABLE if re.search(row[0], one.page) and re.match(row[1], command))
 
 
+# five minutes of one process: `make test-all`
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "one",
     [one for one in COMMANDS if callable(fate_of(one)[2])],

@@ -87,6 +87,7 @@ def test_hooks_change_refuse_and_fail_and_a_missing_one_pauses_the_job(
         assert "No module named 'fleet_hooks'" in reason
         assert fleet.provider_calls() == 0
         (tmp_path / "hooks" / "fleet_hooks.py").write_text(HOOKS)
+        fleet.wait_for_quiet(job)  # what was under way may pause the job once more
         assert fleet.producer.resume(job.job_id)
         fleet.wait_for(job, JobState.COMPLETED, TIME_S)
         account = fleet.account(job, DOCUMENTS)
