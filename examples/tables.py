@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def add(shop: Path, tickets: Sequence[tuple[str, str]]) -> None:
-    """What the shop's own software does."""
+    """Play the shop's own software, which writes tickets."""
     with closing(sqlite3.connect(shop)) as database, database:
         database.execute(
             "CREATE TABLE IF NOT EXISTS tickets "
@@ -52,7 +52,7 @@ def add(shop: Path, tickets: Sequence[tuple[str, str]]) -> None:
 
 
 def label(shop: Path, asked: argparse.Namespace, provider: Sequence[str]) -> None:
-    """What cron does each night: the same command goes on where an earlier one was cut off."""
+    """Do what cron does each night: the same command goes on where an earlier one was cut off."""
     last, new = behind(shop)
     if not new:
         print(f"nothing is new behind {last}")

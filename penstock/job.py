@@ -373,7 +373,7 @@ class LocalJob(Job):
 
     @property
     def key(self) -> str:
-        """That of the sample, where one is asked for and was drawn."""
+        """Return the key of the sample, where one is asked for and was drawn, else the job's."""
         return (self._child and self._child.job) or super().key
 
     def _source(self) -> Source:

@@ -1,4 +1,4 @@
-"""What a call would send and cost, before anything is paid."""
+"""Says what a call would send and cost, before anything is paid."""
 
 from __future__ import annotations
 

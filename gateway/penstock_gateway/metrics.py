@@ -154,7 +154,7 @@ CATALOGUE: Final = (
 
 
 class DoorMetrics:
-    """Those of one app, by what they are about."""
+    """Holds the metrics of one app, by what they are about."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

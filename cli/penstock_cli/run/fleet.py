@@ -221,7 +221,7 @@ class Fleet:
 
 
 class FirstSteps:
-    """What goes on until the first document of a run has finished."""
+    """Shows what goes on until the first document of a run has finished."""
 
     def __init__(self) -> None:
         self.failing: str | None = None  # the last failure, until then

@@ -1,4 +1,4 @@
-"""What a job would send and cost: `penstock preview`, and `--dry-run` of `run` and `submit`.
+"""Shows what a job would send and cost: `penstock preview`, and `--dry-run` of `run` and `submit`.
 
 Nothing is started, called or written."""
 

@@ -1,4 +1,4 @@
-"""What pages read: the ledger's tables, Redis where it answers, and how jobs went over time.
+"""Reads what pages show: the ledger's tables, Redis where it answers, and how jobs went over time.
 
 All of it blocks, so routes call it in threads. One desk per app: it keeps the clients, and what is
 dear to count, between two looks.

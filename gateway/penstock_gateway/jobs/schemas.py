@@ -325,7 +325,7 @@ class RequestResponse(BaseModel):
 
 
 class PreviewResponse(BaseModel):
-    """What a job would send and cost. Nothing was accepted and nothing was called."""
+    """Says what a job would send and cost. Nothing was accepted and nothing was called."""
 
     model_config = _like(
         {

@@ -56,7 +56,7 @@ T = TypeVar("T")
 
 
 class ItemScripts:
-    """What happens to items. Calls are atomic, and raise redis.RedisError."""
+    """Calls what happens to items. Calls are atomic, and raise redis.RedisError."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._publish = registered(client, "publish")

@@ -13,6 +13,7 @@ from typing import Any
 import anthropic
 import openai
 import pytest
+from anthropic.lib.streaming import MessageStreamManager
 from dialect_doors import KINDS, MODEL, chats, claude, doors_of_kinds, fleet_of_kinds
 from fleet import Fleet, until
 
@@ -68,6 +69,11 @@ def outcomes(fleet: Fleet, word: str) -> list[Result | DeadLetter]:
     ]
 
 
+def message_stream(url: str) -> MessageStreamManager[None]:
+    """A long answer, as Anthropic's client reads it."""
+    return claude(url).messages.stream(model=MODEL, max_tokens=100, messages=say(LONG))
+
+
 def first_token(stream: Any) -> str:
     """Read a stream of chunks up to its first text."""
     found = (chunk.choices[0].delta.content for chunk in stream)
@@ -106,9 +112,7 @@ def test_a_messages_tokens_come_before_its_answer_is_there(
     fleet: Fleet, urls: Mapping[str, str], kind: str
 ) -> None:
     """The same by Anthropic's client, which puts the message together."""
-    with claude(urls[kind]).messages.stream(
-        model=MODEL, max_tokens=100, messages=say(LONG)
-    ) as stream:
+    with message_stream(urls[kind]) as stream:
         texts = iter(stream.text_stream)
         first = next(texts)
         assert fleet.provider.in_flight() == 1, "the provider has not ended its answer"
@@ -206,9 +210,7 @@ def test_anthropics_client_raises_what_breaks_a_stream(
     fleet: Fleet, urls: Mapping[str, str], kind: str
 ) -> None:
     """By the error event of its own API."""
-    with claude(urls[kind]).messages.stream(
-        model=MODEL, max_tokens=100, messages=say(LONG)
-    ) as stream:
+    with message_stream(urls[kind]) as stream:
         texts = iter(stream.text_stream)
         assert next(texts)
         fleet.provider.tell(stream_cut_after=BEGUN)
