@@ -69,6 +69,7 @@ COMMANDS: Mapping[str, Command] = {
     "limits": Command(FLEET, "penstock_cli.commands.limits:limits", examples.LIMITS),
     "refused": Command(FLEET, "penstock_cli.commands.fleet:refused", examples.REFUSED),
     "doctor": Command(FLEET, "penstock_cli.commands.doctor:doctor", examples.DOCTOR),
+    "chaos": Command(ONE_MACHINE, "penstock_cli.chaos.command:chaos", examples.CHAOS),
     "simulate": Command(ONE_MACHINE, "penstock_simulate.command:simulate", examples.SIMULATE),
 }
 """In the order of `penstock --help`."""
