@@ -28,7 +28,7 @@ define make_venv
 @$(1)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 endef
 
-.PHONY: help demo demo-embed demo-clean test test-all test-fast test-images test-servers test-vllm test-airflow test-frameworks docs pages chart check monitoring format bench bench-vllm soak audit clean
+.PHONY: help demo demo-embed demo-clean test test-all test-fast test-images test-servers test-vllm test-airflow test-frameworks docs pages chart check monitoring format bench bench-vllm chaos soak audit clean
 
 help: ## list these commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -142,7 +142,10 @@ bench: $(STAMP) ## measure, each figure beside its comparison (15 minutes; CHECK
 bench-vllm: $(ENGINES)/.installed ## measure the gpu lane beside vLLM's own batch class, on the CPU (half an hour; a GPU: --gpu)
 	@$(ENGINES)/bin/python -m benchmarks.engine
 
-soak: $(STAMP) ## run every fault of tests/harness/fault_table.py on both databases, and the long kill storms (about an hour; seeds: FAULT_SEEDS=1,2)
+chaos: $(STAMP) ## break a fleet in every way that penstock chaos knows, in each lane and on both databases, and write docs/chaos-results.md (an hour)
+	@PYTHONPATH=tests/harness $(BIN)/python -m tools.chaos_results
+
+soak: $(STAMP) ## run every fault of the table of penstock chaos on both databases, and the long kill storms (about an hour; seeds: FAULT_SEEDS=1,2)
 	@$(BIN)/python -m pytest -q -m soak
 
 audit: $(AUDIT)/.installed ## list what is installed (audit/sbom.json, CycloneDX) and its known vulnerabilities, as far as the database is reached

@@ -7,7 +7,7 @@ import random
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -92,11 +92,8 @@ class Campaign:
         for verdict in self.verdicts:
             by_name.setdefault(" + ".join(verdict.faults), []).append(verdict)
         rows = [_row(name, verdicts) for name, verdicts in by_name.items()]
-        rows += [(name, "0", "", "", "", "", f"not tried: {why}") for name, why in self._left()]
-        return rows
-
-    def _left(self) -> list[tuple[str, str]]:
-        return sorted(self.not_tried.items())
+        left = sorted(self.not_tried.items())
+        return rows + [(name, "0", "", "", "", "", f"not tried: {why}") for name, why in left]
 
     def as_json(self) -> str:
         found: dict[str, Any] = {
@@ -109,6 +106,7 @@ class Campaign:
                 for one in self.verdicts
             ],
             "not_tried": self.not_tried,
+            "table": [HEADINGS, *self.rows()],
         }
         return json.dumps(found, indent=1)
 
@@ -138,7 +136,7 @@ def fight(
     *,
     seconds: float | None,
     documents: int | None,
-    say: Any,
+    say: Callable[[str], None],
 ) -> None:
     """Play the plan until the time is over, or once each where no time is given."""
     able = []
@@ -187,14 +185,3 @@ def _ended(verdict: Verdict) -> str:
             "billed tokens not in the books"
         )
     return "\n".join(f"      BROKEN: {problem}" for problem in verdict.problems)
-
-
-def as_markdown(campaigns: Mapping[str, Campaign], about: str) -> str:
-    """Return the page of results, a table for each lane."""
-    parts = [about]
-    for title, campaign in campaigns.items():
-        lines = ["| " + " | ".join(row) + " |" for row in (HEADINGS, *campaign.rows())]
-        lines.insert(1, "|" + "---|" * len(HEADINGS))
-        again = f"penstock chaos --lane {campaign.lane} --seed {campaign.seed}"
-        parts.append(f"## {title}\n\n`{again}`\n\n" + "\n".join(lines))
-    return "\n\n".join(parts) + "\n"

@@ -24,10 +24,6 @@ class Way(StrEnum):
     STALLED = "nothing is passed on, and no connection ends, as behind a broken switch"
     DEAF = "requests are passed on and their answers are lost"
     REFUSED = "connections are broken, and new ones end at once"
-    UNAVAILABLE = "every request of HTTP gets a 503"
-
-
-_503 = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
 class Proxy:
@@ -92,14 +88,7 @@ class Proxy:
 
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection until one side ends it."""
-        if self._way is Way.UNAVAILABLE:
-            with contextlib.suppress(
-                OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError
-            ):
-                await reader.readuntil(b"\r\n\r\n")
-                writer.write(_503)
-                await writer.drain()
-        if self._way in (Way.UNAVAILABLE, Way.REFUSED):
+        if self._way is Way.REFUSED:
             writer.transport.abort()
             return
         await self._opened.wait()

@@ -242,10 +242,8 @@ def play(
         for fault in faults:
             fault.strike(stage)
         stage.ended_at = time.monotonic()
-        for fault in faults:
-            problems += _lift_what_waits_for_a_person(fault, stage)
-        resumed_s = _resumes_in_time(stage)
-        fleet.wait_for(job, JobState.COMPLETED, END_S, stage.replace_dead)
+        resumed_s = _resumes_in_time(faults, stage)
+        fleet.wait_for(job, JobState.COMPLETED, END_S, lambda: _tend(faults, stage))
     except (CliError, OSError, subprocess.SubprocessError) as error:
         if isinstance(error, CannotBreak):
             raise
@@ -291,30 +289,31 @@ def _wait_for_work(stage: Stage, documents: int) -> None:
     )
 
 
-def _lift_what_waits_for_a_person(fault: Fault, stage: Stage) -> list[str]:
-    """Resume a job that is paused for a person, as the fault says that it may be.
+def _tend(faults: Sequence[Fault], stage: Stage) -> None:
+    """Do what an operator does: replace what died, and resume a job that waits for a person.
 
-    It has to show why, with the command to type."""
-    if fault.waits_for is None or stage.fleet.state(stage.job) is not JobState.PAUSED:
-        return []
+    A job may wait so where a fault says it, and has to show why, with the command to type. It may
+    come to that after the fault: answers of its time are still on their way."""
+    stage.replace_dead()
+    patterns = [fault.waits_for for fault in faults if fault.waits_for is not None]
+    if not patterns or stage.fleet.state(stage.job) is not JobState.PAUSED:
+        return
     shown = stage.shown()
-    problems = []
-    if not re.search(fault.waits_for, shown):
-        problems.append(f"it waits for a person and does not say so: {shown}")
+    if not any(re.search(pattern, shown) for pattern in patterns):
+        stage.problems.append(f"it waits for a person and does not say so: {shown}")
     if "penstock resume" not in shown:
-        problems.append(f"it does not say what the person is to do: {shown}")
+        stage.problems.append(f"it does not say what the person is to do: {shown}")
     stage.fleet.penstock("resume", stage.job.job_id)
     stage.ended_at = time.monotonic()
-    return problems
 
 
-def _resumes_in_time(stage: Stage) -> float:
+def _resumes_in_time(faults: Sequence[Fault], stage: Stage) -> float:
     """Wait for the next outcome; return how long it took."""
     fleet, job = stage.fleet, stage.job
     finished = fleet.finished(job)
 
     def goes_on() -> bool:
-        stage.replace_dead()
+        _tend(faults, stage)
         return fleet.state(job).final or fleet.finished(job) > finished
 
     try:
