@@ -174,6 +174,19 @@ def sqlite_locked(database_url: str) -> Iterator[None]:
 
 
 @contextmanager
+def sqlite_without_room(database_url: str) -> Iterator[None]:
+    """Fill its disk, which has to be a small one, once its log has given back what it held."""
+    path = sqlite_path(database_url)
+    with contextlib.closing(sqlite3.connect(path, timeout=BUSY_S)) as other:
+        other.execute("pragma wal_checkpoint(truncate)")
+    filler = fill(path.parent)
+    try:
+        yield
+    finally:
+        filler.unlink()
+
+
+@contextmanager
 def postgres_away(database_url: str) -> Iterator[Any]:
     """Let no connection in; what is given ends those that there are, and is called again."""
     from sqlalchemy import create_engine, text

@@ -202,24 +202,23 @@ def database_away(stage: Stage) -> None:
 
 
 def disk_full(stage: Stage) -> None:
-    filler = injections.fill(injections.sqlite_path(stage.fleet.database_url).parent)
-    try:
+    with injections.sqlite_without_room(stage.fleet.database_url):
         stage.hold(8)
-    finally:
-        filler.unlink()
     stage.ambiguous += ALL_SLOTS
 
 
 # -- the net ---------------------------------------------------------------------------------------
 
 
-def behind(what: str, way: Way, seconds: float) -> Callable[[Stage], None]:
-    """Return a fault of the way to Redis, to the database or to the provider."""
+def behind(what: str, way: Way, seconds: float, *, tries: int = 1) -> Callable[[Stage], None]:
+    """Return a fault of the way to Redis, to the database or to the provider.
+
+    Each of ``tries`` requests that a slot sends meanwhile may arrive after it, and be paid."""
 
     def strike(stage: Stage) -> None:
         with stage.proxies[what].made(way):
             stage.hold(seconds)
-        stage.ambiguous += ALL_SLOTS
+        stage.ambiguous += tries * ALL_SLOTS
 
     return strike
 
@@ -457,7 +456,7 @@ def _lines() -> list[Fault]:
         net(
             "partition-from-the-provider",
             does="nothing passes to or from the provider for 8 s",
-            strike=behind("provider", Way.STALLED, 8),
+            strike=behind("provider", Way.STALLED, 8, tries=3),  # of 3 s
             lanes=BOTH,
             spec=MANY_TRIES,
         ),
