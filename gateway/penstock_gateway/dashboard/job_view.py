@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from penstock_gateway.callers.caller import error_for, shown_source, without_places
 from penstock_gateway.dashboard.desk import JobSeenNow
 from penstock_gateway.dashboard.fleet_view import serve_again, start_of, stops
 from penstock_gateway.dashboard.foreign import answer_of
 from penstock_gateway.dashboard.jobs_view import ago
-from penstock_gateway.for_tenants import error_for, shown_source, without_places
 from penstock_gateway.pages.render import Chart, Part, parts, rate_chart
 from penstock_ledger import Job
 from penstock_ledger.reasons import examples_of, explain

@@ -10,9 +10,8 @@ from fastapi import Header, Query, Request
 from starlette.responses import Response
 
 from penstock_gateway.backend import Backend, backend_of
-from penstock_gateway.jobs.names import Reader, find_job
-from penstock_gateway.jobs.serialized import report_of
-from penstock_gateway.jobs.sources import reading
+from penstock_gateway.jobs.listing import report_of
+from penstock_gateway.jobs.names import Reader, find_job, reading
 from penstock_gateway.routing import Router
 from penstock_ledger import OutcomeStore
 from penstock_ledger.lone_surrogates import replace_surrogates

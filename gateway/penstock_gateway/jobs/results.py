@@ -19,10 +19,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from penstock_gateway.backend import Backend, backend_of
-from penstock_gateway.callers.caller import Caller
-from penstock_gateway.for_tenants import dead_letter_for
-from penstock_gateway.jobs.names import Reader, find_job, shown_key
-from penstock_gateway.jobs.sources import reading
+from penstock_gateway.callers.caller import Caller, dead_letter_for
+from penstock_gateway.jobs.names import Reader, find_job, reading, shown_key
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
 from penstock_ledger.model import Job, Result

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock_gateway.for_tenants import pause_for
+from penstock_gateway.callers.caller import pause_for
 from penstock_ledger.model import Job, JobState
 from penstock_ledger.reasons import By, Code, Reason, StopCode, by_hand, explain, read_reason
 from penstock_producer.prices.spent_budget import spent_budget
