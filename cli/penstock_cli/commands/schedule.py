@@ -305,7 +305,7 @@ def _row(schedule: Schedule, firings: list[Firing]) -> list[str]:
 
 def _print_one(schedule: Schedule, firings: list[Firing]) -> None:
     from penstock_producer.reporting.text import safe
-    from penstock_producer.schedules.marks import shown_source
+    from penstock_producer.schedules.timetable import shown_source
 
     overlap = "may overlap" if schedule.overlap else "no overlap"
     typer.echo(

@@ -263,7 +263,7 @@ def _concurrency(lane: str, settings: WorkerSettings) -> int:
 
 def _cost(lane: str, picture: Picture, settings: WorkerSettings, planned: Planned) -> float | None:
     """Return the cost in US dollars; None where the price is unknown."""
-    from penstock_producer.prices.token_prices import TokensUsed
+    from penstock_producer.prices import TokensUsed
 
     job = picture.job
     if has_own_model(lane):

@@ -21,7 +21,6 @@ from penstock_producer.job.lanes import has_own_model, packs
 from penstock_producer.job.options import OPTIONS
 from penstock_producer.reporting.advice import FIXES, on_page
 from penstock_producer.reporting.engines import engines_line, engines_of
-from penstock_producer.reporting.origin import feeders_line, from_job_line, started_by_line
 from penstock_producer.reporting.pauses import advice_for, pause_steps
 from penstock_producer.reporting.reasons import (
     INTERRUPTED,
@@ -39,15 +38,19 @@ from penstock_producer.reporting.text import argument, count, duration, one_line
 from penstock_producer.reporting.words import (
     batches_line,
     besides_lines,
+    feeders_line,
+    from_job_line,
     lane_name,
     made_with_line,
     milliseconds,
     moment,
     saved_rows,
+    started_by_line,
     twice_line,
 )
 
 __all__ = ["JobView", "Note", "Reason", "Tier", "Tile", "job_view", "options_told"]
+
 
 REASON_CHARS: Final = 800
 REASONS_SHOWN: Final = 30

@@ -19,7 +19,7 @@ from penstock_gateway.jobs.names import Writer, find_job, reading, shown_key
 from penstock_gateway.jobs.schemas import CancelOrPause, JobResponse, Limits, Move, Purged
 from penstock_gateway.routing import Router
 from penstock_ledger.model import Job
-from penstock_producer.operations.jobs import Changed, JobOperations
+from penstock_producer.operations import Changed, JobOperations
 
 router = Router()
 

@@ -18,9 +18,7 @@ from penstock_ledger.lone_surrogates import replace_surrogates
 from penstock_ledger.model import Job
 from penstock_ledger.texts import Command, Run
 from penstock_producer.reporting.advice import command_line
-from penstock_producer.reporting.forms.markdown import markdown
-from penstock_producer.reporting.forms.page import page
-from penstock_producer.reporting.forms.plain import plain_text
+from penstock_producer.reporting.forms import markdown, page, plain_text
 from penstock_producer.reporting.timeline import timeline_of
 
 router = Router()

@@ -32,8 +32,7 @@ from penstock_producer.result_formats import TableFormat, form_named, media_type
 from penstock_producer.sources.kept import ALL
 from penstock_producer.tables.columns import Table, as_json
 from penstock_producer.tables.reading import Committed
-from penstock_producer.tables.with_source import reading_of
-from penstock_producer.tables.write import table_pieces
+from penstock_producer.tables.with_source import reading_of, table_pieces
 
 router = Router()
 log = logging.getLogger(__name__)

@@ -22,10 +22,10 @@ from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
 from penstock_ledger import EVERYONE, OutcomeStore
 from penstock_ledger.model import Job, Spent
+from penstock_producer.accepting.sampling import CONFIDENCE, Interval, extrapolated
 from penstock_producer.job.lanes import has_own_model
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.pins import SAMPLE_OF
-from penstock_producer.planning.intervals import CONFIDENCE, Interval, extrapolated
 from penstock_producer.sources import Document, open_source
 
 router = Router()
