@@ -13,7 +13,7 @@ from celery.contrib.testing.worker import start_worker
 from servers import RedisServer
 
 from penstock_ledger.model import ItemKey
-from penstock_producer.feed import wire
+from penstock_producer.feed import wire, wire_frame
 
 KEY = ItemKey("job_a", 2, "doc-1")
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hi"}]}'
@@ -58,8 +58,8 @@ def sent_by_celery(app: Celery, redis_server: RedisServer) -> dict[str, Any]:
         priority=0,
         argsrepr="()",
         kwargsrepr="<job_a doc-1>",
-        origin=wire.ORIGIN,
-        headers={wire.GENERATION_HEADER: 2},
+        origin=wire_frame.ORIGIN,
+        headers={wire_frame.GENERATION_HEADER: 2},
     )
     raw: Any = redis_server.client().lpop(QUEUE)
     envelope: dict[str, Any] = json.loads(raw)

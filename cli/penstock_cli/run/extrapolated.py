@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock_cli.plan.lanes import LanePlan, lane_plans
-from penstock_cli.plan.picture import (
+from penstock_cli.job.lane_needs import LanePlan, lane_plans
+from penstock_cli.job.picture import (
     LOOKED_AT,
     Asked,
     MeasuredJob,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock_cli.plan.picture import Asked, MeasuredLane, Picture
+from penstock_cli.job.picture import Asked, MeasuredLane, Picture
 from penstock_producer.accepting.estimates import CHARS_PER_TOKEN
 from penstock_producer.job.lanes import LANES, can_answer, has_own_model, packs
 from penstock_producer.planning.flow import Batches, Calls, Figure, measured
