@@ -35,7 +35,7 @@ STORE_RETRY_CAP_S = 10.0  # while a store is down, outcomes wait in memory; the 
 # A group waits for more outcomes for so large a part of the time that SQL took for the last one: a
 # disk that takes seconds gets all that the slots hold at once, and not a few in each of its turns.
 LINGER_SHARE = 0.25
-LINGER_MAX_S = 1.0  # SQL that was locked or away for minutes makes nobody wait for minutes
+LINGER_MAX_S = 1.0  # SQL that was locked or away for minutes makes no group wait for minutes
 
 # called with each group that is durable; must not raise
 Durable = Callable[[Sequence[Settled]], None]
