@@ -12,7 +12,7 @@ from penstock_cli.files import STDOUT, write_lines
 from penstock_ledger.lone_surrogates import replace_surrogates
 from penstock_producer.reporting.account import Report, gathered
 from penstock_producer.reporting.advice import on_terminal
-from penstock_producer.reporting.forms.plain import effort, headline, plain_text
+from penstock_producer.reporting.forms import effort, headline, plain_text
 from penstock_producer.reporting.text import argument, count, safe
 from penstock_producer.reporting.timeline import timeline_of
 
@@ -122,13 +122,13 @@ def _written(ledger: Books, job: Job, report: Report, form: Form, command: str) 
         case Form.TEXT:
             return plain_text(report, dlq_command=command)
         case Form.MARKDOWN:
-            from penstock_producer.reporting.forms.markdown import markdown
+            from penstock_producer.reporting.forms import markdown
 
             return markdown(
                 report, timeline_of(ledger.outcomes, job), dlq_command=command, now=time.time()
             )
         case Form.HTML:
-            from penstock_producer.reporting.forms.page import page
+            from penstock_producer.reporting.forms import page
 
             return page(
                 report, timeline_of(ledger.outcomes, job), dlq_command=command, now=time.time()

@@ -21,7 +21,7 @@ from penstock_gateway.bodies import Bodies
 from penstock_gateway.callers.admission import Admissions, Gate
 from penstock_gateway.callers.known_keys import KnownKeys
 from penstock_gateway.errors import answer_to, is_anthropic_path, is_problem_path, refused_for
-from penstock_gateway.jobs.watches import Watches
+from penstock_gateway.jobs.events import Watches
 from penstock_gateway.metrics import DoorMetrics, metrics_of
 from penstock_gateway.middleware import Paths, RequestIds, Room, request_id_of, shown_path
 from penstock_gateway.refused import Refused
@@ -261,7 +261,7 @@ async def _kept_running(task: Task, backend: Backend, metrics: DoorMetrics) -> N
 
 # One line per room: module:name of a router. Their order is that of the OpenAPI document.
 ROUTERS: Final[tuple[str, ...]] = (
-    "penstock_gateway.health:router",
+    "penstock_gateway.serve:router",
     "penstock_gateway.files.routes:router",
     "penstock_gateway.batches.routes:router",
     "penstock_gateway.batches.anthropic:router",

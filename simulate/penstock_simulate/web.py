@@ -18,7 +18,7 @@ from penstock_simulate.batches.batch_service import BatchService
 from penstock_simulate.batches.gemini import gemini_routes
 from penstock_simulate.batches.openai import openai_routes
 from penstock_simulate.certificates import served
-from penstock_simulate.checks import BadSetting
+from penstock_simulate.choices import BadSetting
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.hostile import TRAP
 from penstock_simulate.inference import generate, inference, messages

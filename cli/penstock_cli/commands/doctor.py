@@ -52,8 +52,8 @@ def doctor(
     from rich.text import Text
 
     from penstock_cli.doctor.checks import examine
-    from penstock_cli.doctor.finding import Verdict
     from penstock_cli.doctor.fleet import asked_lane
+    from penstock_cli.doctor.worker import Verdict
     from penstock_cli.show.terminal import console as make_console
 
     console = make_console()

@@ -65,10 +65,10 @@ def _print_status(console: Console, job: Job, figures: JobFigures, ledger: Books
     from penstock_cli.show.progress import final_line, line, reason_lines
     from penstock_producer.reporting.account import lane_line
     from penstock_producer.reporting.engines import engines_line
-    from penstock_producer.reporting.origin import feeders_line, from_job_line, started_by_line
     from penstock_producer.reporting.pauses import pause_lines
     from penstock_producer.reporting.reasons import INTERRUPTED, interrupted_line
     from penstock_producer.reporting.text import argument, one_line, safe
+    from penstock_producer.reporting.words import feeders_line, from_job_line, started_by_line
 
     reason = f" ({one_line(job.reason, REASON_CHARS)})" if job.reason else ""
     is_left = bool(_interrupted(ledger, [job]))
@@ -131,8 +131,8 @@ def _as_json(ledger: Books, job: Job, figures: JobFigures) -> str:
     from penstock_producer.reporting.advice import on_terminal
     from penstock_producer.reporting.batches import batches_of
     from penstock_producer.reporting.engines import engines_of
-    from penstock_producer.reporting.origin import feeders_of
     from penstock_producer.reporting.pauses import serialize_pause
+    from penstock_producer.reporting.words import feeders_of
 
     redis = ledger.redis_if_running()
     engines = engines_of(redis.workers(), job.lane) if redis is not None else None

@@ -15,7 +15,7 @@ from penstock_cli.run.request import Plan
 from penstock_cli.show.figures import KeptFigures
 from penstock_ledger.reasons import Code
 from penstock_producer.job.lanes import packs
-from penstock_producer.prices.spent_budget import next_budget
+from penstock_producer.prices import next_budget
 from penstock_producer.reporting.advice import Advice, on_terminal
 from penstock_producer.reporting.money import MICRO
 from penstock_producer.reporting.pauses import advice_for

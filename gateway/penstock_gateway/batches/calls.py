@@ -11,9 +11,8 @@ from penstock_gateway.backend import Backend
 from penstock_gateway.batches.figures import with_live_counts
 from penstock_gateway.batches.specs import OPENAI, AskedBatch, place_of, spec_of, tenant_of_batch
 from penstock_gateway.batches.validation import first_model
-from penstock_gateway.callers.caller import Caller, whose
+from penstock_gateway.callers.caller import Caller, pause_for, whose
 from penstock_gateway.files.store import FileStore
-from penstock_gateway.for_tenants import pause_for
 from penstock_gateway.ids import is_id, new_id
 from penstock_gateway.refused import Refused, not_found
 from penstock_ledger import (

@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller
-from penstock_gateway.jobs.names import Reader, Writer, find_job, stored_key
+from penstock_gateway.jobs.names import Reader, Writer, find_job, stored_key, with_lane, with_tenant
 from penstock_gateway.jobs.schedule_schemas import (
     FiringResponse,
     NewSchedule,
@@ -29,7 +29,6 @@ from penstock_gateway.jobs.schedule_schemas import (
     ScheduleList,
     ScheduleResponse,
 )
-from penstock_gateway.jobs.sources import with_lane, with_tenant
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
 from penstock_ledger import ScheduleNotFound, ScheduleStore

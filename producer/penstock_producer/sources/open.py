@@ -43,8 +43,7 @@ from penstock_producer.sources.databases.address import address_of, whole
 from penstock_producer.sources.forms.media_places import MediaPlaces, places_of
 from penstock_producer.sources.listings.chosen import ROWS, Chosen, choose
 from penstock_producer.sources.listings.listing import ListedFiles
-from penstock_producer.sources.listings.new_files import Taken, new_files
-from penstock_producer.sources.listings.row_files import row_files
+from penstock_producer.sources.listings.new_files import Taken, new_files, row_files
 from penstock_producer.sources.readers import whole_files
 from penstock_producer.sources.readers.rows import RowOptions
 

@@ -38,7 +38,7 @@ from penstock_producer.errors import (
     seen,
 )
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.prices.token_prices import usd_of_outcome
+from penstock_producer.prices import usd_of_outcome
 from penstock_producer.rows import (
     DEFAULT_MAX_BODY_BYTES,
     BadRow,
@@ -54,6 +54,7 @@ from penstock_producer.sources.forms.strict_json import RowFault
 from penstock_producer.texts_in_bodies import answer_text, sent_text
 
 __all__ = ["OWN", "Where"]
+
 
 OWN: Final = (
     "id",

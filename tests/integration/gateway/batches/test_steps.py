@@ -45,7 +45,7 @@ from penstock_ledger.model import Counts, DeadLetter, ItemKey, Job, JobState, Re
 from penstock_ledger.reasons import by_hand
 from penstock_ledger.sql.tables import door_batches
 from penstock_producer.job.provider_facts import ProviderFacts
-from penstock_producer.prices.token_prices import ModelPrices
+from penstock_producer.prices import ModelPrices
 
 LINES = 6
 ANSWER = b'{"id":"x","usage":{"prompt_tokens":3,"completion_tokens":2}}'

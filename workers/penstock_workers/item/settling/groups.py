@@ -65,7 +65,7 @@ class Gatherer(Generic[T]):
         ``at_once`` says for which things a group does not wait for more of them."""
         self._flush = flush
         self._group_max = group_max
-        self._linger_s = linger_s
+        self.linger_s = linger_s
         self._at_once = at_once
         self._waiting: list[T] = []
         self._arrived = asyncio.Event()
@@ -89,6 +89,13 @@ class Gatherer(Generic[T]):
         ):
             self._full.set()
 
+    def look_again(self) -> None:
+        """Wait for more things, unless ``at_once`` says of one of them that it must not."""
+        if len(self._waiting) < self._group_max and not (
+            self._at_once is not None and any(map(self._at_once, self._waiting))
+        ):
+            self._full.clear()
+
     def __len__(self) -> int:
         """Return how many things wait for the next group."""
         return len(self._waiting)
@@ -111,7 +118,7 @@ class Gatherer(Generic[T]):
     async def _run(self) -> None:
         while True:
             await self._arrived.wait()
-            if self._linger_s and not (self._closing or self._hurried):
+            if self.linger_s and not (self._closing or self._hurried):
                 await self._linger()
             group = self._take()
             if group:
@@ -123,7 +130,7 @@ class Gatherer(Generic[T]):
 
     async def _linger(self) -> None:
         try:
-            async with asyncio.timeout(self._linger_s):
+            async with asyncio.timeout(self.linger_s):
                 await self._full.wait()
         except TimeoutError:
             pass

@@ -70,7 +70,7 @@ def serve(typed: ServeFlags, provider: ProviderFlags) -> None:
     Exit status: 0 ended by Ctrl-C or SIGTERM, 2 bad usage, 1 failed.
     """
     from penstock_cli.processes.standby import Standby
-    from penstock_cli.serve.local import ServeRequest, lanes_of, worker_lanes
+    from penstock_cli.run.serve import ServeRequest, lanes_of, worker_lanes
 
     request = ServeRequest(
         typed.host,
@@ -85,6 +85,6 @@ def serve(typed: ServeFlags, provider: ProviderFlags) -> None:
     )
     first = worker_lanes(lanes_of(request.lane), request.workers)[0]
     with Standby(first) as standby:  # first of all: its imports take the longest
-        from penstock_cli.serve.local import serve_local
+        from penstock_cli.run.serve import serve_local
 
         raise typer.Exit(serve_local(request, standby))

@@ -22,8 +22,8 @@ from penstock_cli.job.options import ProviderFlags
 from penstock_cli.processes.signals import Interrupts
 from penstock_cli.processes.standby import Standby
 from penstock_cli.run.request import runs_alone
+from penstock_cli.run.serve_watch import Doors, Watch
 from penstock_cli.run.services import Services
-from penstock_cli.serve.watch import Doors, Watch
 from penstock_cli.show.progress import for_console
 from penstock_cli.show.terminal import console as make_console
 from penstock_cli.show.terminal import this_command

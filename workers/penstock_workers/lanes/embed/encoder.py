@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from penstock_workers.errors import ModelUnusable, PackageMissing
-from penstock_workers.lanes.embed.encoding.buckets import TokenIds, Vector
+from penstock_workers.lanes.embed.buckets import TokenIds, Vector
 from penstock_workers.lanes.embed.settings import EmbedSettings
 from penstock_workers.lanes.scoring import Text
 

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple, TypeVar
 
-from penstock_workers.computing_thread import ComputingThread
+from penstock_workers.background import ComputingThread
 from penstock_workers.failpoints import Failpoints
-from penstock_workers.lanes.embed.encoding.buckets import TokenIds, Vector
-from penstock_workers.lanes.embed.encoding.encoder import Encoder, OutOfMemory
+from penstock_workers.lanes.embed.buckets import TokenIds, Vector
+from penstock_workers.lanes.embed.encoder import Encoder, OutOfMemory
 from penstock_workers.lanes.engine_faults import is_lost, longest_step_s
 
 

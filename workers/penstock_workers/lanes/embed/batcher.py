@@ -17,7 +17,7 @@ from functools import partial
 
 from penstock_producer.job.spec import Priority
 from penstock_workers.failpoints import Failpoints
-from penstock_workers.lanes.embed.encoding.buckets import (
+from penstock_workers.lanes.embed.buckets import (
     Buckets,
     Tell,
     TextRow,
@@ -27,7 +27,7 @@ from penstock_workers.lanes.embed.encoding.buckets import (
     ignored,
     padded_tokens,
 )
-from penstock_workers.lanes.embed.encoding.computing import (
+from penstock_workers.lanes.embed.computing import (
     BatchFigures,
     Broken,
     Built,
@@ -36,7 +36,7 @@ from penstock_workers.lanes.embed.encoding.computing import (
     EncoderThread,
     Vectors,
 )
-from penstock_workers.lanes.embed.encoding.encoder import Encoder
+from penstock_workers.lanes.embed.encoder import Encoder
 from penstock_workers.lanes.engine_faults import FailureRun
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock_cli.errors import UsageProblem
-from penstock_cli.job.counting import for_a_look, meter
+from penstock_cli.job.given import for_a_look, meter
 from penstock_producer.job.lanes import has_own_model, packs
 from penstock_producer.planning.flow import Figure
 

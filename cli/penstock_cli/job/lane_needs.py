@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock_cli.plan.picture import Asked, MeasuredLane, Picture
+from penstock_cli.job.picture import Asked, MeasuredLane, Picture
 from penstock_producer.accepting.estimates import CHARS_PER_TOKEN
 from penstock_producer.job.lanes import LANES, can_answer, has_own_model, packs
 from penstock_producer.planning.flow import Batches, Calls, Figure, measured
@@ -263,7 +263,7 @@ def _concurrency(lane: str, settings: WorkerSettings) -> int:
 
 def _cost(lane: str, picture: Picture, settings: WorkerSettings, planned: Planned) -> float | None:
     """Return the cost in US dollars; None where the price is unknown."""
-    from penstock_producer.prices.token_prices import TokensUsed
+    from penstock_producer.prices import TokensUsed
 
     job = picture.job
     if has_own_model(lane):

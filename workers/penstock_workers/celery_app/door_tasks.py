@@ -25,7 +25,7 @@ from penstock_ledger import DatabaseUnavailable, PenstockError, RedisAddress
 from penstock_producer import Producer
 from penstock_producer.accepting.remote_limits import RemoteLimits
 from penstock_producer.errors import ProducerError
-from penstock_workers.doors.task_records import TaskRecords
+from penstock_workers.celery_app.door_records import TaskRecords
 from penstock_workers.errors import DoorRefused
 from penstock_workers.settings import WorkerSettings
 
