@@ -1,6 +1,6 @@
 """Where `penstock chaos` breaks things: a fleet of its own, or your Redis and database.
 
-Between the processes and every server is a proxy of ours. What this place lacks, and so cannot be
+Between the processes and every server is a proxy. What this place lacks, and so cannot be
 tried, is in ``Arena.lacks`` with the reason.
 """
 
@@ -114,7 +114,7 @@ def _ledgers_place(folder: Path, exits: ExitStack, lacks: dict[str, str]) -> Pat
 
 
 def _theirs(redis_url: str) -> TheirRedis:
-    """Return their Redis, which nobody may be working on: our jobs are for our workers."""
+    """Return their Redis, on which no worker may be at work: our jobs are for our workers."""
     import redis
 
     from penstock_ledger import RedisLedger

@@ -111,7 +111,7 @@ class Campaign:
         return json.dumps(found, indent=1)
 
 
-HEADINGS = ("fault", "times", "what it did", "went on after", "twice", "tokens lost", "verdict")
+HEADINGS = ("fault", "times", "what it did", "went on after", "twice", "tokens lost", "promises")
 
 
 def _row(name: str, verdicts: Sequence[Verdict]) -> tuple[str, ...]:
@@ -124,7 +124,7 @@ def _row(name: str, verdicts: Sequence[Verdict]) -> tuple[str, ...]:
         f"{max(waits):.1f} s" if waits else "never",
         f"{sum(one.twice for one in verdicts)} of {sum(one.allowed for one in verdicts)}",
         f"{sum(one.billed_tokens - one.booked_tokens for one in verdicts)}",
-        "holds" if not broken else f"BROKEN {broken} times" if broken > 1 else "BROKEN",
+        "hold" if not broken else f"BROKEN {broken} times" if broken > 1 else "BROKEN",
     )
 
 

@@ -52,7 +52,7 @@ def until(condition: Callable[[], object], timeout_s: float, what: str) -> None:
 
 
 def free_port() -> int:
-    """Return a port of loopback that nobody listens on."""
+    """Return a free port of loopback."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -30,7 +30,7 @@ from penstock_simulate.hostile import KINDS
 
 WORKERS, CONCURRENCY = 2, 8
 SLOTS = CONCURRENCY  # of one worker: in a call, or answered and not stored yet
-LEASE_PAST_S = LEASE_S + 1  # when nobody waits for a frozen worker any more
+LEASE_PAST_S = LEASE_S + 1  # when a frozen worker has lost what it held
 LATENCY_MS = 400  # so that a job outlasts its fault
 BEGIN_S = 60.0  # for the first outcomes
 RESUME_S = 90.0  # from the fault's end to the next outcome

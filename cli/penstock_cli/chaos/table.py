@@ -315,7 +315,7 @@ def _lines() -> list[Fault]:
     return [
         workers("kill", does="a worker is killed", strike=kill, lanes=BOTH),
         workers("freeze", does="a worker stands still", strike=freeze, lanes=BOTH),
-        workers("drain", does="a worker is told to end", strike=drain, lanes=BOTH),
+        workers("drain", does="a worker gets SIGTERM", strike=drain, lanes=BOTH),
         workers("spot", does="a machine goes after a short notice", strike=spot, lanes=BOTH),
         workers(
             "two-kills-of-all",
@@ -435,7 +435,7 @@ def _lines() -> list[Fault]:
         ),
         net(
             "lost-answers-of-redis",
-            does="Redis does what it is told and its answers are lost, three times",
+            does="Redis does what is asked and its answers are lost, three times",
             strike=lost_answers("redis", 3),
             lanes=BOTH,
         ),
