@@ -27,8 +27,8 @@ HEAD = """# Results of `make chaos`
 
 Each fault of [`penstock chaos`](chaos.md) once, in each lane, on {date}, on a machine with {cores}
 cores and {memory} GB of memory (Python {python}). Times go with the machine; whether a promise
-holds must not. *Twice*: calls that were made twice, of how many were allowed. *Tokens lost*: billed
-tokens (lane `batch`: answers) that are not in the books.
+holds must not. *Twice*: calls that were made twice, of how many were allowed. *Not booked*:
+billed tokens (lane `batch`: answers) that are not in the books.
 """
 
 

@@ -93,7 +93,7 @@ class Campaign:
             by_name.setdefault(" + ".join(verdict.faults), []).append(verdict)
         rows = [_row(name, verdicts) for name, verdicts in by_name.items()]
         left = sorted(self.not_tried.items())
-        return rows + [(name, "0", "", "", "", "", f"not tried: {why}") for name, why in left]
+        return rows + [(name, "0", "", "", "", "not tried", why) for name, why in left]
 
     def as_json(self) -> str:
         found: dict[str, Any] = {
@@ -111,20 +111,21 @@ class Campaign:
         return json.dumps(found, indent=1)
 
 
-HEADINGS = ("fault", "times", "what it did", "went on after", "twice", "tokens lost", "promises")
+HEADINGS = ("fault", "times", "went on after", "twice", "not booked", "promises", "what was done")
 
 
 def _row(name: str, verdicts: Sequence[Verdict]) -> tuple[str, ...]:
     waits = [one.resumed_s for one in verdicts if one.resumed_s is not None]
     broken = sum(not one.holds for one in verdicts)
+    lost = [one.lost_tokens for one in verdicts if one.lost_tokens is not None]
     return (
         name,
         str(len(verdicts)),
-        verdicts[-1].did,
         f"{max(waits):.1f} s" if waits else "never",
         f"{sum(one.twice for one in verdicts)} of {sum(one.allowed for one in verdicts)}",
-        f"{sum(one.billed_tokens - one.booked_tokens for one in verdicts)}",
+        str(sum(lost)) if lost else "",
         "hold" if not broken else f"BROKEN {broken} times" if broken > 1 else "BROKEN",
+        verdicts[-1].did,
     )
 
 
@@ -177,11 +178,13 @@ def _begun(stroke: Stroke, number: int, of: int | None, end: float | None) -> st
 
 def _ended(verdict: Verdict) -> str:
     if verdict.holds:
+        lost = ""
+        if verdict.lost_tokens:
+            lost = f", {verdict.lost_tokens} of {verdict.billed} billed tokens not in the books"
         went = "" if verdict.resumed_s is None else f"went on after {verdict.resumed_s:.1f} s, "
         return (
             f"      holds: {went}the job ended {verdict.took_s:.1f} s after the fault; "
-            f"{verdict.twice} calls made twice ({verdict.allowed} allowed), {verdict.dead} dead "
-            f"letters, {verdict.billed_tokens - verdict.booked_tokens} of {verdict.billed_tokens} "
-            "billed tokens not in the books"
+            f"{verdict.twice} calls made twice ({verdict.allowed} allowed), "
+            f"{verdict.dead} dead letters{lost}"
         )
     return "\n".join(f"      BROKEN: {problem}" for problem in verdict.problems)

@@ -31,6 +31,7 @@ from penstock_simulate.hostile import KINDS
 WORKERS, CONCURRENCY = 2, 8
 SLOTS = CONCURRENCY  # of one worker: in a call, or answered and not stored yet
 LEASE_PAST_S = LEASE_S + 1  # when a frozen worker has lost what it held
+BATCHES_S = 2.0  # in which the batches of a job are made
 LATENCY_MS = 400  # so that a job outlasts its fault
 BEGIN_S = 60.0  # for the first outcomes
 RESUME_S = 90.0  # from the fault's end to the next outcome
@@ -60,7 +61,7 @@ LANES = {
         1,
         {"batch__poll_first_s": 0.1, "batch__poll_cap_s": 0.3, "batch__unclear_s": 0.2},
         {"batch_max_requests": 30, "max_attempts": 20},
-        ("--batch-s", "1.5", "--batch-step-s", "0.1"),
+        ("--batch-s", "3", "--batch-sigma", "0.5", "--batch-step-s", "0.1"),
     ),
 }
 
@@ -177,14 +178,19 @@ class Verdict:
     calls: Counter[str]
     twice: int  # calls beyond one for each document
     allowed: int
-    billed_tokens: int
-    booked_tokens: int
+    billed: int | None  # tokens, or answers of batches; None where the provider has not kept it
+    booked: int
     dead: int
     problems: tuple[str, ...]
 
     @property
     def holds(self) -> bool:
         return not self.problems
+
+    @property
+    def lost_tokens(self) -> int | None:
+        """What was billed and is not in the books; None where the bill is not known."""
+        return None if self.billed is None else self.billed - self.booked
 
 
 def start_worker(fleet: Fleet, lane: Lane) -> Process:
@@ -252,18 +258,21 @@ def play(
     account = fleet.account(job, number)
     calls = fleet.provider.outcomes(job)
     problems += account.problems
+    honest = all(fault.honest for fault in faults)
+    billed = _billed(fleet, lane) - before if honest else None
+    paid = sum(count for outcome, count in calls.items() if outcome in GOOD) + (
+        (billed or 0) if lane.name == "batch" else 0
+    )
     if fleet.state(job) is JobState.COMPLETED:
-        problems += _adds_up(faults, stage, account, logged)
+        problems += _adds_up(faults, stage, account, paid, logged)
     else:
         fleet.run("cancel", job.job_id)  # what comes next finds the fleet free
-    billed = _billed(fleet, lane) - before
     counts = fleet.producer.status(job.job_id).counts
     booked = (
         counts.calls if lane.name == "batch" else counts.prompt_tokens + counts.completion_tokens
     )
-    if all(fault.honest for fault in faults):
+    if billed is not None:
         problems += _money(stage, account, billed, booked)
-    paid = _paid(stage, calls)
     return Verdict(
         tuple(fault.name for fault in faults),
         seed,
@@ -283,7 +292,9 @@ def play(
 def _wait_for_work(stage: Stage, documents: int) -> None:
     """Wait until the job is under way, at a moment that the seed chooses."""
     if stage.lane.name == "batch":
-        until(lambda: stage.fleet.provider.stats()["batches"]["by_status"], BEGIN_S, "a batch runs")
+        # all its batches are made and looked at within seconds: before, between or after
+        stage.hold(stage.luck.uniform(0, BATCHES_S))
+        return
     stage.fleet.wait_for_outcomes(
         stage.job, stage.luck.randrange(1, max(documents // 8, 2)), BEGIN_S
     )
@@ -323,15 +334,8 @@ def _resumes_in_time(faults: Sequence[Fault], stage: Stage) -> float:
     return time.monotonic() - stage.ended_at
 
 
-def _paid(stage: Stage, calls: Counter[str]) -> int:
-    """Return how many answers for the job the provider was paid for."""
-    if stage.lane.name == "batch":
-        return stage.fleet.producer.status(stage.job.job_id).counts.calls
-    return sum(count for outcome, count in calls.items() if outcome in GOOD)
-
-
 def _adds_up(
-    faults: Sequence[Fault], stage: Stage, account: Account, logged: Mapping[Path, int]
+    faults: Sequence[Fault], stage: Stage, account: Account, paid: int, logged: Mapping[Path, int]
 ) -> list[str]:
     """Audit a job that has ended: its dead letters, what was paid twice, memory and logs."""
     problems = []
@@ -341,12 +345,10 @@ def _adds_up(
     if len(account.dead) > (most := sum(fault.most_dead for fault in faults)):
         problems.append(f"{len(account.dead)} dead letters, at most {most}: {dict(reasons)}")
     documents = len(account.results) + len(account.dead)
-    calls = stage.fleet.provider.outcomes(stage.job)
-    paid = _paid(stage, calls)
     if paid > documents + stage.slots:
         problems.append(
             f"{paid} answers were paid for {documents} documents, and {stage.slots} calls may be "
-            f"repeated: {dict(calls)}"
+            f"repeated: {dict(stage.fleet.provider.outcomes(stage.job))}"
         )
     if stage.fleet.provider.stats()["trapped"]:
         problems.append("a redirect was followed")

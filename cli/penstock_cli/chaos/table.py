@@ -35,8 +35,8 @@ BOTH = ("api", "batch")
 
 def kill(stage: Stage) -> None:
     victim = stage.luck.choice(stage.workers())
-    stage.kill(victim)
     stage.did.append(f"killed {victim.name}")
+    stage.kill(victim)
     stage.hold(1)
 
 
@@ -64,10 +64,10 @@ def freeze(stage: Stage) -> None:
 def drain(stage: Stage) -> None:
     victim = stage.luck.choice(stage.workers())
     victim.send(signal.SIGTERM)
+    stage.did.append(f"{victim.name} got SIGTERM and ended by itself")
     until(lambda: not victim.alive, 60, "the worker ends")
     stage.replace_dead()
     stage.deaths -= 1  # it gave back what it held
-    stage.did.append(f"{victim.name} got SIGTERM and ended by itself")
 
 
 def spot(stage: Stage) -> None:
@@ -75,8 +75,8 @@ def spot(stage: Stage) -> None:
     victim.send(signal.SIGTERM)
     end = time.monotonic() + NOTICE_S
     until(lambda: not victim.alive or time.monotonic() > end, 60, "the notice is over")
-    stage.kill(victim)
     stage.did.append(f"{victim.name} got SIGTERM, and SIGKILL {NOTICE_S:g} s later")
+    stage.kill(victim)
     stage.hold(1)
 
 

@@ -45,7 +45,7 @@ def test_the_table_has_what_was_not_tried() -> None:
     )
     campaign = Campaign(1, "api", [verdict], {"full-disk": "no right to mount"})
     assert campaign.rows() == [
-        ("kill", "1", "killed api-1", "0.5 s", "1 of 8", "10", "BROKEN"),
-        ("full-disk", "0", "", "", "", "", "not tried: no right to mount"),
+        ("kill", "1", "0.5 s", "1 of 8", "10", "BROKEN", "killed api-1"),
+        ("full-disk", "0", "", "", "", "not tried", "no right to mount"),
     ]
     assert json.loads(campaign.as_json())["holds"] is False
