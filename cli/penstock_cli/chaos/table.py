@@ -645,9 +645,9 @@ def _lines() -> list[Fault]:
             strike=batches(6, batch_call_500_share=0.5),
         ),
         batch(
-            "cut-and-spoilt-outputs",
-            does="outputs break off, and lines are cut or come twice for 6 s",
-            strike=batches(6, batch_cut_share=0.7, batch_spoilt_share=0.2),
+            "cut-and-short-outputs",
+            does="outputs break off, and first downloads lack half of their lines, for 6 s",
+            strike=batches(6, batch_cut_share=0.7, batch_short_reads=2),
         ),
         batch(
             "batches-expire",
