@@ -131,32 +131,30 @@ def _run(
     from penstock_cli.processes.signals import Interrupts
 
     say(f"penstock chaos: lane {campaign.lane}, --seed {campaign.seed}; Ctrl-C ends everything")
-    lane = LANES[campaign.lane]
-    with Interrupts() as interrupts:
-        try:
-            with ExitStack() as exits:
-                place = given.folder or Path(tempfile.mkdtemp(prefix="penstock-chaos-"))
-                temporary = given.folder is None
-                say(f"starting Redis, a ledger, a provider and {WORKERS} workers in {place}")
-                there = exits.enter_context(
-                    arena(
-                        place,
-                        temporary=temporary,
-                        redis_url=given.redis_url,
-                        database_url=given.database_url,
-                    )
+    lane, temporary = LANES[campaign.lane], given.folder is None
+    place = given.folder or Path(tempfile.mkdtemp(prefix="penstock-chaos-"))
+    try:
+        with Interrupts() as interrupts, ExitStack() as exits:
+            say(f"starting Redis, a ledger, a provider and {WORKERS} workers in {place}")
+            there = exits.enter_context(
+                arena(
+                    place,
+                    temporary=temporary,
+                    redis_url=given.redis_url,
+                    database_url=given.database_url,
                 )
-                # from here on a second Ctrl-C does not stop the end
-                exits.callback(interrupts.defer)
-                begin(there.fleet, campaign.seed, lane)
-                fight(campaign, there, faults, lane, seconds=seconds, documents=documents, say=say)
-        except Interrupted:
-            campaign.interrupted = True
+            )
+            exits.callback(interrupts.defer)  # a second Ctrl-C does not stop the end
+            begin(there.fleet, campaign.seed, lane)
+            fight(campaign, there, faults, lane, seconds=seconds, documents=documents, say=say)
+    except Interrupted:
+        campaign.interrupted = True
+    finally:
         say("everything that was started has ended")
-        if temporary and campaign.broken:
-            say(f"logs of the fleet are kept in {place / 'logs'}")
-        elif temporary:
+        if temporary and not campaign.broken:
             shutil.rmtree(place, ignore_errors=True)
+    if temporary and campaign.broken:
+        say(f"logs of the fleet are kept in {place / 'logs'}")
 
 
 def _conclude(

@@ -138,7 +138,9 @@ class Stage:
 
     @property
     def slots(self) -> int:
-        """How many calls may be made twice."""
+        """How many calls may be made twice: none in batches, which are in a journal."""
+        if self.lane.name == "batch":
+            return 0
         return (self.died + self.deaths) * SLOTS + self.ambiguous
 
 
