@@ -7,9 +7,10 @@ hub that Celery has: it claims by the real script, and passes messages on.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,6 +22,7 @@ import redis
 from redis.exceptions import NoScriptError
 
 from penstock_ledger import REDIS_TIMEOUT_S, Database, RedisAddress, open_database
+from penstock_ledger.errors import DatabaseUnavailable
 from penstock_ledger.model import Job
 from penstock_producer import Producer
 from penstock_producer.feed.queues import queue_name
@@ -148,8 +150,6 @@ def _answer(prompt: str) -> bytes:
 
 def _outside() -> Any:
     """Return a context that belongs to no process."""
-    import contextvars
-
     context = contextvars.copy_context()
     context.run(PROCESS.set, None)
     return context
@@ -342,6 +342,12 @@ class ControlProcess(Process):
         self.act("control", self._run)
 
     def _run(self) -> None:
+        try:
+            self._control()
+        except DatabaseUnavailable:  # as it starts: its supervisor starts another one
+            self.world.loop.call_soon(self.world.kill, self, context=_outside())
+
+    def _control(self) -> None:
         with open_stores(self._settings, "control") as stores:
             control = control_loop.Control(
                 self._settings, stores.database, stores.hot, owner=self.name
@@ -369,7 +375,7 @@ class Person(Process):
                 while True:
                     try:
                         work(producer, database)
-                    except (OSError, redis.RedisError, *_REPEATED) as error:
+                    except (redis.RedisError, DatabaseUnavailable) as error:
                         self.world.note(self.name, what, f"again, after {type(error).__name__}")
                         time.sleep(2.0)
                     else:
@@ -377,15 +383,6 @@ class Person(Process):
             database.close()
 
         self.act(what, until_done)
-
-
-def _repeated() -> Iterable[type[Exception]]:
-    from penstock_ledger.errors import DatabaseUnavailable
-
-    yield DatabaseUnavailable
-
-
-_REPEATED: Final = tuple(_repeated())
 
 
 def write_source(folder: Path, name: str, documents: int) -> Path:
