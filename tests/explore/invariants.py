@@ -1,0 +1,201 @@
+"""What must be true: after each write to SQL, and once the world is quiet.
+
+They are looked at with a connection of their own, so that no rule of the product is asked whether
+it holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final
+
+from penstock_ledger.model import JobState
+from tests.explore.actors import COST, LANE, Provider, Worker
+from tests.explore.scheduler import Actor, Call, Fate, Process, Violation, World
+
+G1: Final = "G1: each document has one visible outcome"
+G2: Final = "G2: an outcome never changes"
+G3: Final = "G3: no call is made again without a cause"
+G4: Final = "G4: work goes on by itself"
+MONEY: Final = "no dollar is unbooked"
+GROWS: Final = "money only grows"
+BUDGET: Final = "no budget is passed"
+LEADER: Final = "only the leader of a feed moves its cursor"
+
+ACCOUNT: Final = """
+SELECT coalesce(sum(cost_microusd), 0) FROM (
+    SELECT job_id, cost_microusd FROM tallies UNION ALL SELECT job_id, cost_microusd FROM paid_beside
+    UNION ALL SELECT job_id, cost_microusd FROM batch_remainders
+    UNION ALL SELECT job_id, cost_microusd FROM spending
+) WHERE job_id = ?
+"""
+
+
+class Invariants:
+    """Looks at the database of one world."""
+
+    def __init__(self, world: World, provider: Provider, path: str, workers: Sequence[Worker]) -> None:
+        self._world, self._provider, self._workers = world, provider, workers
+        self._sql = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._outcomes: dict[tuple[str, int, str], bytes] = {}
+        self._fences: dict[tuple[str, int], int] = {}
+        self._cursors: dict[tuple[str, int], str] = {}
+        self._accounts: dict[str, int] = {}
+        self._causes: Counter[str] = Counter()  # for another call, by document
+        self._lost = 0.0
+        self.purged: set[str] = set()
+        self.budgets: dict[str, int] = {}
+        self._keys: dict[str, str] = {}  # of jobs, by their ids
+
+    def close(self) -> None:
+        self._sql.close()
+
+    # -- after each step ---------------------------------------------------------------------------
+
+    def after_step(self, actor: Actor, call: Call, fate: Fate) -> None:
+        """Look at what a write has changed."""
+        if call.store != "sql" or not call.what.endswith("writes") or fate is Fate.REFUSED:
+            return
+        try:
+            self._look_at_outcomes()
+            self._look_at_feeds(actor.process)
+            self._look_at_accounts()
+        except Violation as violation:
+            self._world.violation = self._world.violation or violation
+
+    def _look_at_outcomes(self) -> None:
+        seen = {}
+        for job_id, generation, doc_id, *outcome in self._sql.execute(
+            "SELECT job_id, generation, doc_id, kind, reason, body, cost_microusd FROM outcomes"
+        ):
+            seen[job_id, generation, doc_id] = hashlib.blake2b(
+                repr(outcome).encode(), digest_size=8
+            ).digest()
+        for key, digest in self._outcomes.items():
+            if key[0] not in self.purged and seen.get(key) != digest:
+                raise Violation(G2, f"{key} was {'lost' if key not in seen else 'changed'}")
+        self._outcomes = seen
+        for job_id, state, total in self._sql.execute("SELECT job_id, state, total FROM jobs"):
+            if state in (JobState.COMPLETED, JobState.CANCELLED):
+                visible = len({key[2] for key in seen if key[0] == job_id})
+                if visible != total:
+                    raise Violation(G1, f"{job_id} is {state} with {visible} of {total} documents")
+
+    def _look_at_feeds(self, process: Process) -> None:
+        for job_id, generation, fence, owner, cursor in self._sql.execute(
+            "SELECT job_id, generation, fence, owner, cursor FROM feeds"
+        ):
+            feed = (job_id, generation)
+            if fence < self._fences.get(feed, 0):
+                raise Violation(LEADER, f"the fence of {feed} went back to {fence}")
+            moved = cursor != self._cursors.get(feed, cursor)
+            if moved and cursor not in ("", "{}") and owner not in (process.name, None):
+                raise Violation(LEADER, f"{process.name} moved {feed}, which {owner} leads")
+            self._fences[feed], self._cursors[feed] = fence, cursor
+
+    def _look_at_accounts(self) -> None:
+        for job_id in self._jobs():
+            booked = self._booked(job_id)
+            if booked < self._accounts.get(job_id, 0):
+                raise Violation(GROWS, f"{job_id} had {self._accounts[job_id]} and has {booked}")
+            self._accounts[job_id] = booked
+
+    def _booked(self, job_id: str) -> int:
+        return int(self._sql.execute(ACCOUNT, (job_id,)).fetchone()[0])
+
+    def _jobs(self) -> dict[str, str]:
+        self._keys |= dict(self._sql.execute("SELECT job_id, job_key FROM jobs"))
+        return self._keys
+
+    # -- causes of another call --------------------------------------------------------------------
+
+    def died(self, process: Process) -> None:
+        """Note the calls that a dying process has made, and whose outcome is not in SQL."""
+        for document in self._open_calls(process):
+            self._causes[document] += 1
+
+    def claimed(self, tag: str, worker: Worker) -> None:
+        """Note that a message is claimed which another process that lives holds, too."""
+        for other in self._workers:
+            if other is not worker and not other.is_dead and tag in other.leases:
+                job_id, _, doc_id = tag.partition(":")
+                self._causes[f"{self._jobs().get(job_id)}-{doc_id}"] += 1
+
+    def _open_calls(self, process: Process) -> list[str]:
+        ended = self._ended()
+        return [
+            one.document
+            for one in self._provider.sent
+            if one.by is process and one.document not in ended
+        ]
+
+    def _ended(self) -> set[str]:
+        keys = self._jobs()
+        return {
+            f"{keys[job_id]}-{doc_id}"
+            for job_id, doc_id in self._sql.execute(
+                "SELECT job_id, doc_id FROM outcomes WHERE superseded_by IS NULL"
+            )
+        }
+
+    # -- in the end --------------------------------------------------------------------------------
+
+    def all_over(self) -> bool:
+        """Return whether every job has ended."""
+        return not self._sql.execute(
+            "SELECT 1 FROM jobs WHERE state NOT IN ('completed', 'cancelled', 'failed')"
+        ).fetchone()
+
+    def in_the_end(self, documents: dict[str, int]) -> None:
+        """Look at what became of each job, by its key and its number of documents."""
+        for job_id, key in self._jobs().items():
+            if job_id in self.purged:
+                continue
+            self._look_at_end(job_id, documents[key])
+        self._look_at_calls()
+        self._look_at_money()
+
+    def _look_at_end(self, job_id: str, number: int) -> None:
+        visible: Counter[str] = Counter()
+        for (doc_id,) in self._sql.execute(
+            "SELECT doc_id FROM outcomes WHERE job_id = ? AND superseded_by IS NULL", (job_id,)
+        ):
+            visible[doc_id] += 1
+        twice = [doc_id for doc_id, times in visible.items() if times > 1]
+        if twice:
+            raise Violation(G1, f"{job_id}: {', '.join(twice)} have several")
+        if len(visible) != number:
+            raise Violation(G1, f"{job_id} has {len(visible)} of {number} documents")
+
+    def _look_at_calls(self) -> None:
+        asked = Counter(one.document for one in self._provider.sent)
+        for document, calls in asked.items():
+            allowed = 1 + self._provider.again[document] + self._causes[document]
+            if calls > allowed:
+                raise Violation(
+                    G3, f"{document} was asked about {calls} times, and there are causes for {allowed}"
+                )
+
+    def _look_at_money(self) -> None:
+        """Whatever was heard by a process that did not die with it is booked."""
+        for job_id, key in self._jobs().items():
+            sent = [one for one in self._provider.sent if one.document.startswith(f"{key}-")]
+            booked = self._booked(job_id)
+            most = COST * sum(one.billed for one in sent)
+            if booked > most:
+                raise Violation(MONEY, f"{key} has booked {booked} of {most} that were billed")
+            least = COST * sum(one.heard and not one.by.is_dead for one in sent)
+            if booked < least:
+                raise Violation(MONEY, f"{key} has booked {booked} of {least} that were answered")
+            budget = self.budgets.get(key)
+            if budget is not None and booked > budget:
+                raise Violation(BUDGET, f"{key} has booked {booked} of {budget}")
+
+    def look(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        return self._sql.execute(query, values).fetchall()
+
+
+assert LANE

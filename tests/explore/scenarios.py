@@ -1,0 +1,303 @@
+"""What one seed is about: its jobs, its processes, what nature does, and what people do.
+
+Each seed has its own few kinds of faults, some often and some not at all: where everything fails
+at once, little is found that needs a long way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from penstock_ledger import Database, open_database
+from penstock_producer import Producer
+from penstock_workers.settings import WorkerSettings
+from tests.explore import virtual
+from tests.explore.actors import (
+    USD_PER_MTOK_IN,
+    USD_PER_MTOK_OUT,
+    Answering,
+    ControlProcess,
+    Person,
+    Provider,
+    Worker,
+    write_source,
+)
+from tests.explore.invariants import G4, Invariants
+from tests.explore.scheduler import Choices, Event, Odds, Process, Violation, World
+from tests.explore.seams import RedisOfWorld
+
+PEACE_AFTER_S: Final = 240.0
+"""Faults stop then at the latest."""
+QUIET_WITHIN_S: Final = 1_200.0
+"""After them every job ends by itself within this time: leases of a minute, rounds of reconciling,
+and retries whose waits have doubled."""
+LOOK_S: Final = 5.0
+
+
+@dataclass
+class Ground:
+    """What all worlds of a run share: the server, a folder, and an empty database to copy."""
+
+    server: RedisOfWorld
+    redis_url: str
+    folder: Path
+    template: Path = field(init=False)
+    path: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.template, self.path = self.folder / "empty.db", self.folder / "ledger.db"
+        database = open_database(f"sqlite:///{self.template}")
+        database.migrate()
+        database.close()
+
+    def fresh(self) -> WorkerSettings:
+        """Empty the stores, and return the settings of processes that use them."""
+        for left in self.folder.glob("ledger.db*"):
+            left.unlink()
+        shutil.copyfile(self.template, self.path)
+        self.server.clear()
+        return WorkerSettings(
+            redis_url=self.redis_url,
+            database_url=f"sqlite:///{self.path}",
+            control=False,
+            concurrency=4,
+            control_interval_s=4.0,
+            reconcile_interval_s=10.0,
+            retry_base_s=1.0,
+            retry_cap_s=10.0,
+            providers={
+                "default": {
+                    "usd_per_mtok_in": USD_PER_MTOK_IN,
+                    "usd_per_mtok_out": USD_PER_MTOK_OUT,
+                }
+            },
+        )
+
+
+@dataclass
+class Run:
+    """What came of one seed."""
+
+    seed: int
+    steps: int
+    seconds: float  # of virtual time
+    faults: dict[str, int]
+    violation: Violation | None
+    history: list[Event]
+    taken: dict[str, int]
+
+
+class Scenario:
+    """One seed from its start to its end."""
+
+    def __init__(self, ground: Ground, seed: int, kept: frozenset[str] | None = None) -> None:
+        choices = Choices(seed, kept)
+        self.chance = choices.chance("scenario")
+        self.world = World(choices, self._odds())
+        self.ground, self.settings = ground, ground.fresh()
+        self.provider = Provider(self.world, self._answering())
+        self.workers: list[Worker] = []
+        self.controls: list[ControlProcess] = []
+        self.documents: dict[str, int] = {}
+        self.invariants = Invariants(self.world, self.provider, str(ground.path), self.workers)
+        self.world.after_step = self.invariants.after_step
+        self.world.died = self._died
+        self.person = Person(self.world, "person", self.settings)
+        self.world.spawn(self.person)
+
+    def run(self) -> Run:
+        """Play it."""
+        world = self.world
+        virtual.enter(world)
+        try:
+            world.loop.run_until_complete(self._play())
+        except Violation as violation:
+            world.violation = violation
+        except RuntimeError:
+            if world.violation is None:
+                raise
+        finally:
+            world.close()
+            virtual.leave()
+            self.invariants.close()
+        taken = world.choices.taken
+        return Run(
+            world.choices.seed,
+            world.steps,
+            world.now,
+            dict(world.faults),
+            world.violation,
+            world.history,
+            taken,
+        )
+
+    # -- what kind of a night it is ----------------------------------------------------------------
+
+    def _odds(self) -> Odds:
+        chance = self.chance
+
+        def rate(*of: float) -> float:
+            return chance.choice(of)
+
+        return Odds(
+            refused=rate(0, 0, 4, 15),
+            lost=rate(0, 0, 4, 15, 40),
+            dies_before=rate(0, 0, 1, 3),
+            dies_after=rate(0, 0, 1, 3),
+            time_passes=rate(0, 5, 30),
+        )
+
+    def _answering(self) -> Answering:
+        chance = self.chance
+        return Answering(
+            fails=chance.choice((0, 0, 60)),
+            throttles=chance.choice((0, 0, 60)),
+            hangs=chance.choice((0, 0, 30)),
+            refuses=chance.choice((0, 0, 60)),
+            slow=chance.choice((0, 60)),
+        )
+
+    # -- processes ---------------------------------------------------------------------------------
+
+    def start_worker(self) -> None:
+        worker = Worker(self.world, f"worker-{len(self.workers) + 1}", self.settings, self.provider)
+        worker.claimed = self.invariants.claimed
+        self._start(worker)
+        self.workers.append(worker)
+
+    def start_control(self) -> None:
+        control = ControlProcess(self.world, f"control-{len(self.controls) + 1}", self.settings)
+        self._start(control)
+        self.controls.append(control)
+
+    def _start(self, process: Worker | ControlProcess) -> None:
+        if not self.world.is_peaceful:
+            name = f"clock of {process.name}"
+            if self.world.choices.choose(name, [5, 1]):
+                process.drift_s = self.world.choices.chance(name).uniform(-40.0, 40.0)
+                self.world.fault("wrong clock", process.name, f"{process.drift_s:+.0f} s")
+        self.world.spawn(process)
+        process.start()
+
+    def _died(self, process: Process) -> None:
+        self.invariants.died(process)
+        self.world.note(process.name, "is dead")
+        start = self.start_worker if isinstance(process, Worker) else self.start_control
+        if isinstance(process, Person):
+            return
+        wait_s = self.world.choices.chance(f"after {process.name}").uniform(1.0, 20.0)
+        self.world.loop.call_later(wait_s, start)
+
+    # -- the play ----------------------------------------------------------------------------------
+
+    async def _play(self) -> None:
+        world, chance = self.world, self.chance
+        for _ in range(chance.choice((1, 2, 2))):
+            self.start_control()
+        for _ in range(chance.choice((1, 2, 2))):
+            self.start_worker()
+        self.submit("one", chance.randint(3, 8))
+        nature = world.loop.create_task(self._nature())
+        while world.now < PEACE_AFTER_S and not (self.documents and self._is_over()):
+            await asyncio.sleep(LOOK_S)
+        nature.cancel()
+        self._make_peace()
+        until = world.now + QUIET_WITHIN_S
+        while not self._is_over():
+            if world.now > until:
+                raise Violation(G4, f"not over {QUIET_WITHIN_S:.0f} s after the last fault")
+            await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(LOOK_S)
+        self.invariants.in_the_end(self.documents)
+
+    def _is_over(self) -> bool:
+        return not self.person.actors and self.invariants.all_over()
+
+    def _make_peace(self) -> None:
+        """Let nothing fail any more, and somebody be there to go on."""
+        world = self.world
+        world.is_peaceful = True
+        world.note("world", "peace")
+        for process in world.processes:
+            process.drift_s = 0.0
+        for living, start in ((self.workers, self.start_worker), (self.controls, self.start_control)):
+            if all(process.is_dead for process in living):
+                start()
+
+    async def _nature(self) -> None:
+        """Do what happens to servers and machines, now and then."""
+        world, choices = self.world, self.world.choices
+        pace = self.chance.choice((15.0, 40.0, 120.0))
+        often = [
+            [40.0, *(self.chance.choice((0.0, 0.0, 3.0, 10.0)) for _ in range(6))],
+        ][0]
+        turn = 0
+        while True:
+            await asyncio.sleep(self.world.choices.chance(f"pace {turn}").expovariate(1 / pace))
+            turn += 1
+            name = f"nature {turn}"
+            what = choices.choose(name, often)
+            if what:
+                self._happens(what, choices.chance(f"{name} how"))
+
+    def _happens(self, what: int, chance: random.Random) -> None:
+        world, server = self.world, self.ground.server
+        if what == 1:
+            world.fault("Redis forgets", "redis", "FLUSHALL")
+            server.forget()
+        elif what == 2:
+            world.fault("Redis restarts", "redis", "it keeps what it held")
+            server.restart(keeps=True)
+        elif what == 3:
+            world.fault("Redis restarts empty", "redis", "all is lost")
+            server.restart(keeps=False)
+        elif what == 4:
+            server.tick()
+            server.copy()
+            world.note("redis", "a backup is taken")
+            world.loop.call_later(chance.uniform(5.0, 90.0), self._restore)
+        elif what == 5:
+            living = [one for one in (*self.workers, *self.controls) if not one.is_dead]
+            if living:
+                frozen = chance.choice(living)
+                frozen.frozen_until = world.now + chance.uniform(5.0, 150.0)
+                world.fault("freezes", frozen.name, f"until {frozen.frozen_until:.1f}")
+        else:
+            living = [one for one in (*self.workers, *self.controls) if not one.is_dead]
+            if living:
+                dying = chance.choice(living)
+                world.fault("dies", dying.name, "while it waits")
+                world.kill(dying)
+
+    def _restore(self) -> None:
+        if not self.world.is_peaceful:
+            self.world.fault("Redis is restored", "redis", "a backup of before comes back")
+            self.ground.server.restore()
+
+    # -- people ------------------------------------------------------------------------------------
+
+    def submit(self, name: str, documents: int, **spec: Any) -> None:
+        source = write_source(self.ground.folder, name, documents)
+        self.documents[name] = documents
+
+        def work(producer: Producer, _: Database) -> None:
+            producer.submit(source, {"prompt": "{text}", "model": "m", **spec}, job_key=name)
+
+        self.person.does(f"submits {name}", work)
+
+
+def play(ground: Ground, seed: int, kept: frozenset[str] | None = None) -> Run:
+    """Play one seed, or what is kept of it."""
+    return Scenario(ground, seed, kept).run()
+
+
+assert orjson
+Starting = Callable[[], None]
