@@ -7,9 +7,10 @@ hub that Celery has: it claims by the real script, and passes messages on.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,6 +22,7 @@ import redis
 from redis.exceptions import NoScriptError
 
 from penstock_ledger import REDIS_TIMEOUT_S, Database, RedisAddress, open_database
+from penstock_ledger.errors import DatabaseUnavailable
 from penstock_ledger.model import Job
 from penstock_producer import Producer
 from penstock_producer.feed.queues import queue_name
@@ -148,8 +150,6 @@ def _answer(prompt: str) -> bytes:
 
 def _outside() -> Any:
     """Return a context that belongs to no process."""
-    import contextvars
-
     context = contextvars.copy_context()
     context.run(PROCESS.set, None)
     return context
@@ -233,6 +233,7 @@ class Worker(Process):
         self.loop = world.loop
         self.running: ItemEngine
         self.claimed: Callable[[str, Worker], None] = lambda tag, worker: None
+        self.let_go: Callable[[Sequence[str]], None] = lambda tags: None
         self.acks = Acks(self.leases, lambda tags: None, self._soon)
         self.handover = HandOver(
             self, self.acks, LateAcks(), EventSample(0.0), self._wake_hub  # type: ignore[arg-type]
@@ -316,6 +317,7 @@ class Worker(Process):
         return True
 
     def lost(self, tags: Sequence[str]) -> None:
+        self.let_go(tags)
         self._soon(partial(self.handover.withdrawals.lose, tags, self.leases))
 
     def late(self, action: BrokerAction, tags: Sequence[str]) -> None:
@@ -342,10 +344,18 @@ class ControlProcess(Process):
         self.act("control", self._run)
 
     def _run(self) -> None:
+        try:
+            self._control()
+        except DatabaseUnavailable:  # as it starts: its supervisor starts another one
+            self.world.loop.call_soon(self.world.kill, self, context=_outside())
+
+    def _control(self) -> None:
         with open_stores(self._settings, "control") as stores:
             control = control_loop.Control(
                 self._settings, stores.database, stores.hot, owner=self.name
             )
+            figures: Any = control._figures.fleet
+            figures.refresh = lambda jobs: None  # for people; it would be half of all calls
             never: Any = Threading.Event()
             control.run(never)
 
@@ -369,7 +379,7 @@ class Person(Process):
                 while True:
                     try:
                         work(producer, database)
-                    except (OSError, redis.RedisError, *_REPEATED) as error:
+                    except (redis.RedisError, DatabaseUnavailable) as error:
                         self.world.note(self.name, what, f"again, after {type(error).__name__}")
                         time.sleep(2.0)
                     else:
@@ -377,15 +387,6 @@ class Person(Process):
             database.close()
 
         self.act(what, until_done)
-
-
-def _repeated() -> Iterable[type[Exception]]:
-    from penstock_ledger.errors import DatabaseUnavailable
-
-    yield DatabaseUnavailable
-
-
-_REPEATED: Final = tuple(_repeated())
 
 
 def write_source(folder: Path, name: str, documents: int) -> Path:

@@ -121,8 +121,12 @@ class Invariants:
         """Note that a message is claimed which another process that lives holds, too."""
         for other in self._workers:
             if other is not worker and not other.is_dead and tag in other.leases:
-                job_id, _, doc_id = tag.partition(":")
-                self._causes[f"{self._jobs().get(job_id)}-{doc_id}"] += 1
+                self.let_go([tag])
+
+    def let_go(self, tags: Sequence[str]) -> None:
+        """Note that a process stops working on messages whose leases it has lost."""
+        for job_id, _, doc_id in (tag.partition(":") for tag in tags):
+            self._causes[f"{self._jobs().get(job_id)}-{doc_id}"] += 1
 
     def _open_calls(self, process: Process) -> list[str]:
         ended = self._ended()

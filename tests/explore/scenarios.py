@@ -169,7 +169,7 @@ class Scenario:
 
     def start_worker(self) -> None:
         worker = Worker(self.world, f"worker-{len(self.workers) + 1}", self.settings, self.provider)
-        worker.claimed = self.invariants.claimed
+        worker.claimed, worker.let_go = self.invariants.claimed, self.invariants.let_go
         self._start(worker)
         self.workers.append(worker)
 

@@ -110,6 +110,8 @@ class RedisOfWorld:
     def clear(self) -> None:
         """Begin with an empty server."""
         _execute(self._client, "FLUSHALL")
+        _execute(self._client, "SCRIPT", "FLUSH")
+        self._texts.clear()
         self._ticked, self._runs, self._copy = -1.0, 1, []
 
     def ask(self, *command: str | bytes | int | float) -> Any:
