@@ -6,8 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
-from tests.explore.known_faults import COPIED, FIELDS, FOLDER, ROOT, KnownFault, known_faults
+from explore.known_faults import COPIED, FIELDS, FOLDER, ROOT, KnownFault, known_faults
 
 EVERY = known_faults()
 
