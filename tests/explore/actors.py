@@ -21,11 +21,22 @@ import orjson
 import redis
 from redis.exceptions import NoScriptError
 
-from penstock_ledger import REDIS_TIMEOUT_S, Database, RedisAddress, open_database
+from penstock_ledger import (
+    REDIS_TIMEOUT_S,
+    JobNotFound,
+    JobNotReplayable,
+    JobStore,
+    Meta,
+    NothingToReplay,
+    RedisAddress,
+    RedisLedger,
+    open_database,
+)
 from penstock_ledger.errors import DatabaseUnavailable
-from penstock_ledger.model import Job
 from penstock_producer import Producer
+from penstock_producer.errors import JobRefused, SpecError
 from penstock_producer.feed.queues import queue_name
+from penstock_producer.operations.jobs import JobOperations
 from penstock_workers import settings as worker_settings
 from penstock_workers.broker import leases as leases_module
 from penstock_workers.broker.acks import Ack, Acks
@@ -34,12 +45,12 @@ from penstock_workers.broker.lease_scripts import ClaimScript, lane_keys
 from penstock_workers.broker.leases import BROKER_ERRORS, BrokerAction, Leases
 from penstock_workers.broker.messages import Message, payload_of
 from penstock_workers.settings import WorkerSettings
-from tests.explore.scheduler import PROCESS, Process, World, current_actor
+from tests.explore.scheduler import PROCESS, Process, World
 from tests.explore.virtual import Threading
 
 LANE: Final = "api"
 CLAIMS_EVERY_S: Final = 3.0  # while there is nothing in the queue
-TOKENS_IN, TOKENS_OUT = 10, 5
+TOKENS_IN, TOKENS_OUT = 2, 5
 USD_PER_MTOK_IN, USD_PER_MTOK_OUT = 100.0, 200.0
 COST: Final = round(TOKENS_IN * USD_PER_MTOK_IN + TOKENS_OUT * USD_PER_MTOK_OUT)
 """Of one answer, in millionths of a dollar."""
@@ -363,6 +374,18 @@ class ControlProcess(Process):
 # -- people ----------------------------------------------------------------------------------------
 
 
+REFUSALS: Final = (JobRefused, JobNotReplayable, NothingToReplay, JobNotFound, SpecError)
+"""What a person may hear who asks too late."""
+
+
+class Desk(NamedTuple):
+    """What a person works with."""
+
+    producer: Producer
+    jobs: JobStore
+    operations: JobOperations
+
+
 class Person(Process):
     """Somebody who submits jobs and does things to them, and tries again where that fails."""
 
@@ -370,20 +393,27 @@ class Person(Process):
         super().__init__(world, name)
         self.settings = settings
 
-    def does(self, what: str, work: Callable[[Producer, Database], object]) -> None:
-        """Do something, with a connection of its own, until it has worked."""
+    def does(self, what: str, work: Callable[[Desk], object]) -> None:
+        """Do something, with connections of its own, until it has worked or is refused."""
 
         def until_done() -> None:
             database = open_database(self.settings.database_url)
+            client = RedisAddress.parse(self.settings.redis_url).connect()
             with Producer(self.settings, database=database) as producer:
                 while True:
                     try:
-                        work(producer, database)
+                        hot = RedisLedger(client, Meta(database).epoch())
+                        jobs = JobStore(database)
+                        work(Desk(producer, jobs, JobOperations(database, self.settings, hot)))
+                    except REFUSALS as refusal:
+                        self.world.note(self.name, what, f"no: {type(refusal).__name__}")
+                        break
                     except (redis.RedisError, DatabaseUnavailable) as error:
                         self.world.note(self.name, what, f"again, after {type(error).__name__}")
                         time.sleep(2.0)
                     else:
                         break
+            client.close()
             database.close()
 
         self.act(what, until_done)
@@ -398,11 +428,3 @@ def write_source(folder: Path, name: str, documents: int) -> Path:
         )
     )
     return path
-
-
-def asks_of(job: Job) -> str:
-    """Return how the prompts of a job begin."""
-    return f"{job.job_key}-"
-
-
-assert current_actor() is None

@@ -11,20 +11,21 @@ import random
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import orjson
-
-from penstock_ledger import Database, open_database
-from penstock_producer import Producer
+from penstock_ledger import open_database
 from penstock_workers.settings import WorkerSettings
 from tests.explore import virtual
 from tests.explore.actors import (
+    COST,
+    TOKENS_OUT,
     USD_PER_MTOK_IN,
     USD_PER_MTOK_OUT,
     Answering,
     ControlProcess,
+    Desk,
     Person,
     Provider,
     Worker,
@@ -40,6 +41,8 @@ QUIET_WITHIN_S: Final = 1_200.0
 """After them every job ends by itself within this time: leases of a minute, rounds of reconciling,
 and retries whose waits have doubled."""
 LOOK_S: Final = 5.0
+CARE_S: Final = 20.0
+"""Between two looks of a person at jobs that are paused."""
 
 
 @dataclass
@@ -106,7 +109,8 @@ class Scenario:
         self.provider = Provider(self.world, self._answering())
         self.workers: list[Worker] = []
         self.controls: list[ControlProcess] = []
-        self.documents: dict[str, int] = {}
+        self.documents: dict[str, int] = {}  # of each job, by its key
+        self._planned = 0  # that people have yet to do
         self.invariants = Invariants(self.world, self.provider, str(ground.path), self.workers)
         self.world.after_step = self.invariants.after_step
         self.world.died = self._died
@@ -204,9 +208,9 @@ class Scenario:
             self.start_control()
         for _ in range(chance.choice((1, 2, 2))):
             self.start_worker()
-        self.submit("one", chance.randint(3, 8))
+        self._plan()
         nature = world.loop.create_task(self._nature())
-        while world.now < PEACE_AFTER_S and not (self.documents and self._is_over()):
+        while world.now < PEACE_AFTER_S and not self._is_over():
             await asyncio.sleep(LOOK_S)
         nature.cancel()
         self._make_peace()
@@ -214,12 +218,13 @@ class Scenario:
         while not self._is_over():
             if world.now > until:
                 raise Violation(G4, f"not over {QUIET_WITHIN_S:.0f} s after the last fault")
-            await asyncio.sleep(LOOK_S)
+            self._care()
+            await asyncio.sleep(CARE_S)
         await asyncio.sleep(LOOK_S)
         self.invariants.in_the_end(self.documents)
 
     def _is_over(self) -> bool:
-        return not self.person.actors and self.invariants.all_over()
+        return not (self._planned or self.person.actors) and self.invariants.all_over()
 
     def _make_peace(self) -> None:
         """Let nothing fail any more, and somebody be there to go on."""
@@ -284,20 +289,90 @@ class Scenario:
 
     # -- people ------------------------------------------------------------------------------------
 
-    def submit(self, name: str, documents: int, **spec: Any) -> None:
+    def _plan(self) -> None:
+        """Plan what people do, and when."""
+        chance = self.chance
+        for name in ("one", "two", "three")[: chance.choice((1, 1, 2, 3))]:
+            documents = chance.randint(2, 8)
+            asks: dict[str, Any] = {"max_tokens": TOKENS_OUT, "max_attempts": chance.choice((2, 4))}
+            if chance.random() < 0.3:
+                affords = chance.randint(1, documents + 2)
+                self._grant(name, affords)
+                asks["budget_usd"] = COST * affords / 1e6
+            if name == "one" and chance.random() < 0.15:
+                self.provider.poison.add(f"{name}-d{chance.randrange(documents)}")
+            at = 0.0 if name == "one" else chance.uniform(0.0, 40.0)
+            self._at(at, partial(self._submit, name, documents, asks))
+            for number in range(chance.choice((0, 0, 1, 2, 3))):
+                does = chance.choice((self._pause, self._cancel, self._replay, self._purge))
+                self._at(at + chance.uniform(1.0, 120.0) * (number + 1), partial(does, name))
+
+    def _at(self, seconds: float, does: Callable[[], object]) -> None:
+        self._planned += 1
+
+        def now() -> None:
+            self._planned -= 1
+            does()
+
+        self.world.loop.call_later(seconds, now)
+
+    def _grant(self, name: str, answers: int) -> None:
+        self.invariants.budgets[name] = max(self.invariants.budgets.get(name, 0), COST * answers)
+
+    def _submit(self, name: str, documents: int, asks: dict[str, Any]) -> None:
         source = write_source(self.ground.folder, name, documents)
         self.documents[name] = documents
+        spec = {"prompt": "{text}", "model": "m", **asks}
+        self.person.does(
+            f"submits {name}", lambda desk: desk.producer.submit(source, spec, job_key=name)
+        )
 
-        def work(producer: Producer, _: Database) -> None:
-            producer.submit(source, {"prompt": "{text}", "model": "m", **spec}, job_key=name)
+    def _pause(self, name: str) -> None:
+        self.person.does(
+            f"pauses {name}", lambda desk: desk.operations.pause(desk.jobs.get(name), "to look")
+        )
+        self._at(self.chance.uniform(1.0, 60.0), partial(self._resume, name))
 
-        self.person.does(f"submits {name}", work)
+    def _resume(self, name: str) -> None:
+        self.person.does(
+            f"resumes {name}", lambda desk: desk.operations.resume(desk.jobs.get(name))
+        )
+
+    def _cancel(self, name: str) -> None:
+        self.person.does(
+            f"cancels {name}", lambda desk: desk.operations.cancel(desk.jobs.get(name), "enough")
+        )
+
+    def _replay(self, name: str) -> None:
+        self.person.does(
+            f"replays {name}", lambda desk: desk.operations.replay(desk.jobs.get(name))
+        )
+
+    def _purge(self, name: str) -> None:
+        def work(desk: Desk) -> None:
+            job = desk.jobs.get(name)
+            desk.operations.check_purge(job)
+            self.invariants.purged.add(name)
+            desk.operations.purge(job)
+
+        self.person.does(f"purges {name}", work)
+
+    def _care(self) -> None:
+        """Let every paused job go on, with a larger budget where it has one."""
+        for (name,) in self.invariants.look("SELECT job_key FROM jobs WHERE state = 'paused'"):
+            if name in self.invariants.budgets:
+                self._grant(name, 100)
+                limits = {"budget_usd": COST * 100 / 1e6}
+                self.person.does(
+                    f"gives more for {name}",
+                    lambda desk, name=name, limits=limits: desk.operations.limit(  # type: ignore[misc]
+                        desk.jobs.get(name), limits
+                    ),
+                )
+            self._resume(name)
 
 
 def play(ground: Ground, seed: int, kept: frozenset[str] | None = None) -> Run:
     """Play one seed, or what is kept of it."""
     return Scenario(ground, seed, kept).run()
 
-
-assert orjson
-Starting = Callable[[], None]

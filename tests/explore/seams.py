@@ -61,6 +61,9 @@ local function explore_call(how, name, ...)
   if command == 'TIME' then
     local now = explore_redis.call('GET', 'explore:now') or '0.000000'
     return {string.match(now, '^(%d+)%.(%d+)$')}
+  elseif command == 'INFO' then
+    local run = 'run_id:' .. explore_redis.call('GET', 'explore:run')
+    return (string.gsub(how(name, ...), 'run_id:%w+', run))
   elseif command == 'SET' then
     return explore_set(how, ...)
   elseif command == 'EXPIRE' or command == 'PEXPIRE' then
@@ -81,7 +84,7 @@ redis.pcall = function(...) return explore_call(explore_redis.pcall, ...) end
 """
 ONE_COMMAND: Final = PRELUDE + "return redis.call(unpack(ARGV))"
 TICK: Final = """
-redis.call('SET', 'explore:now', ARGV[1])
+redis.call('MSET', 'explore:now', ARGV[1], 'explore:run', ARGV[2])
 for _, key in ipairs(redis.call('ZRANGEBYSCORE', 'explore:expires', '-inf', ARGV[1])) do
   redis.call('DEL', key)
   redis.call('ZREM', 'explore:expires', key)
@@ -105,7 +108,7 @@ class RedisOfWorld:
 
     @property
     def run_id(self) -> str:
-        return f"run-{self._runs}"
+        return f"{self._runs:040x}"
 
     def clear(self) -> None:
         """Begin with an empty server."""
@@ -123,7 +126,7 @@ class RedisOfWorld:
         now = server_time()
         if now != self._ticked:
             self._ticked = now
-            _execute(self._client, "EVAL", TICK, 0, f"{now:.6f}")
+            _execute(self._client, "EVAL", TICK, 0, f"{now:.6f}", self.run_id)
 
     def forget(self) -> None:
         """Lose everything, as FLUSHALL does."""
@@ -133,6 +136,7 @@ class RedisOfWorld:
     def restart(self, *, keeps: bool) -> None:
         """Be another run of the server, with what it held or without."""
         self._runs += 1
+        self._ticked = -1.0
         _execute(self._client, "SCRIPT", "FLUSH")
         if not keeps:
             self.forget()
