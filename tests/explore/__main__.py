@@ -45,6 +45,8 @@ def main(arguments: list[str]) -> int:
             run = play(ground, seed)
             seeds, steps, seconds = seeds + 1, steps + run.steps, seconds + run.seconds
             faults.update(run.faults)
+            if asked.history:
+                print(table(run))
             if run.violation is None:
                 continue
             if failed is None:
@@ -75,6 +77,7 @@ def _asked(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seeds", default="200", help="how many, or FIRST:LAST")
     parser.add_argument("--stop-at-first-failure", action="store_true")
     parser.add_argument("--json", action="store_true", help="print one object with the figures")
+    parser.add_argument("--history", action="store_true", help="print that of every seed")
     parser.add_argument("--no-shrink", dest="shrink", action="store_false")
     return parser.parse_args(arguments)
 

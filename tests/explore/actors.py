@@ -34,7 +34,7 @@ from penstock_ledger import (
 )
 from penstock_ledger.errors import DatabaseUnavailable
 from penstock_producer import Producer
-from penstock_producer.errors import JobRefused, SpecError
+from penstock_producer.errors import JobRefused
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.operations.jobs import JobOperations
 from penstock_workers import settings as worker_settings
@@ -365,8 +365,10 @@ class ControlProcess(Process):
             control = control_loop.Control(
                 self._settings, stores.database, stores.hot, owner=self.name
             )
-            figures: Any = control._figures.fleet
-            figures.refresh = lambda jobs: None  # for people; it would be half of all calls
+            # what is for people, for models and for RabbitMQ: half of all calls
+            quiet: Any = control
+            quiet._figures.fleet.refresh = lambda jobs: None
+            quiet._rounds._chores = ()
             never: Any = Threading.Event()
             control.run(never)
 
@@ -374,7 +376,7 @@ class ControlProcess(Process):
 # -- people ----------------------------------------------------------------------------------------
 
 
-REFUSALS: Final = (JobRefused, JobNotReplayable, NothingToReplay, JobNotFound, SpecError)
+REFUSALS: Final = (JobRefused, JobNotReplayable, NothingToReplay, JobNotFound)
 """What a person may hear who asks too late."""
 
 

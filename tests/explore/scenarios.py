@@ -35,7 +35,7 @@ from tests.explore.invariants import G4, Invariants
 from tests.explore.scheduler import Choices, Event, Odds, Process, Violation, World
 from tests.explore.seams import RedisOfWorld
 
-PEACE_AFTER_S: Final = 240.0
+PEACE_AFTER_S: Final = 150.0
 """Faults stop then at the latest."""
 QUIET_WITHIN_S: Final = 1_200.0
 """After them every job ends by itself within this time: leases of a minute, rounds of reconciling,
@@ -74,6 +74,7 @@ class Ground:
             concurrency=4,
             control_interval_s=4.0,
             reconcile_interval_s=10.0,
+            visibility_timeout_s=20.0,
             retry_base_s=1.0,
             retry_cap_s=10.0,
             providers={
@@ -294,18 +295,18 @@ class Scenario:
         chance = self.chance
         for name in ("one", "two", "three")[: chance.choice((1, 1, 2, 3))]:
             documents = chance.randint(2, 8)
-            asks: dict[str, Any] = {"max_tokens": TOKENS_OUT, "max_attempts": chance.choice((2, 4))}
+            asks: dict[str, Any] = {"params": {"max_tokens": TOKENS_OUT}, "max_attempts": chance.choice((2, 4))}
             if chance.random() < 0.3:
                 affords = chance.randint(1, documents + 2)
                 self._grant(name, affords)
                 asks["budget_usd"] = COST * affords / 1e6
             if name == "one" and chance.random() < 0.15:
                 self.provider.poison.add(f"{name}-d{chance.randrange(documents)}")
-            at = 0.0 if name == "one" else chance.uniform(0.0, 40.0)
+            at = 0.0 if name == "one" else chance.uniform(0.0, 20.0)
             self._at(at, partial(self._submit, name, documents, asks))
             for number in range(chance.choice((0, 0, 1, 2, 3))):
                 does = chance.choice((self._pause, self._cancel, self._replay, self._purge))
-                self._at(at + chance.uniform(1.0, 120.0) * (number + 1), partial(does, name))
+                self._at(at + chance.uniform(1.0, 30.0) * (number + 1), partial(does, name))
 
     def _at(self, seconds: float, does: Callable[[], object]) -> None:
         self._planned += 1
@@ -331,7 +332,7 @@ class Scenario:
         self.person.does(
             f"pauses {name}", lambda desk: desk.operations.pause(desk.jobs.get(name), "to look")
         )
-        self._at(self.chance.uniform(1.0, 60.0), partial(self._resume, name))
+        self._at(self.chance.uniform(1.0, 30.0), partial(self._resume, name))
 
     def _resume(self, name: str) -> None:
         self.person.does(

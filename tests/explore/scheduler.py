@@ -369,6 +369,7 @@ class World:
     now: float = 0.0
     is_peaceful: bool = False  # no faults any more
     steps: int = 0
+    looks: int = 0  # whether time passes
     ready: list[Actor] = field(default_factory=list)
     history: list[Event] = field(default_factory=list)
     faults: Counter[str] = field(default_factory=Counter)
@@ -423,7 +424,8 @@ class World:
         passes = self.odds.time_passes
         if self.is_peaceful or not passes:
             return False
-        return bool(self.choices.choose(f"time {self.steps}", [1000.0 - passes, passes]))
+        self.looks += 1
+        return bool(self.choices.choose(f"time {self.looks}", [1000.0 - passes, passes]))
 
     def _let_go_on(self, actor: Actor) -> None:
         self.steps += 1
