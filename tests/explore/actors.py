@@ -49,7 +49,7 @@ from tests.explore.scheduler import PROCESS, Process, World
 from tests.explore.virtual import Threading
 
 LANE: Final = "api"
-CLAIMS_EVERY_S: Final = 3.0  # while there is nothing in the queue
+CLAIMS_EVERY_S: Final = 5.0  # while there is nothing in the queue
 TOKENS_IN, TOKENS_OUT = 2, 5
 USD_PER_MTOK_IN, USD_PER_MTOK_OUT = 100.0, 200.0
 COST: Final = round(TOKENS_IN * USD_PER_MTOK_IN + TOKENS_OUT * USD_PER_MTOK_OUT)
@@ -68,6 +68,7 @@ from penstock_workers.build import WorkerEngine  # noqa: E402
 from penstock_workers.celery_app.events import EventSample  # noqa: E402
 from penstock_workers.celery_app.handover import HandOver  # noqa: E402
 from penstock_workers.celery_app.running_items import LateAcks  # noqa: E402
+from penstock_workers.control import closing  # noqa: E402
 from penstock_workers.control import loop as control_loop  # noqa: E402
 from penstock_workers.control.job import sinks as job_sinks  # noqa: E402
 from penstock_workers.control.schedules import starts as schedule_starts  # noqa: E402
@@ -80,6 +81,7 @@ from penstock_workers.lanes import registry  # noqa: E402
 from penstock_workers.lanes.row import LaneRow, Unpaced  # noqa: E402
 from penstock_workers.stores import open_stores  # noqa: E402
 
+setattr(closing, "ENDING_INTERVAL_S", 3.0)  # noqa: B010  # a job of few documents is always near its end
 for module in (leases_module, control_loop, job_sinks, schedule_starts):
     setattr(module, "threading", Threading)  # noqa: B010  # for mypy it is not the module's to set
 

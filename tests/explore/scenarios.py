@@ -72,9 +72,9 @@ class Ground:
             database_url=f"sqlite:///{self.path}",
             control=False,
             concurrency=4,
-            control_interval_s=4.0,
+            control_interval_s=7.0,
             reconcile_interval_s=10.0,
-            visibility_timeout_s=20.0,
+            visibility_timeout_s=30.0,
             retry_base_s=1.0,
             retry_cap_s=10.0,
             providers={
