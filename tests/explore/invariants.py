@@ -134,14 +134,14 @@ class Invariants:
             self._causes[f"{self._jobs().get(job_id)}-{doc_id.partition('~')[0]}"] += 1
 
     def _open_calls(self, process: Process) -> list[str]:
-        ended = self._ended()
+        ended = self.ended()
         return [
             one.document
             for one in self._provider.sent
             if one.by is process and one.document not in ended
         ]
 
-    def _ended(self) -> set[str]:
+    def ended(self) -> set[str]:
         keys = self._jobs()
         return {
             f"{keys[job_id]}-{doc_id}"

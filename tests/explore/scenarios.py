@@ -32,7 +32,18 @@ from tests.explore.actors import (
     write_source,
 )
 from tests.explore.invariants import G4, Invariants
-from tests.explore.scheduler import Choices, Event, Odds, Process, Violation, World
+from tests.explore.losses import Holdings
+from tests.explore.scheduler import (
+    Actor,
+    Call,
+    Choices,
+    Event,
+    Fate,
+    Odds,
+    Process,
+    Violation,
+    World,
+)
 from tests.explore.seams import RedisOfWorld
 
 PEACE_AFTER_S: Final = 150.0
@@ -113,7 +124,8 @@ class Scenario:
         self.documents: dict[str, int] = {}  # of each job, by its key
         self._planned = 0  # that people have yet to do
         self.invariants = Invariants(self.world, self.provider, str(ground.path), self.workers)
-        self.world.after_step = self.invariants.after_step
+        self.holdings = Holdings(self.world, ground.server, self.provider, self.workers)
+        self.world.after_step = self._after_step
         self.world.died = self._died
         self.person = Person(self.world, "person", self.settings)
         self.world.spawn(self.person)
@@ -201,6 +213,16 @@ class Scenario:
         wait_s = self.world.choices.chance(f"after {process.name}").uniform(1.0, 20.0)
         self.world.loop.call_later(wait_s, start)
 
+    def _after_step(self, actor: Actor, call: Call, fate: Fate) -> None:
+        self.invariants.after_step(actor, call, fate)
+        try:
+            if call.what.startswith("LeaseScripts."):
+                self.holdings.look()
+            elif call.what.endswith("writes"):
+                self.holdings.look_at_slots(self.invariants.ended(), self.settings.concurrency)
+        except Violation as violation:
+            self.world.violation = self.world.violation or violation
+
     # -- the play ----------------------------------------------------------------------------------
 
     async def _play(self) -> None:
@@ -243,7 +265,7 @@ class Scenario:
         world, choices = self.world, self.world.choices
         pace = self.chance.choice((15.0, 40.0, 120.0))
         often = [
-            [40.0, *(self.chance.choice((0.0, 0.0, 3.0, 10.0)) for _ in range(6))],
+            [40.0, *(self.chance.choice((0.0, 0.0, 3.0, 10.0)) for _ in range(7))],
         ][0]
         turn = 0
         while True:
@@ -276,6 +298,10 @@ class Scenario:
                 frozen = chance.choice(living)
                 frozen.frozen_until = world.now + chance.uniform(5.0, 150.0)
                 world.fault("freezes", frozen.name, f"until {frozen.frozen_until:.1f}")
+        elif what == 7:
+            store = chance.choice(("sql", "sql", "redis"))
+            world.away[store] = world.now + chance.uniform(5.0, 60.0)
+            world.fault("is away", store, f"until {world.away[store]:.1f}")
         else:
             living = [one for one in (*self.workers, *self.controls) if not one.is_dead]
             if living:

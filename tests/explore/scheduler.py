@@ -373,6 +373,7 @@ class World:
     ready: list[Actor] = field(default_factory=list)
     history: list[Event] = field(default_factory=list)
     faults: Counter[str] = field(default_factory=Counter)
+    away: dict[str, float] = field(default_factory=dict)  # stores that refuse all until then
     violation: Violation | None = None
     processes: list[Process] = field(default_factory=list)
     after_step: Callable[[Actor, Call, Fate], None] = lambda *_: None
@@ -439,6 +440,8 @@ class World:
             fate = FATES[
                 self.choices.choose(f"{process.name} {process.calls}", self.odds.weights(call))
             ]
+            if self.away.get(call.store, 0.0) > self.now:
+                fate = Fate.REFUSED
         if fate is not Fate.ANSWERED:
             self.faults[fate.value] += 1
         if call.store:
