@@ -98,6 +98,8 @@ class Sent:
     at: float
     billed: bool = False
     heard: bool = False  # its answer came to a process that lived
+    cost: int = 0
+    batch: str = ""  # its tag
 
 
 class Answering(NamedTuple):
@@ -123,7 +125,7 @@ class Provider:
     async def ask(self, request: Request, process: Process, *, alone: bool = False) -> Tried:
         """Answer one request."""
         world, prompt = self.world, orjson.loads(request.body)["messages"][-1]["content"]
-        sent = Sent(prompt, process, world.now)
+        sent = Sent(prompt, process, world.now, cost=COST)
         self.sent.append(sent)
         name = f"answer {prompt} {sum(one.document == prompt for one in self.sent)}"
         odds = self.answering
@@ -136,7 +138,7 @@ class Provider:
         if prompt in self.poison:
             if alone:
                 return died_alone(9)
-            world.loop.call_later(0.1, world.kill, process, context=_outside())
+            world.loop.call_later(0.1, world.kill, process, context=outside())
             await asyncio.sleep(3600)
         if happens == 3:
             sent.billed = True
@@ -152,16 +154,16 @@ class Provider:
         if happens == 4:
             return Answer(400, {}, b'{"error":{"message":"no"}}', round(took * 1000))
         sent.heard = True
-        return Answer(200, {}, _answer(prompt), round(took * 1000))
+        return Answer(200, {}, answer_about(prompt), round(took * 1000))
 
 
-def _answer(prompt: str) -> bytes:
+def answer_about(prompt: str) -> bytes:
     choice = {"message": {"role": "assistant", "content": f"about {prompt}"}, "finish_reason": "stop"}
     usage = {"prompt_tokens": TOKENS_IN, "completion_tokens": TOKENS_OUT}
     return orjson.dumps({"model": "m", "choices": [choice], "usage": usage})
 
 
-def _outside() -> Any:
+def outside() -> Any:
     """Return a context that belongs to no process."""
     context = contextvars.copy_context()
     context.run(PROCESS.set, None)
@@ -360,7 +362,7 @@ class ControlProcess(Process):
         try:
             self._control()
         except DatabaseUnavailable:  # as it starts: its supervisor starts another one
-            self.world.loop.call_soon(self.world.kill, self, context=_outside())
+            self.world.loop.call_soon(self.world.kill, self, context=outside())
 
     def _control(self) -> None:
         with open_stores(self._settings, "control") as stores:

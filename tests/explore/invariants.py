@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from penstock_ledger.model import JobState
-from tests.explore.actors import COST, Provider, Worker
+from tests.explore.actors import Provider, Worker
+from tests.explore.batches import Batches
 from tests.explore.scheduler import Actor, Call, Fate, Process, Violation, World
 
 G1: Final = "G1: each document has one visible outcome"
@@ -23,7 +24,12 @@ G4: Final = "G4: work goes on by itself"
 MONEY: Final = "no dollar is unbooked"
 GROWS: Final = "money only grows"
 BUDGET: Final = "no budget is passed"
+ORPHAN: Final = "no batch is orphaned"
+PLANNED: Final = "a planned time starts one job"
 LEADER: Final = "only the leader of a feed moves its cursor"
+
+SCHEDULED: Final = "nightly"
+"""How the keys of jobs begin that start themselves."""
 
 ACCOUNT: Final = """
 SELECT coalesce(sum(cost_microusd), 0) FROM (
@@ -37,8 +43,16 @@ SELECT coalesce(sum(cost_microusd), 0) FROM (
 class Invariants:
     """Looks at the database of one world."""
 
-    def __init__(self, world: World, provider: Provider, path: str, workers: Sequence[Worker]) -> None:
+    def __init__(
+        self,
+        world: World,
+        provider: Provider,
+        batches: Batches,
+        path: str,
+        workers: Sequence[Worker],
+    ) -> None:
         self._world, self._provider, self._workers = world, provider, workers
+        self._batches = batches
         self._sql = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._outcomes: dict[tuple[str, int, str], bytes] = {}
         self._fences: dict[tuple[str, int], int] = {}
@@ -94,7 +108,11 @@ class Invariants:
             if fence < self._fences.get(feed, 0):
                 raise Violation(LEADER, f"the fence of {feed} went back to {fence}")
             moved = cursor != self._cursors.get(feed, cursor)
-            if moved and cursor not in ("", "{}") and owner not in (process.name, None):
+            if moved and cursor not in ("", "{}") and owner not in (
+                process.name,
+                f"{process.name}-batch",
+                None,
+            ):
                 raise Violation(LEADER, f"{process.name} moved {feed}, which {owner} leads")
             self._fences[feed], self._cursors[feed] = fence, cursor
 
@@ -112,7 +130,11 @@ class Invariants:
         return int(self._sql.execute(ACCOUNT, (job_id,)).fetchone()[0])
 
     def _jobs(self) -> dict[str, str]:
-        self._keys |= dict(self._sql.execute("SELECT job_id, job_key FROM jobs"))
+        """Return the names of all jobs that there were, by their ids.
+
+        That of a job that was planned is the name of its plan: their documents are the same."""
+        for job_id, key in self._sql.execute("SELECT job_id, job_key FROM jobs"):
+            self._keys[job_id] = SCHEDULED if key.startswith(SCHEDULED) else key
         return self._keys
 
     # -- causes of another call --------------------------------------------------------------------
@@ -161,11 +183,12 @@ class Invariants:
     def in_the_end(self, documents: dict[str, int]) -> None:
         """Look at what became of each job, by its key and its number of documents."""
         for job_id, key in self._jobs().items():
-            if key in self.purged:
-                continue
-            self._look_at_end(job_id, documents[key])
+            if key not in self.purged:
+                self._look_at_end(job_id, documents[key])
         self._look_at_calls()
+        self._look_at_batches()
         self._look_at_money()
+        self._look_at_plans()
 
     def _look_at_end(self, job_id: str, number: int) -> None:
         visible: Counter[str] = Counter()
@@ -188,17 +211,46 @@ class Invariants:
                     G3, f"{document} was asked about {calls} times, and there are causes for {allowed}"
                 )
 
+    def _look_at_batches(self) -> None:
+        """See that each batch of the provider is known, and settled."""
+        known = dict(self._sql.execute("SELECT tag, state FROM provider_batches"))
+        for tag, times in Counter(batch.tag for batch in self._batches.made).items():
+            if times > 1:
+                raise Violation(ORPHAN, f"batch {tag} was created {times} times")
+        for number, batch in enumerate(self._batches.made):
+            if known.get(batch.tag) != "settled" and not self.purged:
+                raise Violation(ORPHAN, f"batch {batch.tag} is {known.get(batch.tag)}")
+            self._batches.bill(number)
+
     def _look_at_money(self) -> None:
-        """Whatever was heard by a process that did not die with it is booked."""
-        for job_id, key in self._jobs().items():
-            sent = [one for one in self._provider.sent if one.document.startswith(f"{key}-")]
-            booked = self._booked(job_id)
-            most = COST * sum(one.billed for one in sent)
-            if booked > most:
-                raise Violation(MONEY, f"{key} has booked {booked} of {most} that were billed")
-            least = COST * sum(one.heard and not one.by.is_dead for one in sent)
-            if booked < least:
-                raise Violation(MONEY, f"{key} has booked {booked} of {least} that were answered")
+        """See that what was heard by a process that did not die with it is booked.
+
+        What batches have answered is there until it is read."""
+        booked: Counter[str] = Counter()
+        for job_id, name in self._jobs().items():
+            booked[name] += self._booked(job_id)
+        for name, sum_of in booked.items():
+            sent = [one for one in self._provider.sent if one.document.startswith(f"{name}-")]
+            most = sum(one.cost for one in sent if one.billed)
+            if sum_of > most:
+                raise Violation(MONEY, f"{name} has booked {sum_of} of {most} that were billed")
+            least = sum(
+                one.cost
+                for one in sent
+                if (one.billed if one.batch else one.heard and not one.by.is_dead)
+            )
+            if sum_of < least:
+                raise Violation(MONEY, f"{name} has booked {sum_of} of {least} that were answered")
+
+    def _look_at_plans(self) -> None:
+        """See that each job that was planned is the one of its time."""
+        jobs = self._sql.execute(
+            "SELECT job_key FROM jobs WHERE job_key LIKE ? AND job_id NOT IN "
+            "(SELECT started_job FROM firings WHERE started_job IS NOT NULL)",
+            (f"{SCHEDULED}%",),
+        ).fetchall()
+        if jobs:
+            raise Violation(PLANNED, f"{jobs} were started for no time")
 
     def look(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         return self._sql.execute(query, values).fetchall()

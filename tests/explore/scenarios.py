@@ -7,6 +7,7 @@ at once, little is found that needs a long way.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import shutil
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from penstock_ledger import open_database
+from penstock_ledger import ScheduleExists, ScheduleNotFound, open_database
 from penstock_workers.settings import WorkerSettings
 from tests.explore import virtual
 from tests.explore.actors import (
@@ -31,7 +32,8 @@ from tests.explore.actors import (
     Worker,
     write_source,
 )
-from tests.explore.invariants import G4, Invariants
+from tests.explore.batches import DISCOUNT, Batches, BatchWorker
+from tests.explore.invariants import G4, SCHEDULED, Invariants
 from tests.explore.losses import Holdings
 from tests.explore.scheduler import (
     Actor,
@@ -92,8 +94,10 @@ class Ground:
                 "default": {
                     "usd_per_mtok_in": USD_PER_MTOK_IN,
                     "usd_per_mtok_out": USD_PER_MTOK_OUT,
+                    "batch_discount": DISCOUNT,
                 }
             },
+            batch={"poll_first_s": 5.0, "poll_cap_s": 15.0, "lost_after_s": 60.0},
         )
 
 
@@ -123,7 +127,14 @@ class Scenario:
         self.controls: list[ControlProcess] = []
         self.documents: dict[str, int] = {}  # of each job, by its key
         self._planned = 0  # that people have yet to do
-        self.invariants = Invariants(self.world, self.provider, str(ground.path), self.workers)
+        self._scheduled = False  # a plan starts jobs
+        self.lanes = self.chance.choice((["api"], ["api"], ["batch"], ["api", "batch"]))
+        self.batch_workers: list[BatchWorker] = []
+        rates = (self.chance.choice((0.0, 0.0, 100.0)) for _ in range(3))
+        self.batches = Batches(self.world, self.provider, (next(rates), next(rates), next(rates)))
+        self.invariants = Invariants(
+            self.world, self.provider, self.batches, str(ground.path), self.workers
+        )
         self.holdings = Holdings(self.world, ground.server, self.provider, self.workers)
         self.world.after_step = self._after_step
         self.world.died = self._died
@@ -195,7 +206,13 @@ class Scenario:
         self._start(control)
         self.controls.append(control)
 
-    def _start(self, process: Worker | ControlProcess) -> None:
+    def start_batch_worker(self) -> None:
+        number = len(self.batch_workers) + 1
+        worker = BatchWorker(self.world, f"batch-{number}", self.settings, self.batches)
+        self._start(worker)
+        self.batch_workers.append(worker)
+
+    def _start(self, process: Worker | ControlProcess | BatchWorker) -> None:
         if not self.world.is_peaceful:
             name = f"clock of {process.name}"
             if self.world.choices.choose(name, [5, 1]):
@@ -207,8 +224,12 @@ class Scenario:
     def _died(self, process: Process) -> None:
         self.invariants.died(process)
         self.world.note(process.name, "is dead")
-        start = self.start_worker if isinstance(process, Worker) else self.start_control
-        if isinstance(process, Person):
+        start = {
+            Worker: self.start_worker,
+            ControlProcess: self.start_control,
+            BatchWorker: self.start_batch_worker,
+        }.get(type(process))
+        if start is None:  # a person, who is well again at once
             return
         wait_s = self.world.choices.chance(f"after {process.name}").uniform(1.0, 20.0)
         self.world.loop.call_later(wait_s, start)
@@ -229,8 +250,10 @@ class Scenario:
         world, chance = self.world, self.chance
         for _ in range(chance.choice((1, 2, 2))):
             self.start_control()
-        for _ in range(chance.choice((1, 2, 2))):
+        for _ in range(chance.choice((1, 2, 2)) if "api" in self.lanes else 1):
             self.start_worker()
+        for _ in range(chance.choice((1, 2)) if "batch" in self.lanes else 0):
+            self.start_batch_worker()
         self._plan()
         nature = world.loop.create_task(self._nature())
         while world.now < PEACE_AFTER_S and not self._is_over():
@@ -247,7 +270,9 @@ class Scenario:
         self.invariants.in_the_end(self.documents)
 
     def _is_over(self) -> bool:
-        return not (self._planned or self.person.actors) and self.invariants.all_over()
+        if self._planned or self._scheduled or self.person.actors:
+            return False
+        return self.invariants.all_over()
 
     def _make_peace(self) -> None:
         """Let nothing fail any more, and somebody be there to go on."""
@@ -256,8 +281,12 @@ class Scenario:
         world.note("world", "peace")
         for process in world.processes:
             process.drift_s = 0.0
-        for living, start in ((self.workers, self.start_worker), (self.controls, self.start_control)):
-            if all(process.is_dead for process in living):
+        for living, start in (
+            (self.workers, self.start_worker),
+            (self.controls, self.start_control),
+            (self.batch_workers, self.start_batch_worker),
+        ):
+            if living and all(process.is_dead for process in living):
                 start()
 
     async def _nature(self) -> None:
@@ -293,7 +322,7 @@ class Scenario:
             world.note("redis", "a backup is taken")
             world.loop.call_later(chance.uniform(5.0, 90.0), self._restore)
         elif what == 5:
-            living = [one for one in (*self.workers, *self.controls) if not one.is_dead]
+            living = self._living()
             if living:
                 frozen = chance.choice(living)
                 frozen.frozen_until = world.now + chance.uniform(5.0, 150.0)
@@ -303,11 +332,15 @@ class Scenario:
             world.away[store] = world.now + chance.uniform(5.0, 60.0)
             world.fault("is away", store, f"until {world.away[store]:.1f}")
         else:
-            living = [one for one in (*self.workers, *self.controls) if not one.is_dead]
+            living = self._living()
             if living:
                 dying = chance.choice(living)
                 world.fault("dies", dying.name, "while it waits")
                 world.kill(dying)
+
+    def _living(self) -> list[Process]:
+        every: list[Process] = [*self.workers, *self.controls, *self.batch_workers]
+        return [one for one in every if not one.is_dead]
 
     def _restore(self) -> None:
         if not self.world.is_peaceful:
@@ -321,7 +354,11 @@ class Scenario:
         chance = self.chance
         for name in ("one", "two", "three")[: chance.choice((1, 1, 2, 3))]:
             documents = chance.randint(2, 8)
-            asks: dict[str, Any] = {"params": {"max_tokens": TOKENS_OUT}, "max_attempts": chance.choice((2, 4))}
+            asks: dict[str, Any] = {
+                "params": {"max_tokens": TOKENS_OUT},
+                "max_attempts": chance.choice((2, 4)),
+                "lane": self.chance.choice(self.lanes),
+            }
             if chance.random() < 0.3:
                 affords = chance.randint(1, documents + 2)
                 self._grant(name, affords)
@@ -331,8 +368,17 @@ class Scenario:
             at = 0.0 if name == "one" else chance.uniform(0.0, 20.0)
             self._at(at, partial(self._submit, name, documents, asks))
             for number in range(chance.choice((0, 0, 1, 2, 3))):
-                does = chance.choice((self._pause, self._cancel, self._replay, self._purge))
+                does = chance.choice(self._deeds())
                 self._at(at + chance.uniform(1.0, 30.0) * (number + 1), partial(does, name))
+
+        if chance.random() < 0.15:
+            self._at(chance.uniform(0.0, 50.0), self._schedule)
+
+    def _deeds(self) -> list[Callable[[str], object]]:
+        deeds: list[Callable[[str], object]] = [
+            self._pause, self._cancel, self._replay, self._purge
+        ]  # fmt: skip
+        return [*deeds, self._move, self._move] if len(self.lanes) > 1 else deeds
 
     def _at(self, seconds: float, does: Callable[[], object]) -> None:
         self._planned += 1
@@ -384,8 +430,40 @@ class Scenario:
 
         self.person.does(f"purges {name}", work)
 
+    def _move(self, name: str) -> None:
+        def work(desk: Desk) -> None:
+            job = desk.jobs.get(name)
+            desk.operations.move(job, "api" if job.lane == "batch" else "batch", "to try it")
+
+        self.person.does(f"moves {name}", work)
+
+    def _schedule(self) -> None:
+        """Have a job start each minute until peace comes."""
+        name = SCHEDULED
+        self.documents[name] = 2
+        source = write_source(self.ground.folder, name, 2)
+        spec = {"prompt": "{text}", "model": "m", "params": {"max_tokens": TOKENS_OUT}}
+
+        def work(desk: Desk) -> None:
+            with contextlib.suppress(ScheduleExists):  # its answer was lost
+                desk.producer.schedules.add(name, "* * * * *", source, spec)
+
+        self.person.does(f"plans {name}", work)
+        self._scheduled = True
+
+    def _unschedule(self) -> None:
+        def work(desk: Desk) -> None:
+            with contextlib.suppress(ScheduleNotFound):
+                desk.producer.schedules.pause(name)
+
+        name = SCHEDULED
+        self._scheduled = False
+        self.person.does(f"pauses the plan {name}", work)
+
     def _care(self) -> None:
         """Let every paused job go on, with a larger budget where it has one."""
+        if self._scheduled:
+            self._unschedule()
         for (name,) in self.invariants.look("SELECT job_key FROM jobs WHERE state = 'paused'"):
             if name in self.invariants.budgets:
                 self._grant(name, 100)
