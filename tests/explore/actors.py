@@ -398,9 +398,12 @@ class Person(Process):
     def __init__(self, world: World, name: str, settings: WorkerSettings) -> None:
         super().__init__(world, name)
         self.settings = settings
+        self.undone: dict[str, Callable[[Desk], object]] = {}
 
     def does(self, what: str, work: Callable[[Desk], object]) -> None:
         """Do something, with connections of its own, until it has worked or is refused."""
+
+        self.undone[what] = work
 
         def until_done() -> None:
             database = open_database(self.settings.database_url)
@@ -421,6 +424,7 @@ class Person(Process):
                         break
             client.close()
             database.close()
+            self.undone.pop(what, None)
 
         self.act(what, until_done)
 

@@ -138,7 +138,7 @@ class Scenario:
         self.holdings = Holdings(self.world, ground.server, self.provider, self.workers)
         self.world.after_step = self._after_step
         self.world.died = self._died
-        self.person = Person(self.world, "person", self.settings)
+        self.person, self._people = Person(self.world, "person-1", self.settings), 1
         self.world.spawn(self.person)
 
     def run(self) -> Run:
@@ -206,6 +206,14 @@ class Scenario:
         self._start(control)
         self.controls.append(control)
 
+    def _start_person(self, before: Person) -> None:
+        """Begin anew what a program of a person did as it died."""
+        self._people += 1
+        self.person = Person(self.world, f"person-{self._people}", self.settings)
+        self.world.spawn(self.person)
+        for what, work in before.undone.items():
+            self.person.does(what, work)
+
     def start_batch_worker(self) -> None:
         number = len(self.batch_workers) + 1
         worker = BatchWorker(self.world, f"batch-{number}", self.settings, self.batches)
@@ -229,8 +237,8 @@ class Scenario:
             ControlProcess: self.start_control,
             BatchWorker: self.start_batch_worker,
         }.get(type(process))
-        if start is None:  # a person, who is well again at once
-            return
+        if start is None:
+            start = partial(self._start_person, self.person)
         wait_s = self.world.choices.chance(f"after {process.name}").uniform(1.0, 20.0)
         self.world.loop.call_later(wait_s, start)
 
@@ -270,7 +278,7 @@ class Scenario:
         self.invariants.in_the_end(self.documents)
 
     def _is_over(self) -> bool:
-        if self._planned or self._scheduled or self.person.actors:
+        if self._planned or self._scheduled or self.person.undone:
             return False
         return self.invariants.all_over()
 
