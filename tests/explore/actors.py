@@ -121,6 +121,7 @@ class Provider:
     sent: list[Sent] = field(default_factory=list)
     again: Counter[str] = field(default_factory=Counter)  # answers after which it is asked again
     poison: set[str] = field(default_factory=set)  # documents whose request ends the worker
+    suspected: Callable[[Attempt], None] = lambda attempt: None
 
     async def ask(self, request: Request, process: Process, *, alone: bool = False) -> Tried:
         """Answer one request."""
@@ -203,6 +204,7 @@ class Apart:
 
     @asynccontextmanager
     async def place(self, attempt: Attempt) -> Any:
+        self._provider.suspected(attempt)
         yield
 
     async def infer(self, attempt: Attempt, prepared: Prepared, turn: Turn) -> Tried:

@@ -62,6 +62,7 @@ class Batches:
     world: World
     provider: Provider
     odds: tuple[float, float, float] = (0.0, 0.0, 0.0)  # no answer, fails, expires; of a thousand
+    hides: float = 0.0  # of a thousand looks: a 404; of readings of an output: its second half
     made: list[Batch] = field(default_factory=list)
 
     def make(self, new: NewBatch, process: Process) -> int:
@@ -141,13 +142,15 @@ class BatchApi:
 
     async def look(self, batch_id: str) -> BatchSeen:
         async with self._call("look"):
+            if self._hides("look"):
+                raise apis.BatchGone(404, "not_found", "no such batch")
             return self._batches.seen(int(batch_id))
 
     async def answers(self, seen: BatchSeen) -> AsyncIterator[BatchAnswer | UnreadableLine]:
         batch = self._batches.made[int(seen.batch_id)]
         async with self._call("answers"):
-            pass
-        for custom_id, sent in batch.lines:
+            shown = len(batch.lines) // 2 if self._hides("output") else len(batch.lines)
+        for custom_id, sent in batch.lines[:shown]:
             comes_to = self._batches.comes_to(batch, custom_id)
             if comes_to == 0:
                 sent.heard = True
@@ -174,6 +177,17 @@ class BatchApi:
 
     async def close(self) -> None:
         """Close nothing."""
+
+    def _hides(self, what: str) -> bool:
+        """Return whether the provider does not show for a moment what it has."""
+        world, hides = self._world, self._batches.hides
+        if world.is_peaceful or not hides:
+            return False
+        name = f"{self._process.name} {self._process.calls} {what}"
+        if not world.choices.choose(name, [1000.0 - hides, hides]):
+            return False
+        world.fault("hides", "provider", what)
+        return True
 
     @contextlib.asynccontextmanager
     async def _call(self, what: str) -> AsyncIterator[None]:

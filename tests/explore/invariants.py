@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from penstock_ledger.model import JobState
+from penstock_workers.item.attempt import Attempt
 from tests.explore.actors import Provider, Worker
 from tests.explore.batches import Batches
 from tests.explore.scheduler import Actor, Call, Fate, Process, Violation, World
@@ -26,6 +27,7 @@ GROWS: Final = "money only grows"
 BUDGET: Final = "no budget is passed"
 ORPHAN: Final = "no batch is orphaned"
 PLANNED: Final = "a planned time starts one job"
+CAUSE: Final = "no item is suspected without a cause"
 LEADER: Final = "only the leader of a feed moves its cursor"
 
 SCHEDULED: Final = "nightly"
@@ -58,6 +60,8 @@ class Invariants:
         self._fences: dict[tuple[str, int], int] = {}
         self._cursors: dict[tuple[str, int], str] = {}
         self._accounts: dict[str, int] = {}
+        self._held: Counter[str] = Counter()  # by documents: how often who held one has died
+        self._lost_starts = 0  # counted, and nobody has heard of it
         self._causes: Counter[str] = Counter()  # for another call, by document
         self._generations: Counter[str] = Counter()  # in which a document had an outcome
         self.purged: set[str] = set()  # keys of jobs that may be gone
@@ -71,6 +75,8 @@ class Invariants:
 
     def after_step(self, actor: Actor, call: Call, fate: Fate) -> None:
         """Look at what a write has changed."""
+        if call.what == "ItemScripts.begin" and fate is Fate.LOST:
+            self._lost_starts += 1
         if call.store != "sql" or not call.what.endswith("writes") or fate is Fate.REFUSED:
             return
         try:
@@ -143,6 +149,19 @@ class Invariants:
         """Note the calls that a dying process has made, and whose outcome is not in SQL."""
         for document in self._open_calls(process):
             self._causes[document] += 1
+        if isinstance(process, Worker):
+            self._held.update(map(self._document, process.leases.tags()))
+
+    def suspected(self, attempt: Attempt) -> None:
+        """See that an item which is tried apart was in flight when something died or hung.
+
+        Whose start may have been counted twice, since its answer was lost, counts as such."""
+        document = f"{self._jobs().get(attempt.key.job_id)}-{attempt.key.doc_id}"
+        causes = self._causes[document] + self._held[document] + self._lost_starts
+        if causes < attempt.crashes:
+            self._world.violation = self._world.violation or Violation(
+                CAUSE, f"{document} is tried apart for {attempt.crashes} crashes"
+            )
 
     def claimed(self, tag: str, worker: Worker) -> None:
         """Note that a message is claimed which another process that lives holds, too."""
@@ -152,8 +171,11 @@ class Invariants:
 
     def let_go(self, tags: Sequence[str]) -> None:
         """Note that a process stops working on messages whose leases it has lost."""
-        for job_id, _, doc_id in (tag.partition(":") for tag in tags):
-            self._causes[f"{self._jobs().get(job_id)}-{doc_id.partition('~')[0]}"] += 1
+        self._causes.update(map(self._document, tags))
+
+    def _document(self, tag: str) -> str:
+        job_id, _, doc_id = tag.partition(":")
+        return f"{self._jobs().get(job_id)}-{doc_id.partition('~')[0]}"
 
     def _open_calls(self, process: Process) -> list[str]:
         ended = self.ended()

@@ -131,10 +131,16 @@ class Scenario:
         self.lanes = self.chance.choice((["api"], ["api"], ["batch"], ["api", "batch"]))
         self.batch_workers: list[BatchWorker] = []
         rates = (self.chance.choice((0.0, 0.0, 100.0)) for _ in range(3))
-        self.batches = Batches(self.world, self.provider, (next(rates), next(rates), next(rates)))
+        self.batches = Batches(
+            self.world,
+            self.provider,
+            (next(rates), next(rates), next(rates)),
+            self.chance.choice((0.0, 0.0, 150.0)),
+        )
         self.invariants = Invariants(
             self.world, self.provider, self.batches, str(ground.path), self.workers
         )
+        self.provider.suspected = self.invariants.suspected
         self.holdings = Holdings(self.world, ground.server, self.provider, self.workers)
         self.world.after_step = self._after_step
         self.world.died = self._died

@@ -195,15 +195,17 @@ class Feeding:
         """
         feeder = led.feeder
         room, feeder.urgent = self._share(job, feeder)
-        documents = min(self._limits.within_budget(job, room), FEED_MAX)
+        room = min(room, FEED_MAX)
         if is_open(feeder.feed):
-            documents = (documents + 1) // 2
+            room = (room + 1) // 2
         rows = (
-            self._remainders.unclaimed(job.job_id, feeder.feed.generation, documents)
-            if documents
+            self._remainders.unclaimed(job.job_id, feeder.feed.generation, room)
+            if room
             else iter(())
         )
-        waiting = list(islice(rows, documents))
+        waiting = list(islice(rows, room))
+        # what does not wait is left to what is new
+        waiting = waiting[: self._limits.within_budget(job, len(waiting))]
         if waiting:
             published, looked = publish_waiting(feeder, waiting, within_s=WAITING_S)
             self._failpoints.hit("move_arriving")

@@ -737,6 +737,19 @@ def test_what_is_left_of_a_budget_is_without_what_all_lanes_have_cost(house: Hou
     assert [one.lane for one in lanes] == ["api"]
 
 
+def test_a_moved_job_is_fed_though_its_budget_has_room_for_few(house: House) -> None:
+    """Documents that wait nowhere take nothing of what a budget pays for in a round: what is left
+    of the source is fed."""
+    priced = ProviderSettings.model_validate({"usd_per_mtok_in": 1, "usd_per_mtok_out": 2})
+    house.settings = house.settings.model_copy(update={"providers": {"default": priced}})
+    house.control = house.a_control()
+    spec = {"prompt": "{text}", "model": "m", "lane": "batch", "budget_usd": 1.0}
+    with Producer(house.settings, database=house.database) as producer:
+        job = producer.submit(_three(house), spec)
+    house.move(job, "api")
+    house.tick_until(lambda: len(house.queued(API)) == 3)
+
+
 def _three(house: House) -> Path:
     path = house.folder / "three.jsonl"
     path.write_text("".join(f'{{"id": "d{n}", "text": "x"}}\n' for n in range(3)))
