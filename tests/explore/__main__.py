@@ -30,7 +30,10 @@ def main(arguments: list[str]) -> int:
     from tests.explore.scenarios import Ground, play
     from tests.explore.seams import RedisOfWorld, Seams
 
-    logging.disable(logging.CRITICAL)
+    if asked.log:
+        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    else:
+        logging.disable(logging.CRITICAL)
     folder = Path(tempfile.mkdtemp(prefix="explore-", dir=_memory()))
     redis_server = RedisServer.start(folder / "redis")
     client = redis.Redis(host="127.0.0.1", port=redis_server.port)
@@ -77,6 +80,7 @@ def _asked(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seeds", default="200", help="how many, or FIRST:LAST")
     parser.add_argument("--stop-at-first-failure", action="store_true")
     parser.add_argument("--json", action="store_true", help="print one object with the figures")
+    parser.add_argument("--log", action="store_true", help="show what the product logs")
     parser.add_argument("--history", action="store_true", help="print that of every seed")
     parser.add_argument("--no-shrink", dest="shrink", action="store_false")
     return parser.parse_args(arguments)

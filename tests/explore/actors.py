@@ -110,6 +110,10 @@ class Answering(NamedTuple):
     hangs: float = 0.0  # and answers too late; it is billed
     refuses: float = 0.0  # for good
     slow: float = 0.0
+    says_nothing: float = 0.0  # an answer without words, which is paid for and refused
+
+
+HAPPENS: Final = ("", "500", "429", "hangs", "400", "slow", "says nothing")
 
 
 @dataclass
@@ -130,11 +134,11 @@ class Provider:
         self.sent.append(sent)
         name = f"answer {prompt} {sum(one.document == prompt for one in self.sent)}"
         odds = self.answering
-        some = [odds.fails, odds.throttles, odds.hangs, odds.refuses, odds.slow]
+        some = [*odds]
         happens = 0
         if not world.is_peaceful:
             happens = world.choices.choose(name, [1000.0 - sum(some), *some])
-        world.note(process.name, f"asks about {prompt}", ("", "500", "429", "hangs", "400", "slow")[happens])
+        world.note(process.name, f"asks about {prompt}", HAPPENS[happens])
         took = world.choices.chance(name).uniform(0.2, 3.0) + (45.0 if happens == 5 else 0.0)
         if prompt in self.poison:
             if alone:
@@ -146,7 +150,7 @@ class Provider:
             self.again[prompt] += 1
             await asyncio.sleep(request.timeout_s)
             return NoAnswer("timeout", "no complete answer", round(request.timeout_s * 1000))
-        sent.billed = happens in (0, 5)
+        sent.billed = happens in (0, 5, 6)
         await asyncio.sleep(took)
         if happens in (1, 2):
             self.again[prompt] += 1
@@ -155,11 +159,14 @@ class Provider:
         if happens == 4:
             return Answer(400, {}, b'{"error":{"message":"no"}}', round(took * 1000))
         sent.heard = True
-        return Answer(200, {}, answer_about(prompt), round(took * 1000))
+        if happens == 6:
+            self.again[prompt] += 1
+        words = None if happens == 6 else f"about {prompt}"
+        return Answer(200, {}, answer_about(words), round(took * 1000))
 
 
-def answer_about(prompt: str) -> bytes:
-    choice = {"message": {"role": "assistant", "content": f"about {prompt}"}, "finish_reason": "stop"}
+def answer_about(words: str | None) -> bytes:
+    choice = {"message": {"role": "assistant", "content": words}, "finish_reason": "stop"}
     usage = {"prompt_tokens": TOKENS_IN, "completion_tokens": TOKENS_OUT}
     return orjson.dumps({"model": "m", "choices": [choice], "usage": usage})
 

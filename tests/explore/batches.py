@@ -16,7 +16,7 @@ from typing import Any, Final
 import orjson
 
 from penstock_workers.lanes.batch import engine as engine_module
-from penstock_workers.lanes.batch import leader, led_batch
+from penstock_workers.lanes.batch import leader, led_batch, watching
 from penstock_workers.lanes.batch.apis import provider as apis
 from penstock_workers.lanes.batch.apis.provider import (
     BatchAnswer,
@@ -40,6 +40,7 @@ PER_BATCH: Final = 3
 setattr(leader, "LOOK_S", 4.0)  # noqa: B010  # for mypy it is a constant
 setattr(leader, "FREE_EACH_S", 1e9)  # noqa: B010
 setattr(led_batch, "CAP_WAIT_S", 5.0)  # noqa: B010
+setattr(watching, "CANCEL_TAKES_S", 120.0)  # noqa: B010
 
 
 @dataclass
@@ -154,7 +155,7 @@ class BatchApi:
             comes_to = self._batches.comes_to(batch, custom_id)
             if comes_to == 0:
                 sent.heard = True
-                yield BatchAnswer(custom_id, 200, answer_about(sent.document), "req")
+                yield BatchAnswer(custom_id, 200, answer_about(f"about {sent.document}"), "req")
                 continue
             if not sent.heard:
                 self._batches.provider.again[sent.document] += 1
@@ -173,7 +174,8 @@ class BatchApi:
 
     async def delete(self, seen: BatchSeen) -> None:
         async with self._call("delete"):
-            self._batches.made[int(seen.batch_id)].deleted = True
+            if seen.batch_id:  # else of an upload that no batch came of
+                self._batches.made[int(seen.batch_id)].deleted = True
 
     async def close(self) -> None:
         """Close nothing."""

@@ -197,6 +197,7 @@ class Scenario:
             hangs=chance.choice((0, 0, 30)),
             refuses=chance.choice((0, 0, 60)),
             slow=chance.choice((0, 60)),
+            says_nothing=chance.choice((0, 0, 100)),
         )
 
     # -- processes ---------------------------------------------------------------------------------
