@@ -10,7 +10,7 @@ import hashlib
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from penstock_ledger.model import JobState
@@ -28,6 +28,7 @@ GROWS: Final = "money only grows"
 BUDGET: Final = "no budget is passed"
 ORPHAN: Final = "no batch is orphaned"
 PLANNED: Final = "a planned time starts one job"
+PURGED: Final = "nothing is left of a job that was purged"
 CAUSE: Final = "no item is suspected without a cause"
 LEADER: Final = "only the leader of a feed moves its cursor"
 
@@ -67,6 +68,8 @@ class Invariants:
         self._generations: Counter[str] = Counter()  # in which a document had an outcome
         self.purged: set[str] = set()  # keys of jobs that may be gone
         self.budgets: dict[str, int] = {}  # by key of job, the largest that it was given
+        self.keys_of: Callable[[str], set[str]] = lambda job_id: set()  # that Redis has
+        self.left: dict[str, set[str]] = {}  # keys of jobs just after their purge
         self._keys: dict[str, str] = {}  # of jobs, by their ids
 
     def close(self) -> None:
@@ -212,6 +215,7 @@ class Invariants:
         self._look_at_batches()
         self._look_at_money()
         self._look_at_plans()
+        self._look_at_purged()
 
     def _look_at_end(self, job_id: str, number: int) -> None:
         visible: Counter[str] = Counter()
@@ -278,6 +282,16 @@ class Invariants:
         ).fetchall()
         if jobs:
             raise Violation(PLANNED, f"{jobs} were started for no time")
+
+    def _look_at_purged(self) -> None:
+        """See that nothing has come back of a job that was purged, but for its account."""
+        there = {job_id for (job_id,) in self._sql.execute("SELECT job_id FROM jobs")}
+        for job_id in self._jobs().keys() - there:
+            for table in ("outcomes", "feeds", "tallies", "paid_beside", "batch_remainders"):
+                if self.look(f"SELECT 1 FROM {table} WHERE job_id = ?", job_id):
+                    raise Violation(PURGED, f"{job_id} was purged and is in {table}")
+            if job_id in self.left and (new := self.keys_of(job_id) - self.left[job_id]):
+                raise Violation(PURGED, f"{job_id} was purged and has {', '.join(sorted(new))}")
 
     def look(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         return self._sql.execute(query, values).fetchall()

@@ -73,9 +73,9 @@ class Holdings:
         if _has_lost(self._world):
             return
         recorded: set[str] | None = None
-        away = self._world.away.get("redis", -RENEWED_S)
         for worker in self._workers:
-            if worker.is_dead or max(worker.frozen_until, away) + RENEWED_S > self._world.now:
+            away = (self._world.away.get(("redis", who), -RENEWED_S) for who in ("", worker.name))
+            if worker.is_dead or max(worker.frozen_until, *away) + RENEWED_S > self._world.now:
                 continue
             for tag in worker.leases.tags():
                 recorded = self._recorded() if recorded is None else recorded

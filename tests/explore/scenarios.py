@@ -34,7 +34,7 @@ from tests.explore.actors import (
 )
 from tests.explore.batches import DISCOUNT, Batches, BatchWorker
 from tests.explore.invariants import G4, SCHEDULED, Invariants
-from tests.explore.losses import Holdings
+from tests.explore.losses import LOSES, Holdings
 from tests.explore.scheduler import (
     Actor,
     Call,
@@ -141,6 +141,7 @@ class Scenario:
             self.world, self.provider, self.batches, str(ground.path), self.workers
         )
         self.provider.suspected = self.invariants.suspected
+        self.invariants.keys_of = self._keys_of
         self.holdings = Holdings(self.world, ground.server, self.provider, self.workers)
         self.world.after_step = self._after_step
         self.world.died = self._died
@@ -184,8 +185,8 @@ class Scenario:
         return Odds(
             refused=rate(0, 0, 4, 15),
             lost=rate(0, 0, 4, 15, 40),
-            dies_before=rate(0, 0, 1, 3),
-            dies_after=rate(0, 0, 1, 3),
+            dies_before=rate(0, 0, 1, 3, 8),
+            dies_after=rate(0, 0, 1, 3, 8),
             time_passes=rate(0, 5, 30),
         )
 
@@ -259,6 +260,13 @@ class Scenario:
         except Violation as violation:
             self.world.violation = self.world.violation or violation
 
+    def _keys_of(self, job_id: str) -> set[str]:
+        """Return the keys of a job that are not for late workers, where Redis has kept those."""
+        if not LOSES.isdisjoint(self.world.faults):
+            return set()
+        found: list[bytes] = self.ground.server.ask("KEYS", f"penstock:{job_id}:*")
+        return {key.decode() for key in found} - {f"penstock:{job_id}:state"}
+
     # -- the play ----------------------------------------------------------------------------------
 
     async def _play(self) -> None:
@@ -309,7 +317,7 @@ class Scenario:
         world, choices = self.world, self.world.choices
         pace = self.chance.choice((15.0, 40.0, 120.0))
         often = [
-            [40.0, *(self.chance.choice((0.0, 0.0, 3.0, 10.0)) for _ in range(7))],
+            [20.0, *(self.chance.choice((0.0, 0.0, 3.0, 10.0)) for _ in range(8))],
         ][0]
         turn = 0
         while True:
@@ -344,8 +352,12 @@ class Scenario:
                 world.fault("freezes", frozen.name, f"until {frozen.frozen_until:.1f}")
         elif what == 7:
             store = chance.choice(("sql", "sql", "redis"))
-            world.away[store] = world.now + chance.uniform(5.0, 60.0)
-            world.fault("is away", store, f"until {world.away[store]:.1f}")
+            who = chance.choice(("", *(one.name for one in self._living())))
+            until = world.away[store, who] = world.now + chance.uniform(5.0, 60.0)
+            world.fault("is away", store, f"for {who or 'all'} until {until:.1f}")
+        elif what == 8:
+            server.behind_s += 3600.0
+            world.fault("steps back", "redis", "its clock, by an hour")
         else:
             living = self._living()
             if living:
@@ -391,7 +403,7 @@ class Scenario:
 
     def _deeds(self) -> list[Callable[[str], object]]:
         deeds: list[Callable[[str], object]] = [
-            self._pause, self._cancel, self._replay, self._purge
+            self._pause, self._cancel, self._replay, self._purge, self._be_rid_of
         ]  # fmt: skip
         return [*deeds, self._move, self._move] if len(self.lanes) > 1 else deeds
 
@@ -442,8 +454,20 @@ class Scenario:
             desk.operations.check_purge(job)
             self.invariants.purged.add(name)
             desk.operations.purge(job)
+            self.invariants.left[job.job_id] = self._keys_of(job.job_id)
 
         self.person.does(f"purges {name}", work)
+
+    def _be_rid_of(self, name: str) -> None:
+        """Cancel and purge a job while a worker of it stands still."""
+        living = [one for one in self.workers if not one.is_dead]
+        if living:
+            frozen = self.chance.choice(living)
+            frozen.frozen_until = self.world.now + self.chance.uniform(60.0, 150.0)
+            self.world.fault("freezes", frozen.name, f"until {frozen.frozen_until:.1f}")
+        self._cancel(name)
+        for seconds in (40.0, 55.0, 70.0):
+            self._at(seconds, partial(self._purge, name))
 
     def _move(self, name: str) -> None:
         def work(desk: Desk) -> None:

@@ -102,6 +102,7 @@ class RedisOfWorld:
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
         self._ticked = -1.0
+        self.behind_s = 0.0  # of its clock
         self._runs = 1
         self._copy: list[tuple[bytes, bytes]] = []
         self._texts: dict[str, str] = {}  # digest of a script as the product has it -> as it is run
@@ -116,6 +117,7 @@ class RedisOfWorld:
         _execute(self._client, "SCRIPT", "FLUSH")
         self._texts.clear()
         self._ticked, self._runs, self._copy = -1.0, 1, []
+        self.behind_s = 0.0
 
     def ask(self, *command: str | bytes | int | float) -> Any:
         """Ask for something without a stop."""
@@ -123,7 +125,7 @@ class RedisOfWorld:
 
     def tick(self) -> None:
         """Let the server know what time it is."""
-        now = server_time()
+        now = server_time() - self.behind_s
         if now != self._ticked:
             self._ticked = now
             _execute(self._client, "EVAL", TICK, 0, f"{now:.6f}", self.run_id)
@@ -205,7 +207,7 @@ class Seams:
         with _stop("redis", _caller() or name.lower(), _redis_error):
             self.server.tick()
             if name == "TIME":
-                seconds, micros = f"{server_time():.6f}".split(".")
+                seconds, micros = f"{server_time() - self.server.behind_s:.6f}".split(".")
                 return int(seconds), int(micros)
             return self._seen(real(client, *self.server.rewritten(command), **options))
 
