@@ -268,7 +268,7 @@ class Worker(Process):
         self.loop.call_soon(self._start_engine)
 
     def _start_engine(self) -> None:
-        self.loop.create_task(self._begin())
+        self.loop.create_task(self._begin()).add_done_callback(self.world.loop.see)
 
     async def _begin(self) -> None:
         lane = AskingLane(self._provider, self)

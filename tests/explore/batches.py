@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import orjson
 
+from penstock_ledger import DatabaseUnavailable
 from penstock_workers.lanes.batch import engine as engine_module
 from penstock_workers.lanes.batch import leader, led_batch, watching
 from penstock_workers.lanes.batch.apis import provider as apis
@@ -229,7 +230,7 @@ class BatchWorker(Process):
         self.act("starts", lambda: self.world.loop.call_soon(self._begin))
 
     def _begin(self) -> None:
-        self.world.loop.create_task(self._run())
+        self.world.loop.create_task(self._run()).add_done_callback(self.world.loop.see)
 
     async def _run(self) -> None:
         of_engine: Any = engine_module
@@ -240,5 +241,5 @@ class BatchWorker(Process):
         of_engine.open_batches = before
         try:
             await engine.start(NoQueue())
-        except Exception:  # as it starts: its supervisor starts another one
+        except DatabaseUnavailable:  # as it starts: its supervisor starts another one
             self.world.loop.call_soon(self.world.kill, self, context=outside())

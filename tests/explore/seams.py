@@ -199,7 +199,8 @@ class Seams:
         databases.one_read = _bound(self._one_read, Database.one_read)
         databases.__init__ = _bound(self._open, Database.__init__)
         of_database: Any = database_module
-        of_database.open_sqlite = cache(partial(_engine, database_module.open_sqlite))
+        shared = cache(partial(_engine, database_module.open_sqlite))
+        of_database.open_sqlite = lambda url, pool_size, cache_kib: shared(url)
 
     # -- Redis -------------------------------------------------------------------------------------
 
@@ -295,7 +296,7 @@ def _bound(seam: Callable[..., Any], real: Callable[..., Any]) -> Callable[..., 
     return method
 
 
-def _engine(real: Callable[..., Engine], url: URL, *_: object) -> Engine:
+def _engine(real: Callable[..., Engine], url: URL) -> Engine:
     """Return the engine of a file, one for all worlds: statements are compiled once."""
     engine = real(url, CONNECTIONS, CACHE_KIB)
     event.listen(engine, "connect", _tell_time)
