@@ -46,9 +46,9 @@ from tests.explore.scheduler import (
     Violation,
     World,
 )
-from tests.explore.seams import RedisOfWorld
+from tests.explore.seams import RedisOfWorld, end_connections
 
-PEACE_AFTER_S: Final = 150.0
+PEACE_AFTER_S: Final = 90.0
 """Faults stop then at the latest."""
 QUIET_WITHIN_S: Final = 1_200.0
 """After them every job ends by itself within this time: leases of a minute, rounds of reconciling,
@@ -76,6 +76,9 @@ class Ground:
 
     def fresh(self) -> WorkerSettings:
         """Empty the stores, and return the settings of processes that use them."""
+        database = open_database(f"sqlite:///{self.path}")
+        database.close()
+        end_connections()
         for left in self.folder.glob("ledger.db*"):
             left.unlink()
         shutil.copyfile(self.template, self.path)
@@ -247,7 +250,7 @@ class Scenario:
         }.get(type(process))
         if start is None:
             start = partial(self._start_person, self.person)
-        wait_s = self.world.choices.chance(f"after {process.name}").uniform(1.0, 20.0)
+        wait_s = self.world.choices.chance(f"after {process.name}").uniform(1.0, 10.0)
         self.world.loop.call_later(wait_s, start)
 
     def _after_step(self, actor: Actor, call: Call, fate: Fate) -> None:
@@ -314,11 +317,9 @@ class Scenario:
 
     async def _nature(self) -> None:
         """Do what happens to servers and machines, now and then."""
-        world, choices = self.world, self.world.choices
-        pace = self.chance.choice((15.0, 40.0, 120.0))
-        often = [
-            [20.0, *(self.chance.choice((0.0, 0.0, 3.0, 10.0)) for _ in range(8))],
-        ][0]
+        choices = self.world.choices
+        pace = self.chance.choice((6.0, 15.0, 40.0))
+        often = [20.0, *(self.chance.choice((0.0, 0.0, 3.0, 10.0)) for _ in range(8))]
         turn = 0
         while True:
             await asyncio.sleep(self.world.choices.chance(f"pace {turn}").expovariate(1 / pace))
@@ -343,12 +344,12 @@ class Scenario:
             server.tick()
             server.copy()
             world.note("redis", "a backup is taken")
-            world.loop.call_later(chance.uniform(5.0, 90.0), self._restore)
+            world.loop.call_later(chance.uniform(3.0, 40.0), self._restore)
         elif what == 5:
             living = self._living()
             if living:
                 frozen = chance.choice(living)
-                frozen.frozen_until = world.now + chance.uniform(5.0, 150.0)
+                frozen.frozen_until = world.now + chance.uniform(5.0, 70.0)
                 world.fault("freezes", frozen.name, f"until {frozen.frozen_until:.1f}")
         elif what == 7:
             store = chance.choice(("sql", "sql", "redis"))
@@ -392,14 +393,14 @@ class Scenario:
                 asks["budget_usd"] = COST * affords / 1e6
             if name == "one" and chance.random() < 0.15:
                 self.provider.poison.add(f"{name}-d{chance.randrange(documents)}")
-            at = 0.0 if name == "one" else chance.uniform(0.0, 20.0)
+            at = 0.0 if name == "one" else chance.uniform(0.0, 10.0)
             self._at(at, partial(self._submit, name, documents, asks))
             for number in range(chance.choice((0, 0, 1, 2, 3))):
                 does = chance.choice(self._deeds())
-                self._at(at + chance.uniform(1.0, 30.0) * (number + 1), partial(does, name))
+                self._at(at + chance.uniform(0.5, 12.0) * (number + 1), partial(does, name))
 
         if chance.random() < 0.15:
-            self._at(chance.uniform(0.0, 50.0), self._schedule)
+            self._at(chance.uniform(0.0, 30.0), self._schedule)
 
     def _deeds(self) -> list[Callable[[str], object]]:
         deeds: list[Callable[[str], object]] = [
@@ -431,7 +432,7 @@ class Scenario:
         self.person.does(
             f"pauses {name}", lambda desk: desk.operations.pause(desk.jobs.get(name), "to look")
         )
-        self._at(self.chance.uniform(1.0, 30.0), partial(self._resume, name))
+        self._at(self.chance.uniform(1.0, 15.0), partial(self._resume, name))
 
     def _resume(self, name: str) -> None:
         self.person.does(

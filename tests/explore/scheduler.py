@@ -320,6 +320,11 @@ class Loop(asyncio.SelectorEventLoop):
             start()
         return future
 
+    def see(self, task: asyncio.Task[None]) -> None:
+        """See that a task that a world has made ended well."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._report(self, {"exception": error})
+
     def _write_to_self(self) -> None:
         """Do nothing: there is no other thread to be woken by."""
 

@@ -11,16 +11,18 @@ import contextlib
 import hashlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final
 
 import redis
 import redis.client
 import redis.exceptions
-from sqlalchemy import event
+from sqlalchemy import URL, Engine, event
 
 from penstock_ledger.errors import DatabaseUnavailable
+from penstock_ledger.sql import database as database_module
 from penstock_ledger.sql.database import Database
+from penstock_ledger.sql.sqlite_file import CACHE_KIB
 from tests.explore.scheduler import Call, Fate, Killed, current_actor
 from tests.explore.virtual import Entered, Local, server_time
 
@@ -91,6 +93,7 @@ for _, key in ipairs(redis.call('ZRANGEBYSCORE', 'explore:expires', '-inf', ARGV
 end
 """
 TICKED_S: Final = 0.001  # what happens at one moment of the world, it need not be told apart
+CONNECTIONS: Final = 100  # of all processes of a world, which share a pool
 OF_TIME: Final = frozenset(("EXPIRE", "PEXPIRE", "TTL", "PTTL", "PERSIST"))
 
 _execute: Final = redis.Redis.execute_command
@@ -198,6 +201,9 @@ class Seams:
         databases.read = _bound(self._read, Database.read)
         databases.one_read = _bound(self._one_read, Database.one_read)
         databases.__init__ = _bound(self._open, Database.__init__)
+        of_database: Any = database_module
+        shared = cache(partial(_engine, database_module.open_sqlite))
+        of_database.open_sqlite = lambda url, pool_size, cache_kib: shared(url)
 
     # -- Redis -------------------------------------------------------------------------------------
 
@@ -233,8 +239,6 @@ class Seams:
     def _open(self, real: Any, database: Any, *args: Any, **options: Any) -> None:
         real(database, *args, **options)
         database._of_thread = Local()
-        if database.is_sqlite:
-            event.listen(database.engine, "connect", _tell_time)
 
     def _write(self, real: Any, database: Database, work: Callable[[Any], Any]) -> Any:
         if Entered.world is None:
@@ -295,9 +299,28 @@ def _bound(seam: Callable[..., Any], real: Callable[..., Any]) -> Callable[..., 
     return method
 
 
+def _engine(real: Callable[..., Engine], url: URL) -> Engine:
+    """Return the engine of a file, one for all worlds: statements are compiled once."""
+    engine = real(url, CONNECTIONS, CACHE_KIB)
+    event.listen(engine, "connect", _tell_time)
+    return engine
+
+
 def _tell_time(connection: Any, _record: object) -> None:
     """Let SQLite read the world's clock."""
     connection.create_function("julianday", -1, _julianday)
+    _CONNECTIONS.append(connection)
+
+
+_CONNECTIONS: Final[list[Any]] = []
+
+
+def end_connections() -> None:
+    """Close what a world has left open.
+
+    SQLite knows files by their inodes, and the next world's file may have that of a deleted one."""
+    while _CONNECTIONS:
+        _CONNECTIONS.pop().close()
 
 
 def _julianday(*_: object) -> float:

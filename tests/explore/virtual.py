@@ -11,6 +11,8 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import cache
+from importlib import metadata
 from typing import Any, Final
 
 import greenlet
@@ -38,6 +40,8 @@ def install() -> None:
     changed.perf_counter = _monotonic
     changed.thread_time = lambda: 0.0 if Entered.world is not None else _REAL["thread_time"]()
     changed.sleep = _sleep
+    of_packages: Any = metadata
+    of_packages.version = cache(metadata.version)  # each worker asks, and it reads files
     os.urandom = _urandom
     of_random: Any = random
     of_random._urandom = _urandom
