@@ -718,6 +718,23 @@ def test_what_is_left_of_a_budget_is_without_what_all_lanes_have_cost(house: Hou
     assert [one.lane for one in lanes] == ["api"]
 
 
+def test_a_job_with_a_budget_is_fed_after_it_has_moved(house: House) -> None:
+    """What the budget pays for is shared by documents that wait for the lane and those that the
+    feed reads; where none wait, the feed has all of it."""
+    priced = ProviderSettings.model_validate({"usd_per_mtok_in": 1, "usd_per_mtok_out": 2})
+    settings = house.settings.model_copy(update={"providers": {"default": priced}})
+    with Producer(settings, database=house.database) as producer:
+        job = house.jobs.get(
+            producer.submit(
+                _three(house), {"prompt": "{text}", "model": "m", "budget_usd": 1.0}
+            ).job_id
+        )
+    house.move(job, "batch")
+    house.tick_until(lambda: house.moves.of(job.job_id)[-1].left_at is not None)
+    house.move(job, "api")
+    house.tick_until(lambda: house.queued(API) == names(0, 1, 2))
+
+
 def _three(house: House) -> Path:
     path = house.folder / "three.jsonl"
     path.write_text("".join(f'{{"id": "d{n}", "text": "x"}}\n' for n in range(3)))
