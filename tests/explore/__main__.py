@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> int:
     import redis
     from servers import RedisServer
 
-    from tests.explore.history import shrunk, table
+    from tests.explore.history import kept, shrunk, table
     from tests.explore.scenarios import Ground, play
     from tests.explore.seams import RedisOfWorld, Seams
 
@@ -47,8 +47,13 @@ def main(arguments: list[str]) -> int:
         ground = Ground(server, redis_server.url, folder)
         gc.freeze()
         gc.disable()  # when it runs would be a part of a history
-        for seed in range(first, last + 1):
-            run = play(ground, seed)
+        seeds_asked: list[tuple[int, frozenset[str] | None]] = [
+            (seed, None) for seed in range(first, last + 1)
+        ]
+        if asked.kept:
+            seeds_asked = [(one["seed"], frozenset(one["choices"])) for one in kept()]
+        for seed, choices in seeds_asked:
+            run = play(ground, seed, choices)
             if seed % 20 == 0:
                 gc.collect()
             seeds, steps, seconds = seeds + 1, steps + run.steps, seconds + run.seconds
@@ -83,6 +88,7 @@ def main(arguments: list[str]) -> int:
 def _asked(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.explore", description=__doc__)
     parser.add_argument("--seeds", default="200", help="how many, or FIRST:LAST")
+    parser.add_argument("--kept", action="store_true", help="play what is kept of failures")
     parser.add_argument("--stop-at-first-failure", action="store_true")
     parser.add_argument("--json", action="store_true", help="print one object with the figures")
     parser.add_argument("--log", action="store_true", help="show what the product logs")

@@ -195,17 +195,18 @@ class Feeding:
         """
         feeder = led.feeder
         room, feeder.urgent = self._share(job, feeder)
-        room = min(room, FEED_MAX)
+        affordable = self._limits.within_budget(job, room)
+        documents = min(affordable, FEED_MAX)
         if is_open(feeder.feed):
-            room = (room + 1) // 2
+            documents = (documents + 1) // 2
         rows = (
-            self._remainders.unclaimed(job.job_id, feeder.feed.generation, room)
-            if room
+            self._remainders.unclaimed(job.job_id, feeder.feed.generation, documents)
+            if documents
             else iter(())
         )
-        waiting = list(islice(rows, room))
-        # what does not wait is left to what is new
-        waiting = waiting[: self._limits.within_budget(job, len(waiting))]
+        waiting = list(islice(rows, documents))
+        # what does not wait is left for what the feed reads
+        self._limits.give_back(job, affordable - len(waiting))
         if waiting:
             published, looked = publish_waiting(feeder, waiting, within_s=WAITING_S)
             self._failpoints.hit("move_arriving")

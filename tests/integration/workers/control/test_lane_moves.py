@@ -737,17 +737,21 @@ def test_what_is_left_of_a_budget_is_without_what_all_lanes_have_cost(house: Hou
     assert [one.lane for one in lanes] == ["api"]
 
 
-def test_a_moved_job_is_fed_though_its_budget_has_room_for_few(house: House) -> None:
-    """Documents that wait nowhere take nothing of what a budget pays for in a round: what is left
-    of the source is fed."""
+def test_a_job_with_a_budget_is_fed_after_it_has_moved(house: House) -> None:
+    """What the budget pays for is shared by documents that wait for the lane and those that the
+    feed reads; where none wait, the feed has all of it."""
     priced = ProviderSettings.model_validate({"usd_per_mtok_in": 1, "usd_per_mtok_out": 2})
-    house.settings = house.settings.model_copy(update={"providers": {"default": priced}})
-    house.control = house.a_control()
-    spec = {"prompt": "{text}", "model": "m", "lane": "batch", "budget_usd": 1.0}
-    with Producer(house.settings, database=house.database) as producer:
-        job = producer.submit(_three(house), spec)
+    settings = house.settings.model_copy(update={"providers": {"default": priced}})
+    with Producer(settings, database=house.database) as producer:
+        job = house.jobs.get(
+            producer.submit(
+                _three(house), {"prompt": "{text}", "model": "m", "budget_usd": 1.0}
+            ).job_id
+        )
+    house.move(job, "batch")
+    house.tick_until(lambda: house.moves.of(job.job_id)[-1].left_at is not None)
     house.move(job, "api")
-    house.tick_until(lambda: len(house.queued(API)) == 3)
+    house.tick_until(lambda: house.queued(API) == names(0, 1, 2))
 
 
 def _three(house: House) -> Path:
