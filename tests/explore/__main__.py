@@ -21,15 +21,15 @@ def main(arguments: list[str]) -> int:
     """Run the seeds that are asked for; return 1 where one has failed."""
     asked = _asked(arguments)
     first, last = _range(asked.seeds)
-    from tests.explore import virtual
+    from explore import virtual
 
     virtual.install()
     import redis
     from servers import RedisServer
 
-    from tests.explore.history import kept, shrunk, table
-    from tests.explore.scenarios import Ground, play
-    from tests.explore.seams import RedisOfWorld, Seams
+    from explore.history import kept, shrunk, table
+    from explore.scenarios import Ground, play
+    from explore.seams import RedisOfWorld, Seams
 
     if asked.log:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
@@ -108,7 +108,7 @@ def _in_words(figures: dict[str, object]) -> str:
 
 def _memory() -> str | None:
     """Return a folder in memory, where there is one: worlds commit thousands of times."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 if __name__ == "__main__":
@@ -116,5 +116,5 @@ if __name__ == "__main__":
     if os.environ.get("PYTHONHASHSEED") != "0":
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, "-m", "tests.explore", *sys.argv[1:]])
-    sys.path[:0] = [str(ROOT), *(str(ROOT / name) for name in PACKAGES), str(ROOT / "tests/harness")]
+    sys.path[:0] = [str(ROOT), *(str(ROOT / name) for name in PACKAGES), str(ROOT / "tests"), str(ROOT / "tests/harness")]
     sys.exit(main(sys.argv[1:]))

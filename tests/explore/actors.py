@@ -22,6 +22,8 @@ import orjson
 import redis
 from redis.exceptions import NoScriptError
 
+from explore.scheduler import PROCESS, Process, World
+from explore.virtual import Threading
 from penstock_ledger import (
     REDIS_TIMEOUT_S,
     JobNotFound,
@@ -46,8 +48,6 @@ from penstock_workers.broker.lease_scripts import ClaimScript, lane_keys
 from penstock_workers.broker.leases import BROKER_ERRORS, BrokerAction, Leases
 from penstock_workers.broker.messages import Message, payload_of
 from penstock_workers.settings import WorkerSettings
-from tests.explore.scheduler import PROCESS, Process, World
-from tests.explore.virtual import Threading
 
 LANE: Final = "api"
 CLAIMS_EVERY_S: Final = 5.0  # while there is nothing in the queue

@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from explore.actors import Provider, Worker
+from explore.batches import Batches
+from explore.scheduler import Actor, Call, Fate, Process, Violation, World
 from penstock_ledger.model import JobState
 from penstock_workers.item.attempt import Attempt
-from tests.explore.actors import Provider, Worker
-from tests.explore.batches import Batches
-from tests.explore.scheduler import Actor, Call, Fate, Process, Violation, World
 
 G1: Final = "G1: each document has one visible outcome"
 G2: Final = "G2: an outcome never changes"

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from explore.actors import LANE, Provider, Worker
+from explore.scheduler import Violation, World
+from explore.seams import RedisOfWorld
+from explore.virtual import Entered
 from penstock_ledger import keys
 from penstock_ledger.model import Job, JobState
 from penstock_producer.feed.feeder import Feeder
 from penstock_producer.feed.queues import queue_name
 from penstock_workers.control.feeds import reconcile
 from penstock_workers.control.job.balance import Balance
-from tests.explore.actors import LANE, Provider, Worker
-from tests.explore.scheduler import Violation, World
-from tests.explore.seams import RedisOfWorld
-from tests.explore.virtual import Entered
 
 KEPT: Final = "no message is lost while Redis keeps its data"
 READ: Final = "no source is read again while Redis keeps its data"

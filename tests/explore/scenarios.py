@@ -16,10 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from penstock_ledger import ScheduleExists, ScheduleNotFound, open_database
-from penstock_workers.settings import WorkerSettings
-from tests.explore import virtual
-from tests.explore.actors import (
+from explore import virtual
+from explore.actors import (
     COST,
     TOKENS_OUT,
     USD_PER_MTOK_IN,
@@ -32,10 +30,10 @@ from tests.explore.actors import (
     Worker,
     write_source,
 )
-from tests.explore.batches import DISCOUNT, Batches, BatchWorker
-from tests.explore.invariants import G4, SCHEDULED, Invariants
-from tests.explore.losses import LOSES, Holdings
-from tests.explore.scheduler import (
+from explore.batches import DISCOUNT, Batches, BatchWorker
+from explore.invariants import G4, SCHEDULED, Invariants
+from explore.losses import LOSES, Holdings
+from explore.scheduler import (
     Actor,
     Call,
     Choices,
@@ -46,7 +44,9 @@ from tests.explore.scheduler import (
     Violation,
     World,
 )
-from tests.explore.seams import RedisOfWorld, end_connections
+from explore.seams import RedisOfWorld, end_connections
+from penstock_ledger import ScheduleExists, ScheduleNotFound, open_database
+from penstock_workers.settings import WorkerSettings
 
 PEACE_AFTER_S: Final = 90.0
 """Faults stop then at the latest."""

@@ -19,12 +19,12 @@ import redis.client
 import redis.exceptions
 from sqlalchemy import URL, Engine, event
 
+from explore.scheduler import Call, Fate, Killed, current_actor
+from explore.virtual import Entered, Local, server_time
 from penstock_ledger.errors import DatabaseUnavailable
 from penstock_ledger.sql import database as database_module
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.sqlite_file import CACHE_KIB
-from tests.explore.scheduler import Call, Fate, Killed, current_actor
-from tests.explore.virtual import Entered, Local, server_time
 
 NOW: Final = "explore:now"
 EXPIRES: Final = "explore:expires"
