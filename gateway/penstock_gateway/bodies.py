@@ -18,7 +18,7 @@ from penstock_gateway.metrics import metrics_of, route_of
 from penstock_gateway.refused import Refused, not_json
 from penstock_gateway.routing import json_kept
 from penstock_gateway.settings import GatewayFields
-from penstock_producer.json_bounds import overfull
+from penstock_producer.sources.forms.strict_json import overfull
 
 __all__ = [
     "MAX_DEPTH",

@@ -19,7 +19,7 @@ from penstock_gateway.files.store import FileStore
 from penstock_gateway.refused import Refused
 from penstock_ledger import DoorFile
 from penstock_producer.job.endpoints import MESSAGES
-from penstock_producer.json_bounds import MAX_VALUES, overfull
+from penstock_producer.sources.forms.strict_json import MAX_VALUES, overfull
 
 __all__ = ["PURPOSE", "RequestReader", "taken_in"]
 

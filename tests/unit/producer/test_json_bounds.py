@@ -12,9 +12,15 @@ from hypothesis import strategies as some
 
 from penstock_gateway.bodies import MAX_KEYS, parsed
 from penstock_gateway.refused import Refused
-from penstock_producer import json_bounds
-from penstock_producer.json_bounds import MAX_FIELDS, MAX_VALUES, overfull
-from penstock_producer.sources.forms.strict_json import RowFault, parse_object, parse_surveyed
+from penstock_producer.sources.forms import strict_json
+from penstock_producer.sources.forms.strict_json import (
+    MAX_FIELDS,
+    MAX_VALUES,
+    RowFault,
+    overfull,
+    parse_object,
+    parse_surveyed,
+)
 
 TEXTS = some.lists(some.text('a"\\,:[{\n é', max_size=12), max_size=30)
 
@@ -52,8 +58,8 @@ def test_values_are_counted_alike_in_pieces(texts: list[str], piece: int) -> Non
     body = json.dumps({"texts": texts, "more": [{}, [1, 2]]}, ensure_ascii=False).encode()
     plain = json.dumps({"": ["" for _ in texts], "b": [{}, [1, 2]]}).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_bounds, "_PIECE", piece)
-        assert json_bounds._counted_outside_texts(body) == json_bounds._counted(plain)
+        patch.setattr(strict_json, "_PIECE", piece)
+        assert strict_json._counted_outside_texts(body) == strict_json._counted(plain)
 
 
 def test_lines_have_the_same_bounds() -> None:
