@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from penstock_gateway.bodies import MAX_DEPTH, MAX_KEYS
-from penstock_producer.sources.forms.strict_json import MAX_FIELDS, MAX_VALUES
+from penstock_producer.json_bounds import MAX_FIELDS, MAX_VALUES
 
 JSON: Final = "application/json"
 LINES: Final = "application/x-ndjson"

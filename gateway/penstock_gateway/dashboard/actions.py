@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from penstock_gateway.batches.finish import batch_note
+from penstock_gateway.bodies import refuse_huge_integer
 from penstock_gateway.dashboard.dead_letters_view import (
     EDIT_MAX,
     GROUPED_MAX,
@@ -351,9 +352,11 @@ def _members(viewer: Viewer, job: Job, reason: str, words: str) -> list[str]:
 
 
 def _request_in(typed: str) -> Any:
-    """Parse the request that was typed. Raises Refused where it is not JSON."""
+    """Parse the request that was typed. Raises Refused where it is not JSON, or would change."""
+    body = typed.encode("utf-8", "surrogatepass")
+    refuse_huge_integer(body)
     try:
-        return orjson.loads(typed.encode("utf-8", "surrogatepass"))
+        return orjson.loads(body)
     except ValueError as error:
         said = one_line(str(error), 200)
         raise Refused(400, f"The request is not valid JSON: {said}", code="invalid_json") from None

@@ -2,7 +2,7 @@
 
 Workers say on a channel which answers are stored; they are fetched with one look into SQL for all of
 them. A message that is lost, as while Redis is away, costs SWEEP_S: all that is awaited is looked up
-that often, with the states of its jobs. A call that nobody awaits any more is withdrawn.
+that often, with the states of its jobs. A call whose caller is gone is withdrawn.
 """
 
 from __future__ import annotations

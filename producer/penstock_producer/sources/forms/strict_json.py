@@ -1,14 +1,9 @@
-"""JSON, read strictly and within bounds.
+"""One line of JSON, read strictly.
 
 What Python's reader lets pass and a database or a provider refuses later is refused here, by name.
 The fast path is orjson, which already rejects NaN, infinities, lone surrogates, raw control
 characters and bad UTF-8. The rest is found by cheap looks at the bytes; only a line that fails or
 looks suspicious is taken apart slowly.
-
-A parser makes an object of every value and keeps all other threads waiting meanwhile: thirty
-megabytes of `{},` are ten million objects, a gigabyte of memory and seconds in which a server
-answers no request. So values are counted before they are parsed: commas and opening brackets at
-first, which is quick and may only be too many, and without those inside texts where they are.
 """
 
 from __future__ import annotations
@@ -25,71 +20,15 @@ import orjson
 
 from penstock_producer.errors import seen
 from penstock_producer.job.params import close_to
+from penstock_producer.json_bounds import fits, has_long_number, overfull
 from penstock_producer.rows import BadRow, Cursor
 
-__all__ = ["MAX_FIELDS", "MAX_VALUES", "bounded", "columns_of", "meant", "overfull", "too_large"]
-
-
-MAX_VALUES: Final = 400_000  # OpenAI takes 300,000 tokens in one call for embeddings
-# of all objects together: each costs ten times what a number in a list does
-MAX_FIELDS: Final = 100_000
-# a shorter text has room for neither: `1,` and `"":1,`
-_LEAST_BYTES: Final = min(2 * MAX_VALUES, 5 * MAX_FIELDS)
-_PIECE: Final = 256 * 1024  # bytes that are counted together, within milliseconds
-
-
-def overfull(text: bytes | bytearray) -> str | None:
-    """Return what a JSON text has too much of; None for one within the bounds.
-
-    It may be None for a text that is not JSON, too.
-    """
-    if len(text) < _LEAST_BYTES:
-        return None
-    values, fields = _counted(text)
-    if values > MAX_VALUES or fields > MAX_FIELDS:
-        values, fields = _counted_outside_texts(text)
-    if values > MAX_VALUES:
-        return f"more than {MAX_VALUES:,} values"
-    return f"more than {MAX_FIELDS:,} fields" if fields > MAX_FIELDS else None
-
-
-def _counted(text: bytes | bytearray) -> tuple[int, int]:
-    """Return how many values there are, give or take one, and how many fields.
-
-    A value follows a comma or a bracket.
-    """
-    return text.count(b",") + text.count(b"[") + text.count(b"{"), text.count(b":")
-
-
-def _counted_outside_texts(text: bytes | bytearray) -> tuple[int, int]:
-    """Return the same two numbers without what stands inside of texts.
-
-    Counting ends once it is known that there is too much.
-    """
-    values = fields = at = 0
-    is_inside = False
-    while at < len(text) and values <= MAX_VALUES and fields <= MAX_FIELDS:
-        piece = bytes(text[at : at + _PIECE])
-        # the byte behind it belongs to its last backslash
-        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
-            piece += text[at + _PIECE : at + _PIECE + 1]
-        at += len(piece)
-        # every second one is a text
-        parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
-        more_values, more_fields = _counted(b"".join(parts[is_inside::2]))
-        values, fields = values + more_values, fields + more_fields
-        is_inside ^= len(parts) % 2 == 0
-    return values, fields
-
+__all__ = ["bounded", "columns_of", "meant", "too_large"]
 
 # no request body of a known provider nests a quarter of this; parsers fail from 1,000 on
 MAX_DEPTH = 64
-_MIN_INT, _MAX_INT = -(2**63), 2**64 - 1  # what every JSON reader on the way keeps exactly
-_MAX_INT_DIGITS = 20
 
 _ASCII_ESCAPE = re.compile(rb"\\u00[0-7]")
-_DIGITS_TO_NINE = bytes(57 if 48 <= byte <= 57 else byte for byte in range(256))
-_LONG_NUMBER = b"9" * (_MAX_INT_DIGITS - 1)
 # Strings are skipped whole, possessively, so that no input makes the scan quadratic.
 _DEPTH_TOKENS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]|[\]}]', re.DOTALL)
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -203,7 +142,7 @@ def _is_suspicious(line: bytes, control_keys: tuple[bytes, ...]) -> bool:
     for key in control_keys:
         if line.count(key) > 1:
             return True
-    return line.translate(_DIGITS_TO_NINE).find(_LONG_NUMBER) >= 0
+    return has_long_number(line)
 
 
 def _classify(line: bytes, reason: str, *, last: bool) -> NoReturn:
@@ -338,7 +277,7 @@ def check_text(text: str, field: str | None = None) -> None:
 
 
 def _integer(digits: str) -> int:
-    if len(digits) > _MAX_INT_DIGITS or not _MIN_INT <= int(digits) <= _MAX_INT:
+    if not fits(digits):
         _refuse_number(digits, "is beyond 64 bits")
     return int(digits)
 

@@ -26,10 +26,12 @@ from penstock_ledger import (
     BatchTrouble,
     Begin,
     BeginReply,
+    DatabaseUnavailable,
     ItemKey,
     JobStore,
     KeyLimits,
     LaneMoves,
+    LiveJobs,
     MayCost,
     Meta,
     NewApiKey,
@@ -43,7 +45,7 @@ from penstock_ledger import (
     buckets_for,
 )
 from penstock_ledger.door_stores import spending as tenant_costs
-from penstock_ledger.model import Job, JobState
+from penstock_ledger.model import Feed, Job, JobState
 from penstock_ledger.reasons import by_hand
 from penstock_ledger.sql.tables import spending
 from penstock_producer.reporting.batches import batch_troubles, batches_line
@@ -612,6 +614,33 @@ async def test_a_pause_lets_running_batches_end_and_makes_none(house: House) -> 
         await asyncio.sleep(0.2)
     assert len(house.provider.made) == made < 10
     assert house.counts(job).succeeded == 10 * made
+
+
+async def test_a_feed_whose_release_was_lost_is_released_later(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker keeps no lease of a feed that it has packed to its end: control could never end the
+    job."""
+    release, lost = JobStore.release_feed, list[str]()
+
+    def away_once(store: JobStore, feed: Feed, owner: str) -> None:
+        if not lost:
+            lost.append(owner)
+            raise DatabaseUnavailable("ledger.db", "the connection is lost")
+        release(store, feed, owner)
+
+    monkeypatch.setattr(JobStore, "release_feed", away_once)
+    job = house.submit(4)
+    live = LiveJobs(house.producer._database)
+
+    def is_free() -> bool:
+        return [feed.free for _, feeds in live.look() for feed in feeds if feed.feed.exhausted] == [
+            True
+        ]
+
+    async with house.working():
+        await house.until(is_free)
+    assert lost and house.producer.status(job.job_id).job.state is JobState.RUNNING
 
 
 async def test_a_cancelled_job_cancels_what_runs(house: House) -> None:
