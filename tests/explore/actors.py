@@ -39,7 +39,7 @@ from penstock_ledger.errors import DatabaseUnavailable
 from penstock_producer import Producer
 from penstock_producer.errors import JobRefused
 from penstock_producer.feed.queues import queue_name
-from penstock_producer.operations.jobs import JobOperations
+from penstock_producer.operations import JobOperations
 from penstock_workers import settings as worker_settings
 from penstock_workers.broker import leases as leases_module
 from penstock_workers.broker.acks import Ack, Acks
