@@ -22,8 +22,8 @@ from penstock_cli.files import (
     write_results,
     write_with_provenance,
 )
+from penstock_producer.job.sinks import TABLE_FORMATS
 from penstock_producer.reporting.text import count
-from penstock_producer.result_formats import TABLE_FORMATS
 
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
@@ -342,7 +342,7 @@ def _name(form: str) -> str:
 
 def _check_file(form: str, source: str, out: str) -> None:
     from penstock_producer.errors import SinkError
-    from penstock_producer.result_formats import form_named
+    from penstock_producer.job.sinks import form_named
 
     try:
         form_named(form)

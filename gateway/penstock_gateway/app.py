@@ -259,7 +259,7 @@ async def _kept_running(task: Task, backend: Backend, metrics: DoorMetrics) -> N
         pause_s = min(MOST_PAUSE_S, pause_s * 2)
 
 
-# One line per room: module:name of a router. Their order is that of the OpenAPI document.
+# One line per router, module:name. Their order is that of the OpenAPI document.
 ROUTERS: Final[tuple[str, ...]] = (
     "penstock_gateway.serve:router",
     "penstock_gateway.files.routes:router",
@@ -267,7 +267,15 @@ ROUTERS: Final[tuple[str, ...]] = (
     "penstock_gateway.batches.anthropic:router",
     "penstock_gateway.direct.routes:router",
     "penstock_gateway.direct.models:router",
-    "penstock_gateway.jobs.routes:router",
+    "penstock_gateway.jobs.submitting:router",
+    "penstock_gateway.jobs.listing:router",
+    "penstock_gateway.jobs.reports:router",
+    "penstock_gateway.jobs.samples:router",
+    "penstock_gateway.jobs.control:router",
+    "penstock_gateway.jobs.results:router",
+    "penstock_gateway.jobs.dead_letters:router",
+    "penstock_gateway.jobs.events:router",
+    "penstock_gateway.jobs.schedules:router",
     "penstock_gateway.limits:router",
     "penstock_gateway.webhooks:router",
     "penstock_gateway.keys:router",

@@ -6,19 +6,20 @@ ends of all logs are printed.
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from forked import Penstock, run
 from redis_sets import SentinelSet
 from servers import RedisServer
 
 from penstock_cli.chaos import fleet as chaos_fleet
 from penstock_cli.chaos.fleet import LEASE_S, Account
 from penstock_cli.chaos.processes import (
-    PENSTOCK,
     START_S,
     Guard,
     NotInTime,
@@ -31,7 +32,6 @@ from penstock_producer.reporting.reasons import retries
 
 __all__ = [
     "LEASE_S",
-    "PENSTOCK",
     "START_S",
     "Account",
     "Fleet",
@@ -64,6 +64,7 @@ class Fleet(chaos_fleet.Fleet):
             database_url=database_url,
             settings=settings,
             variables=variables,
+            start_process=Penstock,
         )
 
     def __exit__(
@@ -95,6 +96,9 @@ class Fleet(chaos_fleet.Fleet):
 
     def print_tails(self) -> None:
         print("\n".join(process.tail() for process in self.processes))
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return run(arguments, START_S, env=self._environment({}))
 
     def wait_until_retried(self, job: Job, times: int) -> None:
         until(lambda: retries(self.counters(job)) >= times, 30, f"{times} tries have failed")

@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fleet import PENSTOCK, until
+from fleet import until
+from forked import Penstock, run
 
 LIMIT_S = 900
 
 
 def chaos(tmp: Path, *words: str, limit_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
     """Its temporary folders are below ``tmp``."""
-    environment = os.environ | {"TMPDIR": str(tmp)}
-    command = [*PENSTOCK, "chaos", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=limit_s, env=environment)
+    return run(["chaos", *words], limit_s, env=os.environ | {"TMPDIR": str(tmp)})
 
 
 def holds(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -77,8 +76,8 @@ def test_with_postgresql_between_proxies(tmp_path: Path, postgres_url: str) -> N
 def test_nothing_outlives_it(tmp_path: Path, number: signal.Signals) -> None:
     """Ctrl-C and kill -9 end Redis, provider and workers, and its folder is gone."""
     with (tmp_path / "screen").open("wb") as screen:
-        running = subprocess.Popen(
-            [*PENSTOCK, "chaos", "--faults", "kill"],
+        running = Penstock(
+            ["chaos", "--faults", "kill"],
             stdout=screen,
             stderr=screen,
             env=os.environ | {"TMPDIR": str(tmp_path)},

@@ -23,6 +23,8 @@ from penstock_cli.chaos.processes import (
     Process,
     Provider,
     RedisStore,
+    Start,
+    start_penstock,
     until,
 )
 from penstock_cli.settings import child_environment
@@ -62,6 +64,7 @@ class Fleet:
         database_url: str | None = None,
         settings: Mapping[str, object] | None = None,
         variables: Mapping[str, str] | None = None,
+        start_process: Start = start_penstock,
     ) -> None:
         """Prepare it: ``settings`` are PENSTOCK_* of every process, ``variables`` others."""
         self.folder = folder
@@ -71,7 +74,8 @@ class Fleet:
         self.store: RedisStore = store
         self.guard = guard
         self.database_url = database_url or f"sqlite:///{folder}/ledger.db"
-        self.provider = Provider(folder, watch=guard.watch)
+        self.provider = Provider(folder, watch=guard.watch, start_process=start_process)
+        self._start_process = start_process
         self._settings = settings or {}
         self._variables = variables or {}
         self.processes: list[Process] = []
@@ -124,10 +128,9 @@ class Fleet:
         name = f"{lane}-{len(self.processes)}"
         log = self.logs / f"{name}.log"
         with log.open("ab") as out:
-            popen = subprocess.Popen(  # noqa: S603 -- ourselves
-                [*PENSTOCK, *arguments],
+            popen = self._start_process(
+                arguments,
                 env=self._environment(settings),
-                stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

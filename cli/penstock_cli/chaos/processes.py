@@ -18,7 +18,7 @@ import sys
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -103,6 +103,16 @@ class Guard:
             self._shell.stdin.flush()
 
 
+def start_penstock(words: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a `penstock` command as a process."""
+    return subprocess.Popen(  # noqa: S603 -- ourselves
+        [*PENSTOCK, *words], stdin=subprocess.DEVNULL, **options
+    )
+
+
+Start = Callable[..., subprocess.Popen[bytes]]  # called as ``start_penstock`` is
+
+
 @dataclass
 class Process:
     """One process that we started, and the file that it writes to."""
@@ -146,6 +156,7 @@ class Provider:
     process: Process | None = None
     scheme: str = "http"  # https where it is started with a certificate
     watch: Callable[[int], None] = lambda _pid: None
+    start_process: Start = start_penstock
 
     @property
     def root(self) -> str:
@@ -162,12 +173,11 @@ class Provider:
     def start(self, *flags: str) -> Self:
         """Start it and wait until it answers."""
         log = self.folder / "provider.log"
-        place = ["--port", str(self.port), "--call-log", str(self.call_log)]
+        words = ["simulate", "--port", str(self.port), "--call-log", str(self.call_log), *flags]
         with log.open("ab") as out:
-            popen = subprocess.Popen(  # noqa: S603 -- ourselves
-                [*PENSTOCK, "simulate", *place, *flags],
+            popen = self.start_process(
+                words,
                 env=own_environment(),
-                stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

@@ -15,7 +15,7 @@ from penstock_cli.errors import UsageProblem
 from penstock_cli.job import options
 from penstock_cli.job.flags import takes_flags
 from penstock_cli.job.given import GivenJob
-from penstock_producer.source_names import BY_VARIABLE
+from penstock_producer.source_formats import BY_VARIABLE
 
 if TYPE_CHECKING:
     from penstock_producer import Firing, JobSpec, OutcomesOf, Schedule, Schedules

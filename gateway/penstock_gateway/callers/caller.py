@@ -1,8 +1,10 @@
-"""A caller, and the dependency by which a route names the right that it needs.
+"""A caller, the dependency by which a route names its right, and what a tenant may read of jobs.
 
 A request comes from the peer's address, or from the one that a trusted proxy names. Each proxy adds
 the address of its own peer at the end of X-Forwarded-For, so from the end the first one that is no
 trusted proxy asks. What stands before that was written by who asks, and may say anything.
+
+A tenant reads sentences of the ledger without places of this machine.
 """
 
 from __future__ import annotations

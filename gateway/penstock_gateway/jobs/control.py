@@ -21,7 +21,7 @@ from penstock_gateway.routing import Router
 from penstock_ledger.model import Job
 from penstock_producer.operations import Changed, JobOperations
 
-router = Router()
+router = Router(prefix="/v1/jobs", tags=["jobs"])
 
 
 @router.post("/{job}/pause", operation_id="pause_job")

@@ -43,7 +43,7 @@ _LETTER: Final[dict[str, Any]] = {
     "endpoint": None,
 }
 
-router = Router()
+router = Router(prefix="/v1/jobs", tags=["jobs"])
 
 PAGE_MAX: Final = 200  # of one answer
 

@@ -191,7 +191,7 @@ def event_id(job: Job, counts: Counts) -> str:
     return f"{job.state}-{'-'.join(map(str, figures))}"
 
 
-router = Router()
+router = Router(prefix="/v1/jobs", tags=["jobs"])
 log = logging.getLogger("penstock.gateway")
 
 AGAIN_MS: Final = 2_000  # after which an EventSource that lost its connection comes back

@@ -172,7 +172,7 @@ __all__ = ["counted", "decoded", "detailed", "encoded", "remaining", "report_of"
 
 _CHARS_MAX: Final = 2_000  # an id of a document has at most 512 bytes
 
-router = Router()
+router = Router(prefix="/v1/jobs", tags=["jobs"])
 
 PAGE_MAX: Final = 200  # jobs of one answer
 

@@ -21,7 +21,7 @@ from penstock_producer.reporting.advice import command_line
 from penstock_producer.reporting.forms import markdown, page, plain_text
 from penstock_producer.reporting.timeline import timeline_of
 
-router = Router()
+router = Router(prefix="/v1/jobs", tags=["jobs"])
 
 Form = Literal["json", "text", "markdown", "html"]
 

@@ -25,16 +25,15 @@ from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
 from penstock_ledger.model import Job, Result
 from penstock_producer.errors import SinkError, SourceError
-from penstock_producer.job.sinks import columns_problem
+from penstock_producer.job.sinks import TableFormat, columns_problem, form_named, media_types
 from penstock_producer.job.spec import MAX_KEEP_CHARS, RowOrder
 from penstock_producer.outputs import error_line, output_line
-from penstock_producer.result_formats import TableFormat, form_named, media_types
 from penstock_producer.sources.kept import ALL
 from penstock_producer.tables.columns import Table, as_json
 from penstock_producer.tables.reading import Committed
 from penstock_producer.tables.with_source import reading_of, table_pieces
 
-router = Router()
+router = Router(prefix="/v1/jobs", tags=["jobs"])
 log = logging.getLogger(__name__)
 
 TABLES: Final = media_types()

@@ -28,7 +28,7 @@ from penstock_producer.job.spec import JobSpec
 from penstock_producer.pins import SAMPLE_OF
 from penstock_producer.sources import Document, open_source
 
-router = Router()
+router = Router(prefix="/v1/jobs", tags=["jobs"])
 
 FILE_LIVES_S: Final = 30 * 86_400.0  # longer while its job has not ended
 LOOKED_AT: Final = 20_000  # outcomes; a sample has half as many documents at most

@@ -39,7 +39,7 @@ from penstock_producer.job.spec import JobSpec
 
 __all__ = ["FIRINGS_SHOWN", "find_schedule", "router", "schedules_of", "shown_name"]
 
-router = Router()
+router = Router(tags=["schedules"])
 
 NAME_MAX: Final = 300  # characters: a name has 64, and a tenant may stand before it
 # schedules of one tenant that are added here; a fleet has room for 1,000

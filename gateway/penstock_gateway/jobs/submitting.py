@@ -34,7 +34,7 @@ from penstock_producer.errors import Problem
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.reporting.advice import over_http
 
-router = Router()
+router = Router(prefix="/v1/jobs", tags=["jobs"])
 
 REQUESTS_MAX: Final = 100  # that a preview shows
 PROBLEMS_MAX: Final = 100  # likewise

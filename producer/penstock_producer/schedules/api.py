@@ -33,7 +33,7 @@ from penstock_producer.schedules.timetable import (
     OutcomesOf,
     Timetable,
 )
-from penstock_producer.source_names import is_database
+from penstock_producer.source_formats import is_database
 from penstock_producer.sources.databases.address import whole
 from penstock_producer.sources.listings.chosen import folder_and_pattern
 from penstock_producer.sources.outcomes import Where

@@ -23,8 +23,7 @@ from penstock_producer.pins import (
 )
 from penstock_producer.rows import DEFAULT_MAX_BODY_BYTES, RowSource
 from penstock_producer.settings import ProducerSettings
-from penstock_producer.source_formats import FORMATS, JSONL, XLSX, SourceFormat
-from penstock_producer.source_names import is_database
+from penstock_producer.source_formats import FORMATS, JSONL, XLSX, SourceFormat, is_database
 from penstock_producer.source_roots import SourceRoots
 from penstock_producer.sources import several
 from penstock_producer.sources.blobs import local, s3, store

@@ -29,6 +29,7 @@ from penstock_ledger import JobNotFound, JobStore, OutcomeStore
 from penstock_ledger.lone_surrogates import parse_json
 from penstock_ledger.model import DeadLetter, Job, Result
 from penstock_ledger.texts import Command, Run, SetOption, Text
+from penstock_producer.dialects.pieces import answer_text, sent_text
 from penstock_producer.errors import (
     BadReference,
     Problem,
@@ -51,7 +52,6 @@ from penstock_producer.rows import (
 from penstock_producer.sources.forms.media import media_of
 from penstock_producer.sources.forms.row_forms import BatchLines, RowForm, form_of
 from penstock_producer.sources.forms.strict_json import RowFault
-from penstock_producer.texts_in_bodies import answer_text, sent_text
 
 __all__ = ["OWN", "Where"]
 

@@ -20,10 +20,10 @@ from penstock_ledger import storable
 from penstock_ledger.lone_surrogates import parse_json
 from penstock_ledger.model import DeadLetter, Result
 from penstock_ledger.vectors import MAGIC, DamagedVectors, Vectors, unpack
+from penstock_producer.dialects.pieces import answer_text
 from penstock_producer.job.endpoints import EMBEDDINGS
 from penstock_producer.prices import usd_of_outcome
 from penstock_producer.rows import Column, Kind
-from penstock_producer.texts_in_bodies import answer_text
 
 __all__ = [
     "FLOAT32_BYTES",

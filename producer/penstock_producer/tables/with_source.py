@@ -15,7 +15,7 @@ from penstock_ledger import CommitOrder, Database, OutcomeStore
 from penstock_ledger.model import DeadLetter, Job, Result
 from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import SinkError, SinkUnfit, SourceError, SourceUnavailable
-from penstock_producer.result_formats import form_named
+from penstock_producer.job.sinks import form_named
 from penstock_producer.rows import ROW_ID
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.kept import ALL, NONE, Kept, KeptRow, kept_rows

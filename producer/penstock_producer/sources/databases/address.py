@@ -23,7 +23,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from penstock_ledger.redaction import is_secret_option, redact, remember, remember_url
 from penstock_producer.errors import SourceError, SourceUnavailable, seen
 from penstock_producer.settings import variable
-from penstock_producer.source_names import (
+from penstock_producer.source_formats import (
     BY_VARIABLE,
     DUCKDB,
     MOTHERDUCK,

@@ -18,7 +18,7 @@ from sqlalchemy import ColumnElement, Connection, Select
 
 from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import SourceError, seen
-from penstock_producer.source_names import DUCKDB
+from penstock_producer.source_formats import DUCKDB
 from penstock_producer.sources.databases.address import MYSQL
 from penstock_producer.sources.databases.columns import Column, Key, Kind, equal_keys
 from penstock_producer.sources.databases.relation import (

@@ -17,9 +17,9 @@ from sqlalchemy import update
 
 from penstock_gateway.backend import Backend
 from penstock_gateway.batches.anthropic import result_lines
-from penstock_gateway.batches.calls import created
 from penstock_gateway.batches.finish import error_lines, never_begun
 from penstock_gateway.batches.lines import Details
+from penstock_gateway.batches.routes import created
 from penstock_gateway.batches.specs import AskedBatch
 from penstock_gateway.batches.steps import Steps
 from penstock_gateway.callers.caller import OPERATOR

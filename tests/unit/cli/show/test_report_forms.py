@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from penstock_cli.errors import UsageProblem
-from penstock_cli.reports import Form, form_of, show
+from penstock_cli.files import Form, form_of, show
 from penstock_ledger import MadeWith
 from penstock_ledger.model import Counts, Job, JobState, LaneCounts, Paid
 from penstock_producer.reporting.account import Report, build

@@ -20,9 +20,9 @@ from msgspec import structs
 from penstock_ledger.model import DeadLetter, ItemKey, Paid, Result
 from penstock_ledger.vectors import Vectors, pack
 from penstock_producer.errors import SinkError
+from penstock_producer.job.sinks import TableFormat, form_named
 from penstock_producer.prices import usd_of_outcome
 from penstock_producer.reporting.money import money_of
-from penstock_producer.result_formats import TableFormat, form_named
 from penstock_producer.storage import open_sink
 from penstock_producer.tables import arrow
 from penstock_producer.tables.columns import Column, Table

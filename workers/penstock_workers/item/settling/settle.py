@@ -61,15 +61,13 @@ class Settler:
         Its second argument says that it is to be all that can be held."""
         self._bridge, self._records, self._on_durable = bridge, records, on_durable
         self._tally, self._failpoints = tally, failpoints
-        self._linger_s = linger_s
+        self._linger_s, self._is_slow = linger_s, False
         self._clock = time.monotonic
         self._gatherer = Gatherer(
             self._commit,
             group_max=group_max,
             linger_s=linger_s,
-            at_once=lambda settled: (
-                is_awaited(settled) or is_short(len(self._gatherer), self._is_slow())
-            ),
+            at_once=lambda settled, number: is_awaited(settled) or is_short(number, self._is_slow),
         )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="settle")
         self._unstorable = Unstorable(log)
@@ -103,15 +101,13 @@ class Settler:
             "store-trouble": self.backlog.trouble() or "",
         }
 
-    def _is_slow(self) -> bool:
-        return self._gatherer.linger_s > self._linger_s
-
     async def _commit(self, group: Sequence[Settled]) -> None:
         self.backlog.take()
         began = self._clock()
         group = await self._store(self._sql, self._write_sql, group, self._unstorable.by_sql)
         wait_s = min(LINGER_MAX_S, (self._clock() - began) * LINGER_SHARE)
         self._gatherer.linger_s = max(self._linger_s, wait_s)
+        self._is_slow = wait_s > self._linger_s
         for settled in group:  # no death of this process repeats a call for it any more
             if isinstance(settled.item, Attempt) and settled.item.place is not None:
                 settled.item.place.leave()
@@ -124,7 +120,7 @@ class Settler:
         self._bridge.conclude([(settled.delivery, settled.outcome) for settled in group])
         if self._on_durable is not None:
             self._on_durable(group)
-        if self._is_slow():
+        if self._is_slow:
             self._gatherer.look_again()
         self.backlog.done(more=len(self._gatherer) > 0)
 
