@@ -248,7 +248,10 @@ def play(
     try:
         _wait_for_work(stage, number)
         for fault in faults:
+            said = len(stage.did)
             fault.strike(stage)
+            if len(stage.did) == said:
+                stage.did.append(fault.does)
         stage.ended_at = time.monotonic()
         resumed_s = _resumes_in_time(faults, stage)
         fleet.wait_for(job, JobState.COMPLETED, END_S, lambda: _tend(faults, stage))
@@ -278,7 +281,7 @@ def play(
     return Verdict(
         tuple(fault.name for fault in faults),
         seed,
-        "; ".join(stage.did) or "; ".join(fault.does for fault in faults),
+        "; ".join(stage.did),
         resumed_s,
         took_s,
         calls,
