@@ -18,7 +18,7 @@ from penstock_gateway.metrics import metrics_of, route_of
 from penstock_gateway.refused import Refused, not_json
 from penstock_gateway.routing import json_kept
 from penstock_gateway.settings import GatewayFields
-from penstock_producer.json_bounds import overfull
+from penstock_producer.json_bounds import huge_integer, overfull
 
 __all__ = [
     "MAX_DEPTH",
@@ -30,6 +30,7 @@ __all__ = [
     "is_json",
     "object_of",
     "parsed",
+    "refuse_huge_integer",
     "refused_metadata",
 ]
 
@@ -74,6 +75,7 @@ def refused_metadata(param: str, why: str, code: str = "invalid_value") -> Refus
     )
 
 
+SHOWN_DIGITS: Final = 40  # of an integer that is refused
 MAX_DEPTH: Final = 64  # objects and lists inside one another; a request with tools has about ten
 MAX_KEYS: Final = 5_000  # of one object: each that is not known there is an error of its own
 
@@ -88,10 +90,12 @@ def is_json(content_type: str) -> bool:
 def parsed(body: bytes) -> Any:
     """Return the one JSON value that the body is.
 
-    Raises Refused, also for one that is larger or deeper than a request can be."""
+    Raises Refused, also for one that is larger or deeper than a request can be, and for an integer
+    that would be altered."""
     too_much = overfull(body)
     if too_much is not None:
         raise Refused(400, f"The body has {too_much}.", code="too_many_values")
+    refuse_huge_integer(body)
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -101,6 +105,19 @@ def parsed(body: bytes) -> Any:
     if body.count(b"[") + body.count(b"{") > MAX_DEPTH or body.count(b":") > MAX_KEYS:
         _check_containers(value)
     return value
+
+
+def refuse_huge_integer(body: bytes) -> None:
+    """Raise Refused for an integer beyond 64 bits, which parsing would alter."""
+    number = huge_integer(body)
+    if number is not None:
+        shown = number if len(number) <= SHOWN_DIGITS else f"{number[:SHOWN_DIGITS]}…"
+        raise Refused(
+            400,
+            f"The body has the integer {shown}, which 64 bits cannot hold: send a smaller one, or "
+            "a text.",
+            code="invalid_number",
+        )
 
 
 def object_of(value: Any) -> dict[str, Any]:

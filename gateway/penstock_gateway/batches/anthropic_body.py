@@ -13,13 +13,14 @@ from typing import Any, Final
 import orjson
 
 from penstock_gateway.backend import Backend
+from penstock_gateway.bodies import SHOWN_DIGITS
 from penstock_gateway.callers.admission import Incoming, Shares
 from penstock_gateway.files.form import BATCH_LIVES_S
 from penstock_gateway.files.store import FileStore
 from penstock_gateway.refused import Refused
 from penstock_ledger import DoorFile
 from penstock_producer.job.endpoints import MESSAGES
-from penstock_producer.json_bounds import MAX_VALUES, overfull
+from penstock_producer.json_bounds import MAX_VALUES, huge_integer, overfull
 
 __all__ = ["PURPOSE", "RequestReader", "taken_in"]
 
@@ -153,6 +154,8 @@ class RequestReader:
         too_much = overfull(raw)
         if too_much is not None:
             raise _invalid(f"{at}: the request has {too_much}")
+        if (number := huge_integer(raw)) is not None:
+            raise _invalid(f"{at}: 64 bits cannot hold the integer {number[:SHOWN_DIGITS]}")
         try:
             given: Any = orjson.loads(raw)
         except orjson.JSONDecodeError as error:

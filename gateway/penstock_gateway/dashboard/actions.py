@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from penstock_gateway.batches.finish import batch_note
+from penstock_gateway.bodies import refuse_huge_integer
 from penstock_gateway.dashboard.dead_letters_view import (
     EDIT_MAX,
     GROUPED_MAX,
@@ -37,12 +38,13 @@ from penstock_ledger import Job, JobNotReplayable, NothingToReplay, dead_letter_
 from penstock_producer import JobRefused, SpecError
 from penstock_producer.job.options import OPTIONS, seconds_of
 from penstock_producer.job.spec import OFF
-from penstock_producer.operations.jobs import Changed
+from penstock_producer.operations import Changed
 from penstock_producer.reporting.advice import on_page
 from penstock_producer.reporting.money import money_of
 from penstock_producer.reporting.text import count, one_line
 
 __all__ = ["DONE", "router"]
+
 
 router = Router(include_in_schema=False)
 
@@ -350,9 +352,11 @@ def _members(viewer: Viewer, job: Job, reason: str, words: str) -> list[str]:
 
 
 def _request_in(typed: str) -> Any:
-    """Parse the request that was typed. Raises Refused where it is not JSON."""
+    """Parse the request that was typed. Raises Refused where it is not JSON, or would change."""
+    body = typed.encode("utf-8", "surrogatepass")
+    refuse_huge_integer(body)
     try:
-        return orjson.loads(typed.encode("utf-8", "surrogatepass"))
+        return orjson.loads(body)
     except ValueError as error:
         said = one_line(str(error), 200)
         raise Refused(400, f"The request is not valid JSON: {said}", code="invalid_json") from None

@@ -69,6 +69,8 @@ class Begun(NamedTuple):
     reply: BeginReply
     # earlier starts that ended without any conclusion: the worker died, or lost its lease
     crashes: int
+    # False: Redis was started again, or forgot, and is not rebuilt yet; SQL may have its outcome
+    is_sure: bool = True
 
 
 class Keep(NamedTuple):

@@ -50,6 +50,7 @@ SHARED: Final = {
 TAGS_MAX: Final = 250  # raw messages looked at per call; each may hold 16 KiB
 
 _REPLIES: Final = tuple(BeginReply)  # by their numbers
+_UNSURE: Final = 9  # in begin.lua: go, if SQL has not finished it
 
 Argument = str | bytes | int | float
 T = TypeVar("T")
@@ -110,12 +111,13 @@ class ItemScripts:
                 (*_scopes(feed), docs, *zip(*places, strict=True), *([calls] if any(calls) else []))
             )
         answer = self._begin(
-            [keys.EPOCH, keys.EPOCH_REBUILT], [epoch, packed(feeds), lane, *fields.arguments]
+            [keys.EPOCH, keys.EPOCH_REBUILT, keys.EPOCH_RUN],
+            [epoch, packed(feeds), lane, *fields.arguments],
         )
         found = sorted(
             zip(chain.from_iterable(by_feed.values()), answer[::2], answer[1::2], strict=True)
         )
-        return [Begun(_REPLIES[reply], crashes) for _, reply, crashes in found]
+        return [_begun(reply, crashes) for _, reply, crashes in found]
 
     def settle(
         self, done: Sequence[SettledDone], dead: Sequence[SettledDead]
@@ -299,6 +301,12 @@ def _lately(
         by_scope[scope]: lately_of(*(dict(zip(of[::2], of[1::2], strict=True)) for of in stretches))
         for scope, *stretches in zip(shown[::3], shown[1::3], shown[2::3], strict=True)
     }
+
+
+def _begun(reply: int, crashes: int) -> Begun:
+    if reply == _UNSURE:
+        return Begun(BeginReply.GO, crashes, is_sure=False)
+    return Begun(_REPLIES[reply], crashes)
 
 
 def _call(may_cost: MayCost | None) -> tuple[int, int, int, str] | bool:

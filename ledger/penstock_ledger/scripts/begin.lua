@@ -1,7 +1,8 @@
 -- Ask whether items may start and, where they may, count the start before anything is paid.
 --
 -- KEYS[1] penstock:epoch  touched, see below; while it is not the caller's, Redis forgot, and windows tell nothing
--- KEYS[2] penstock:epoch:rebuilt  exists for a while after a rebuild, when windows are not full again; computed, from ARGV:
+-- KEYS[2] penstock:epoch:rebuilt  exists for a while after a rebuild, when windows are not full again
+-- KEYS[3] penstock:epoch:run  run id of the server that was rebuilt; computed, from ARGV:
 --   penstock:<job>:state, :lane     strings: paused | cancelled | purged; the lane that it has moved to; :budget and others: account.lua
 --   penstock:<job>:stats            hash: skipped grows when a finished item was delivered again
 --   penstock:<job>:<gen>:done:<n>   hash, completed set
@@ -11,7 +12,11 @@
 -- {document id, ...}, {bucket number, ...}, {completed-set field, ...}, {call, ...}}; a field is false where it is the id, else the
 -- index of the argument that holds it; a call is false without a budget, else {paid, estimate, 1 if that is the most, who}: account.lua
 -- Returns per item its reply (0 go, 1 done, 2 paused, 3 cancelled, 4 or 5 in no window, 6 in another lane, 7 no room in the budget, 8
--- another budget than the worker knows, see BeginReply), and crashes = earlier starts that never came to a conclusion
+-- another budget than the worker knows, see BeginReply, 9 go if SQL has not finished it), and crashes = earlier starts that never
+-- came to a conclusion
+--
+-- A server that was started again since it was rebuilt may hold what a backup had: a queue whose documents have ended, and windows
+-- that still have them. So nothing that it says to go is sure until it is rebuilt again; SQL is asked before anything is paid.
 --
 -- What is in the window is not in the completed set: what is put into the set leaves the window in the same call (settle.lua,
 -- rehydrate.lua), and publish.lua puts nothing into the window that is in the set. So the set is asked about the rest only.
@@ -19,8 +24,9 @@
 -- A script whose first write needs no memory may go on in a full Redis: work must drain for memory to be freed.
 redis.call('PERSIST', KEYS[1])
 
-local VERDICTS, GO, DONE, ELSEWHERE = {paused = 2, cancelled = 3, purged = 3}, 0, 1, 6
+local VERDICTS, GO, DONE, ELSEWHERE, UNSURE = {paused = 2, cancelled = 3, purged = 3}, 0, 1, 6, 9
 local remembers = redis.call('GET', KEYS[1]) == ARGV[1]
+local is_rebuilt = remembers and string.find(redis.call('INFO', 'server'), 'run_id:' .. (redis.call('GET', KEYS[3]) or ' '), 1, true)
 local unknown, answer = redis.call('EXISTS', KEYS[2]) == 1 and 5 or 4, {}
 
 local function is_finished(scope, bucket, field, doc)
@@ -57,6 +63,7 @@ for _, feed in ipairs(cmsgpack.unpack(ARGV[2])) do
       crashes = counts[doc] or tonumber(begun[at] or '0')
       counts[doc] = crashes + 1
       counted[#counted + 1], counted[#counted + 2] = doc, crashes + 1
+      if not is_rebuilt then reply = UNSURE end
     end
     answer[#answer + 1], answer[#answer + 2] = reply, crashes
   end

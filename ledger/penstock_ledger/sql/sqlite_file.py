@@ -30,13 +30,13 @@ LOOK_S: Final = 5.0  # SQLite's own wait; after each we look how long it has bee
 SHORT_LOOK_S: Final = 0.008
 SHORT_FOR_S: Final = 0.5
 SAID_EACH_S: Final = 10.0  # by all threads of this process together
+_LOOKS: Final = "penstock_looks"  # how long SQLite waits on a connection; the key of its ``info``
 
 
 class WriteLock:
     """Of one file. Shared by the threads of a process."""
 
     def __init__(self, path: str, *, wait_s: float = LOCK_WAIT_S, look_s: float = LOOK_S) -> None:
-        self.look_ms = round(look_s * 1000)  # what PRAGMA busy_timeout is to be
         self._path = path
         self._wait_s = wait_s
         self._look_s = look_s
@@ -47,36 +47,42 @@ class WriteLock:
         """BEGIN IMMEDIATE.
 
         Raises SQLAlchemy's OperationalError when the lock does not come within ``wait_s``."""
-        raw: Any = connection.connection.driver_connection
-        if self._begins(raw, SHORT_LOOK_S, min(SHORT_FOR_S, self._wait_s)):
+        if self._begins(connection, SHORT_LOOK_S, min(SHORT_FOR_S, self._wait_s)):
             return
-        if self._begins(raw, self._look_s, self._wait_s):
+        if self._begins(connection, self._look_s, self._wait_s):
             return
         # once more, so that a failure is SQLAlchemy's
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
-    def _begins(self, raw: Any, look_s: float, wait_s: float) -> bool:
+    def look_for(self, connection: Connection, look_s: float) -> Any:
+        """Have SQLite wait for so long, and return the driver's connection.
+
+        That is said only where it changes: each statement lets go of the interpreter once more."""
+        raw: Any = connection.connection.driver_connection
+        if connection.info.get(_LOOKS) != look_s:
+            raw.execute(f"PRAGMA busy_timeout = {round(look_s * 1000)}")
+            connection.info[_LOOKS] = look_s
+        return raw
+
+    def _begins(self, connection: Connection, look_s: float, wait_s: float) -> bool:
         """Return whether the lock came within ``wait_s``, looking in waits of ``look_s``.
 
         It is False for other failures, too."""
         began = time.monotonic()
-        raw.execute(f"PRAGMA busy_timeout = {round(look_s * 1000)}")
-        try:
-            while True:
-                try:
-                    raw.execute("BEGIN IMMEDIATE")
-                except sqlite3.OperationalError as error:
-                    waited_s = time.monotonic() - began
-                    if not is_busy(error):
-                        return False
-                    if look_s >= self._look_s:
-                        self._say(waited_s)
-                    if waited_s + look_s >= wait_s:
-                        return False
-                else:
-                    return True
-        finally:
-            raw.execute(f"PRAGMA busy_timeout = {self.look_ms}")
+        raw = self.look_for(connection, look_s)
+        while True:
+            try:
+                raw.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                waited_s = time.monotonic() - began
+                if not is_busy(error):
+                    return False
+                if look_s >= self._look_s:
+                    self._say(waited_s)
+                if waited_s + look_s >= wait_s:
+                    return False
+            else:
+                return True
 
     def _say(self, waited_s: float) -> None:
         with self._guard:
@@ -142,10 +148,11 @@ def open_sqlite(url: URL, pool_size: int, cache_kib: int) -> Engine:
         if connection.get_execution_options().get(WRITES, False):
             lock.begin(connection)
         else:
+            lock.look_for(connection, LOOK_S)
             connection.exec_driver_sql("BEGIN")
 
     event.listen(engine, "do_connect", partial(_make_private, url))
-    event.listen(engine, "connect", partial(_prepare_sqlite, lock.look_ms, cache_kib))
+    event.listen(engine, "connect", partial(_prepare_sqlite, cache_kib))
     event.listen(engine, "begin", begin)
     return engine
 
@@ -161,11 +168,11 @@ def _make_private(url: URL, *_: object) -> None:
             os.close(os.open(str(url.database), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
 
 
-def _prepare_sqlite(busy_timeout_ms: int, cache_kib: int, connection: Any, _record: object) -> None:
+def _prepare_sqlite(cache_kib: int, connection: Any, _record: object) -> None:
     # SQLAlchemy's recipe: pysqlite must not open transactions by itself.
     connection.isolation_level = None
     cursor = connection.cursor()
-    cursor.execute(f"PRAGMA busy_timeout = {busy_timeout_ms}")
+    cursor.execute(f"PRAGMA busy_timeout = {round(LOOK_S * 1000)}")
     _switch_to_wal(cursor)
     cursor.execute("PRAGMA synchronous = FULL")
     cursor.execute(f"PRAGMA cache_size = -{cache_kib}")

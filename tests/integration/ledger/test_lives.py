@@ -74,7 +74,7 @@ class Night:
             assert self.has_forgotten, "what is fed is known, unless Redis forgot"
             self.ack(doc)  # the feed brings it again
             return
-        assert begun == (BeginReply.GO, self.crashes.get(doc, 0)), doc
+        assert begun[:2] == (BeginReply.GO, self.crashes.get(doc, 0)), doc
         self.flying.add(doc)
 
     def conclude(self) -> None:

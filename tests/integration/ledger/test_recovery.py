@@ -11,6 +11,7 @@ from servers import RedisServer
 from penstock_ledger import (
     Begin,
     BeginReply,
+    Begun,
     Counts,
     DeadLetter,
     ItemKey,
@@ -198,6 +199,22 @@ def test_the_completed_set_is_compact_and_exact(redis_server: RedisServer) -> No
         Begin(ItemKey(JOB, 1, f"{n * 2654435761 % 2**61:015x}-"), buckets) for n in range(2_000)
     ]
     assert {begun.reply for begun in hot.begin(fresh)} == {BeginReply.GO}
+
+
+def test_an_old_copy_is_sure_of_nothing(own_redis: RedisServer) -> None:
+    """A server that was started again may hold the queue of a backup, whose documents have ended
+    since: until it is rebuilt, each start is looked up in SQL."""
+    hot = RedisLedger(own_redis.client(), "epoch-1")
+    begin = Begin(ItemKey(JOB, 1, "d1"), 1)
+    hot.check_epoch()
+    hot.install_epoch()
+    hot.publish(QUEUE, [Publish(begin.key, "0", b"raw")], 1)
+    assert hot.begin([begin])[0] == Begun(BeginReply.GO, 0, is_sure=True)
+    own_redis.restart()
+    assert hot.begin([begin])[0] == Begun(BeginReply.GO, 1, is_sure=False)
+    hot.check_epoch()
+    hot.install_epoch()
+    assert hot.begin([begin])[0] == Begun(BeginReply.GO, 2, is_sure=True)
 
 
 def test_a_job_of_unknown_size_stays_compact(redis_server: RedisServer) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 from penstock_gateway.bodies import MAX_KEYS, parsed
 from penstock_gateway.refused import Refused
 from penstock_producer import json_bounds
-from penstock_producer.json_bounds import MAX_FIELDS, MAX_VALUES, overfull
+from penstock_producer.json_bounds import MAX_FIELDS, MAX_VALUES, huge_integer, overfull
 from penstock_producer.sources.forms.strict_json import RowFault, parse_object, parse_surveyed
 
 TEXTS = some.lists(some.text('a"\\,:[{\n é', max_size=12), max_size=30)
@@ -68,3 +68,42 @@ def test_lines_have_the_same_bounds() -> None:
         with pytest.raises(RowFault) as caught:
             read()
         assert caught.value.code == "too_many_values"
+
+
+@pytest.mark.parametrize(
+    ("body", "integer"),
+    [
+        (b'{"seed": 18446744073709551616}', "18446744073709551616"),
+        (b'{"seed": 18446744073709551615, "n": [-9223372036854775808]}', None),
+        (b"[1, -9223372036854775809]", "-9223372036854775809"),
+        (b'{"text": "18446744073709551616", "18446744073709551616": 1}', None),
+        (b"[0.18446744073709551616, 18446744073709551616e3, 1e-18446744073709551616]", None),
+        (b"18446744073709551616", "18446744073709551616"),
+        (b"[" + b"9" * 5_000 + b"]", "9" * 5_000),
+    ],
+)
+def test_an_integer_that_parsing_would_alter_is_found(body: bytes, integer: str | None) -> None:
+    """Whatever 64 bits hold is kept, texts and fractions are no integers, and a door refuses the
+    rest by its digits."""
+    assert huge_integer(body) == integer
+    if integer is not None:
+        with pytest.raises(Refused, match="64 bits cannot hold") as refused:
+            parsed(body)
+        assert (refused.value.status, refused.value.code) == (400, "invalid_number")
+
+
+@given(
+    some.lists(some.integers(-(2**66), 2**66) | some.floats(allow_nan=False), max_size=9),
+    TEXTS,
+    some.integers(1, 40),
+)
+def test_a_huge_integer_is_found_wherever_the_text_is_cut(
+    numbers: list[float], texts: list[str], piece: int
+) -> None:
+    """It is the first integer beyond 64 bits that Python's own reader finds."""
+    body = json.dumps([numbers, texts, dict.fromkeys(texts, 2**64 - 1)]).encode()
+    huge = [one for one in numbers if isinstance(one, int) and not -(2**63) <= one < 2**64]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_bounds, "_PIECE", piece)
+        found = huge_integer(body)
+    assert found == (str(huge[0]) if huge else None)

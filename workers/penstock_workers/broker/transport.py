@@ -112,8 +112,17 @@ class Transport(kombu_redis.Transport):  # type: ignore[misc]  # kombu is untype
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         before = set(loop.on_tick)
         super().register_with_event_loop(connection, loop)
-        for callback in loop.on_tick - before:  # kombu leaves one behind per connection
-            self._leave_loop.append(partial(loop.on_tick.discard, callback))
+        loop.on_tick &= before  # kombu's own asks the kernel for each socket in each turn
+
+        def read_sockets() -> None:
+            self.cycle.on_poll_start()
+            for fd in self.cycle.fds:
+                reader = loop.readers.get(fd)
+                if reader is None or reader[0] != self.on_readable:
+                    loop.add_reader(fd, self.on_readable, fd)
+
+        loop.on_tick.add(read_sockets)
+        self._leave_loop.append(partial(loop.on_tick.discard, read_sockets))
         idle_poll_s = self.client.transport_options.get("idle_poll_s", IDLE_POLL_S)
         # keeps the loop turning: each turn claims messages
         wake_up = loop.call_repeatedly(idle_poll_s, lambda: None)

@@ -21,7 +21,7 @@ from penstock_workers.item.outcome import Outcome
 from penstock_workers.item.passing import Passing
 from penstock_workers.item.same_request import ReusePolicy
 from penstock_workers.item.slots import SlotPlace
-from penstock_workers.item.spent import NOTHING_SPENT, Spent, spent_before
+from penstock_workers.item.spent import NOTHING_PAID, NOTHING_SPENT, Spent, spent_before
 from penstock_workers.settings import ProviderSettings
 
 # The moments of an item that traces are made of, in their order; a try apart repeats those from
@@ -93,8 +93,9 @@ class Item(Struct, eq=False):
     @property
     def paid_before(self) -> Paid:
         """What the message tells of earlier attempts; nothing where none was paid for."""
-        before = spent_before(self.delivery.headers.get(SPENT_HEADER))
-        return before.paid(self.calls_in_all - self.calls) if any(before) else Paid()
+        header = self.delivery.headers.get(SPENT_HEADER)
+        before = NOTHING_SPENT if header is None else spent_before(header)
+        return before.paid(self.calls_in_all - self.calls) if any(before) else NOTHING_PAID
 
     def mark(self, name: Mark) -> None:
         if self.marks is not None:

@@ -46,6 +46,7 @@ class Spent(NamedTuple):
 
 
 NOTHING_SPENT = Spent()
+NOTHING_PAID = Paid()
 
 
 def spent_before(header: object) -> Spent:

@@ -20,19 +20,15 @@ import orjson
 
 from penstock_producer.errors import seen
 from penstock_producer.job.params import close_to
-from penstock_producer.json_bounds import overfull
+from penstock_producer.json_bounds import fits, has_long_number, overfull
 from penstock_producer.rows import BadRow, Cursor
 
 __all__ = ["bounded", "columns_of", "meant", "too_large"]
 
 # no request body of a known provider nests a quarter of this; parsers fail from 1,000 on
 MAX_DEPTH = 64
-_MIN_INT, _MAX_INT = -(2**63), 2**64 - 1  # what every JSON reader on the way keeps exactly
-_MAX_INT_DIGITS = 20
 
 _ASCII_ESCAPE = re.compile(rb"\\u00[0-7]")
-_DIGITS_TO_NINE = bytes(57 if 48 <= byte <= 57 else byte for byte in range(256))
-_LONG_NUMBER = b"9" * (_MAX_INT_DIGITS - 1)
 # Strings are skipped whole, possessively, so that no input makes the scan quadratic.
 _DEPTH_TOKENS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]|[\]}]', re.DOTALL)
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -146,7 +142,7 @@ def _is_suspicious(line: bytes, control_keys: tuple[bytes, ...]) -> bool:
     for key in control_keys:
         if line.count(key) > 1:
             return True
-    return line.translate(_DIGITS_TO_NINE).find(_LONG_NUMBER) >= 0
+    return has_long_number(line)
 
 
 def _classify(line: bytes, reason: str, *, last: bool) -> NoReturn:
@@ -281,7 +277,7 @@ def check_text(text: str, field: str | None = None) -> None:
 
 
 def _integer(digits: str) -> int:
-    if len(digits) > _MAX_INT_DIGITS or not _MIN_INT <= int(digits) <= _MAX_INT:
+    if not fits(digits):
         _refuse_number(digits, "is beyond 64 bits")
     return int(digits)
 

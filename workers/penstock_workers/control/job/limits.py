@@ -19,7 +19,7 @@ from penstock_ledger.model import Job, JobState
 from penstock_ledger.reasons import By, Code, Reason
 from penstock_producer.job.lanes import packs
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.prices.spent_budget import (
+from penstock_producer.prices import (
     is_budget_spent,
     spent_budget,
     spent_tenant_budget,
@@ -117,6 +117,12 @@ class JobLimits:
         documents = min(documents, look.documents)
         self._looks[job.job_id] = look._replace(documents=look.documents - documents)
         return documents
+
+    def give_back(self, job: Job, documents: int) -> None:
+        """Put so many back of what ``within_budget`` has returned: they were not fed."""
+        look = self._looks.get(job.job_id)
+        if look is not None:
+            self._looks[job.job_id] = look._replace(documents=look.documents + documents)
 
     def to_unpark(self, job: Job, parked: int, most: int) -> int:
         """Return how many of the messages that wait outside the queue go back to it.

@@ -217,7 +217,8 @@ class Starts:
     def _begin(self, group: Sequence[_Asked]) -> list[_Answer]:
         """Count a group in one script call.
 
-        Where a message was seen before, one look into SQL comes before anything is paid twice."""
+        Where a message was seen before, or Redis may be an old copy, one look into SQL comes before
+        anything is paid twice."""
         if any(asked.begin.may_cost is not None for asked in group):
             self._say_alive()
         begun = self._hot.begin([asked.begin for asked in group], self._lane)
@@ -300,5 +301,5 @@ def _tell(asked: _Asked, answer: _Answer) -> bool:
 
 def _is_doubtful(asked: _Asked, begun: Begun) -> bool:
     if begun.reply is BeginReply.GO:
-        return asked.redelivered or begun.crashes > 0
+        return asked.redelivered or begun.crashes > 0 or not begun.is_sure
     return begun.reply in _NOT_FED

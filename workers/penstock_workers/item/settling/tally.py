@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from penstock_producer.job.lanes import has_own_model
@@ -109,15 +110,22 @@ class _Reasons:
                 yield metric(count, lane, label)
 
 
+@dataclass(slots=True)
+class _Bill:
+    """What one provider was asked for. Attributes cost an item less than entries of counters."""
+
+    calls: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    microusd: int = 0
+    unpriced: int = 0  # answers of which no price is known
+
+
 class Paid:
     """The calls that attempts made, whatever they ended in: their number, tokens and cost."""
 
     def __init__(self, providers: Sequence[str]) -> None:
-        self._calls: Counter[str] = Counter(dict.fromkeys(providers, 0))
-        self._tokens_in: Counter[str] = Counter(dict.fromkeys(providers, 0))
-        self._tokens_out: Counter[str] = Counter(dict.fromkeys(providers, 0))
-        self._cost: Counter[str] = Counter(dict.fromkeys(providers, 0))
-        self._unpriced: Counter[str] = Counter()  # answers of which no price is known
+        self._bills = {provider: _Bill() for provider in providers}
         self._engine_cost = 0
         self._asked_again = Counter(dict.fromkeys(AGAIN, 0))
 
@@ -132,14 +140,17 @@ class Paid:
             self._asked_again["fallback"] += attempt.spent.fallbacks
 
     def _charge(self, lane: str, provider: str, calls: int, spent: Spent) -> None:
-        self._calls[provider] += calls
-        self._tokens_in[provider] += spent.prompt_tokens
-        self._tokens_out[provider] += spent.completion_tokens
+        bill = self._bills.get(provider)
+        if bill is None:
+            bill = self._bills[provider] = _Bill()
+        bill.calls += calls
+        bill.tokens_in += spent.prompt_tokens
+        bill.tokens_out += spent.completion_tokens
         if has_own_model(lane):
             self._engine_cost += spent.cost_microusd
         else:
-            self._cost[provider] += spent.cost_microusd
-            self._unpriced[provider] += spent.unpriced
+            bill.microusd += spent.cost_microusd
+            bill.unpriced += spent.unpriced
 
     @property
     def engine_usd(self) -> float:
@@ -149,14 +160,12 @@ class Paid:
     def figures(self, lane: str) -> Iterator[Sample]:
         for cause, count in self._asked_again.items():
             yield catalogue.ASKED_AGAIN(count, lane, cause)
-        for provider, count in tuple(self._calls.items()):
-            yield catalogue.CALLS(count, lane, provider)
-        for direction, counts in (("in", self._tokens_in), ("out", self._tokens_out)):
-            for provider, count in tuple(counts.items()):
-                yield catalogue.TOKENS(count, lane, provider, direction)
-        for provider, microusd in tuple(self._cost.items()):
-            if microusd or not self._unpriced[provider]:  # what has no known price is not free
-                yield catalogue.COST(microusd / MICROUSD, lane, provider)
+        for provider, bill in tuple(self._bills.items()):
+            yield catalogue.CALLS(bill.calls, lane, provider)
+            yield catalogue.TOKENS(bill.tokens_in, lane, provider, "in")
+            yield catalogue.TOKENS(bill.tokens_out, lane, provider, "out")
+            if bill.microusd or not bill.unpriced:  # what has no known price is not free
+                yield catalogue.COST(bill.microusd / MICROUSD, lane, provider)
 
 
 class _Spreads:

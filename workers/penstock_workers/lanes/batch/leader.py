@@ -188,10 +188,9 @@ class Leader:
         for job, feeds in found.live:
             if not self._has_provider_of(job):
                 continue
+            await self._let_go(job, feeds)
             if job.state is JobState.RUNNING:
                 await self._packs.pack(job, feeds, found.waiting.get(job.job_id, {}))
-            else:
-                await self._let_go(job, feeds)
 
     def _has_provider_of(self, job: Job) -> bool:
         """Return whether this worker has the settings of the job's provider.
@@ -212,9 +211,13 @@ class Leader:
         return False
 
     async def _let_go(self, job: Job, feeds: Sequence[LiveFeed]) -> None:
-        """Release the feeds of a job that is paused or ends."""
+        """Release feeds that are not packed: of a job that is paused or ends, or read to their end.
+
+        They were released as they were packed, unless SQL was away; a lease that is renewed for
+        ever keeps control from ending the job."""
         for live in feeds:
-            if live.led_by(self._journal.owner) and not live.feed.exhausted:
+            is_packed = job.state is JobState.RUNNING and not live.feed.exhausted
+            if live.led_by(self._journal.owner) and not is_packed:
                 await asyncio.to_thread(self._feeds.release_feed, live.feed, self._journal.owner)
 
     def _renew(self) -> None:

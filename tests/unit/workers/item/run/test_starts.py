@@ -143,14 +143,15 @@ async def test_a_generation_that_does_not_exist_is_named(house: House, reply: Be
     [
         (redelivered("a"), Begun(BeginReply.GO, 0)),
         (make_attempt("a"), Begun(BeginReply.GO, 1)),
+        (make_attempt("a"), Begun(BeginReply.GO, 0, is_sure=False)),
         (make_attempt("a"), Begun(BeginReply.UNKNOWN, 0)),
     ],
 )
 async def test_nothing_that_sql_has_finished_is_paid_again(
     house: House, attempt: Attempt, reply: Begun
 ) -> None:
-    """A message that was seen before, that a worker died over, or that Redis does not know: Redis
-    learns what SQL has, and the start is taken back."""
+    """A message that was seen before, that a worker died over, that an old copy of Redis has or that
+    Redis does not know: Redis learns what SQL has, and the start is taken back."""
     house.ledger.reply, house.ledger.finished = reply, {"a"}
     outcome = await house.ended(attempt)
     assert isinstance(outcome, Skipped)

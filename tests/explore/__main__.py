@@ -1,0 +1,120 @@
+"""Runs seeds by hand: ``python -m tests.explore --seeds 1000``."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("ledger", "ratelimit", "producer", "workers", "gateway", "cli", "simulate")
+
+
+def main(arguments: list[str]) -> int:
+    """Run the seeds that are asked for; return 1 where one has failed."""
+    asked = _asked(arguments)
+    first, last = _range(asked.seeds)
+    from explore import virtual
+
+    virtual.install()
+    import redis
+    from servers import RedisServer
+
+    from explore.history import kept, shrunk, table
+    from explore.scenarios import Ground, play
+    from explore.seams import RedisOfWorld, Seams
+
+    if asked.log:
+        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    else:
+        logging.disable(logging.CRITICAL)
+    folder = Path(tempfile.mkdtemp(prefix="explore-", dir=_memory()))
+    redis_server = RedisServer.start(folder / "redis")
+    client = redis.Redis(host="127.0.0.1", port=redis_server.port)
+    server = RedisOfWorld(client)
+    Seams(server).install()
+    faults: Counter[str] = Counter()
+    seeds = steps = 0
+    seconds, failed, invariant = 0.0, None, None
+    try:
+        ground = Ground(server, redis_server.url, folder)
+        gc.freeze()
+        gc.disable()  # when it runs would be a part of a history
+        seeds_asked: list[tuple[int, frozenset[str] | None]] = [
+            (seed, None) for seed in range(first, last + 1)
+        ]
+        if asked.kept:
+            seeds_asked = [(one["seed"], frozenset(one["choices"])) for one in kept()]
+        for seed, choices in seeds_asked:
+            run = play(ground, seed, choices)
+            if seed % 20 == 0:
+                gc.collect()
+            seeds, steps, seconds = seeds + 1, steps + run.steps, seconds + run.seconds
+            faults.update(run.faults)
+            if asked.history:
+                print(table(run))
+            if run.violation is None:
+                continue
+            if failed is None:
+                failed, invariant = seed, run.violation.invariant
+            if not asked.json:
+                print(f"seed {seed}: {run.violation}")
+                print(table(shrunk(ground, run) if asked.shrink else run))
+            if asked.stop_at_first_failure:
+                break
+    finally:
+        client.close()
+        redis_server.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+    figures = {
+        "seeds": seeds,
+        "steps": steps,
+        "faults": dict(sorted(faults.items())),
+        "virtual_hours": round(seconds / 3600, 1),
+        "failed_seed": failed,
+        "invariant": invariant,
+    }
+    print(json.dumps(figures) if asked.json else _in_words(figures))
+    return 0 if failed is None else 1
+
+
+def _asked(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.explore", description=__doc__)
+    parser.add_argument("--seeds", default="200", help="how many, or FIRST:LAST")
+    parser.add_argument("--kept", action="store_true", help="play what is kept of failures")
+    parser.add_argument("--stop-at-first-failure", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one object with the figures")
+    parser.add_argument("--log", action="store_true", help="show what the product logs")
+    parser.add_argument("--history", action="store_true", help="print that of every seed")
+    parser.add_argument("--no-shrink", dest="shrink", action="store_false")
+    return parser.parse_args(arguments)
+
+
+def _range(text: str) -> tuple[int, int]:
+    first, colon, last = text.partition(":")
+    return (int(first), int(last)) if colon else (0, int(text) - 1)
+
+
+def _in_words(figures: dict[str, object]) -> str:
+    return "\n".join(f"{name}: {value}" for name, value in figures.items())
+
+
+def _memory() -> str | None:
+    """Return a folder in memory, where there is one: worlds commit thousands of times."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+if __name__ == "__main__":
+    # the order of sets is a part of a seed's history
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, "-m", "tests.explore", *sys.argv[1:]])
+    sys.path[:0] = [str(ROOT), *(str(ROOT / name) for name in PACKAGES), str(ROOT / "tests"), str(ROOT / "tests/harness")]
+    sys.exit(main(sys.argv[1:]))

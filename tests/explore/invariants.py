@@ -1,0 +1,297 @@
+"""What must be true: after each write to SQL, and once the world is quiet.
+
+They are looked at with a connection of their own, so that no rule of the product is asked whether
+it holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from explore.actors import Provider, Worker
+from explore.batches import Batches
+from explore.scheduler import Actor, Call, Fate, Process, Violation, World
+from penstock_ledger.model import JobState
+from penstock_workers.item.attempt import Attempt
+
+G1: Final = "G1: each document has one visible outcome"
+G2: Final = "G2: an outcome never changes"
+G3: Final = "G3: no call is made again without a cause"
+G4: Final = "G4: work goes on by itself"
+MONEY: Final = "no dollar is unbooked"
+GROWS: Final = "money only grows"
+BUDGET: Final = "no budget is passed"
+ORPHAN: Final = "no batch is orphaned"
+PLANNED: Final = "a planned time starts one job"
+PURGED: Final = "nothing is left of a job that was purged"
+CAUSE: Final = "no item is suspected without a cause"
+LEADER: Final = "only the leader of a feed moves its cursor"
+
+SCHEDULED: Final = "nightly"
+"""How the keys of jobs begin that start themselves."""
+
+ACCOUNT: Final = """
+SELECT coalesce(sum(cost_microusd), 0) FROM (
+    SELECT job_id, cost_microusd FROM tallies UNION ALL SELECT job_id, cost_microusd FROM paid_beside
+    UNION ALL SELECT job_id, cost_microusd FROM batch_remainders
+    UNION ALL SELECT job_id, cost_microusd FROM spending
+) WHERE job_id = ?
+"""
+
+
+class Invariants:
+    """Looks at the database of one world."""
+
+    def __init__(
+        self,
+        world: World,
+        provider: Provider,
+        batches: Batches,
+        path: str,
+        workers: Sequence[Worker],
+    ) -> None:
+        self._world, self._provider, self._workers = world, provider, workers
+        self._batches = batches
+        self._sql = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._outcomes: dict[tuple[str, int, str], bytes] = {}
+        self._fences: dict[tuple[str, int], int] = {}
+        self._cursors: dict[tuple[str, int], str] = {}
+        self._accounts: dict[str, int] = {}
+        self._held: Counter[str] = Counter()  # by documents: how often who held one has died
+        self._lost_starts = 0  # counted, and nobody has heard of it
+        self._causes: Counter[str] = Counter()  # for another call, by document
+        self._generations: Counter[str] = Counter()  # in which a document had an outcome
+        self.purged: set[str] = set()  # keys of jobs that may be gone
+        self.budgets: dict[str, int] = {}  # by key of job, the largest that it was given
+        self.keys_of: Callable[[str], set[str]] = lambda job_id: set()  # that Redis has
+        self.left: dict[str, set[str]] = {}  # keys of jobs just after their purge
+        self._keys: dict[str, str] = {}  # of jobs, by their ids
+
+    def close(self) -> None:
+        self._sql.close()
+
+    # -- after each step ---------------------------------------------------------------------------
+
+    def after_step(self, actor: Actor, call: Call, fate: Fate) -> None:
+        """Look at what a write has changed."""
+        if call.what == "ItemScripts.begin" and fate is Fate.LOST:
+            self._lost_starts += 1
+        if call.store != "sql" or not call.what.endswith("writes") or fate is Fate.REFUSED:
+            return
+        try:
+            self._look_at_outcomes()
+            self._look_at_feeds(actor.process)
+            self._look_at_accounts()
+        except Violation as violation:
+            self._world.violation = self._world.violation or violation
+
+    def _look_at_outcomes(self) -> None:
+        seen, keys, generations = {}, self._jobs(), Counter[str]()
+        for job_id, generation, doc_id, *outcome in self._sql.execute(
+            "SELECT job_id, generation, doc_id, kind, reason, body, cost_microusd FROM outcomes"
+        ):
+            seen[job_id, generation, doc_id] = hashlib.blake2b(
+                repr(outcome).encode(), digest_size=8
+            ).digest()
+            generations[f"{keys.get(job_id)}-{doc_id}"] += 1
+        self._generations |= generations
+        for key, digest in self._outcomes.items():
+            if keys.get(key[0]) not in self.purged and seen.get(key) != digest:
+                raise Violation(G2, f"{key} was {'lost' if key not in seen else 'changed'}")
+        self._outcomes = seen
+        for job_id, state, total in self._sql.execute("SELECT job_id, state, total FROM jobs"):
+            if keys[job_id] not in self.purged and state in (JobState.COMPLETED, JobState.CANCELLED):
+                visible = len({key[2] for key in seen if key[0] == job_id})
+                if visible != total:
+                    raise Violation(G1, f"{job_id} is {state} with {visible} of {total} documents")
+
+    def _look_at_feeds(self, process: Process) -> None:
+        for job_id, generation, fence, owner, cursor in self._sql.execute(
+            "SELECT job_id, generation, fence, owner, cursor FROM feeds"
+        ):
+            feed = (job_id, generation)
+            if fence < self._fences.get(feed, 0):
+                raise Violation(LEADER, f"the fence of {feed} went back to {fence}")
+            moved = cursor != self._cursors.get(feed, cursor)
+            if moved and cursor not in ("", "{}") and owner not in (
+                process.name,
+                f"{process.name}-batch",
+                None,
+            ):
+                raise Violation(LEADER, f"{process.name} moved {feed}, which {owner} leads")
+            self._fences[feed], self._cursors[feed] = fence, cursor
+
+    def _look_at_accounts(self) -> None:
+        for job_id in self._jobs():
+            booked = self._booked(job_id)
+            if booked < self._accounts.get(job_id, 0):
+                raise Violation(GROWS, f"{job_id} had {self._accounts[job_id]} and has {booked}")
+            self._accounts[job_id] = booked
+            budget = self.budgets.get(self._keys[job_id])
+            if budget is not None and booked > budget:
+                raise Violation(BUDGET, f"{self._keys[job_id]} has booked {booked} of {budget}")
+
+    def _booked(self, job_id: str) -> int:
+        return int(self._sql.execute(ACCOUNT, (job_id,)).fetchone()[0])
+
+    def _jobs(self) -> dict[str, str]:
+        """Return the names of all jobs that there were, by their ids.
+
+        That of a job that was planned is the name of its plan: their documents are the same."""
+        for job_id, key in self._sql.execute("SELECT job_id, job_key FROM jobs"):
+            self._keys[job_id] = SCHEDULED if key.startswith(SCHEDULED) else key
+        return self._keys
+
+    # -- causes of another call --------------------------------------------------------------------
+
+    def died(self, process: Process) -> None:
+        """Note the calls that a dying process has made, and whose outcome is not in SQL."""
+        for document in self._open_calls(process):
+            self._causes[document] += 1
+        if isinstance(process, Worker):
+            self._held.update(map(self._document, process.leases.tags()))
+
+    def suspected(self, attempt: Attempt) -> None:
+        """See that an item which is tried apart was in flight when something died or hung.
+
+        Whose start may have been counted twice, since its answer was lost, counts as such."""
+        document = f"{self._jobs().get(attempt.key.job_id)}-{attempt.key.doc_id}"
+        causes = self._causes[document] + self._held[document] + self._lost_starts
+        if causes < attempt.crashes:
+            self._world.violation = self._world.violation or Violation(
+                CAUSE, f"{document} is tried apart for {attempt.crashes} crashes"
+            )
+
+    def claimed(self, tag: str, worker: Worker) -> None:
+        """Note that a message is claimed which another process that lives holds, too."""
+        for other in self._workers:
+            if other is not worker and not other.is_dead and tag in other.leases:
+                self.let_go([tag])
+
+    def let_go(self, tags: Sequence[str]) -> None:
+        """Note that a process stops working on messages whose leases it has lost."""
+        self._causes.update(map(self._document, tags))
+
+    def _document(self, tag: str) -> str:
+        job_id, _, doc_id = tag.partition(":")
+        return f"{self._jobs().get(job_id)}-{doc_id.partition('~')[0]}"
+
+    def _open_calls(self, process: Process) -> list[str]:
+        ended = self.ended()
+        return [
+            one.document
+            for one in self._provider.sent
+            if one.by is process and one.document not in ended
+        ]
+
+    def ended(self) -> set[str]:
+        keys = self._jobs()
+        return {
+            f"{keys[job_id]}-{doc_id}"
+            for job_id, doc_id in self._sql.execute(
+                "SELECT job_id, doc_id FROM outcomes WHERE superseded_by IS NULL"
+            )
+        }
+
+    # -- in the end --------------------------------------------------------------------------------
+
+    def all_over(self) -> bool:
+        """Return whether every job has ended."""
+        return not self._sql.execute(
+            "SELECT 1 FROM jobs WHERE state NOT IN ('completed', 'cancelled', 'failed')"
+        ).fetchone()
+
+    def in_the_end(self, documents: dict[str, int]) -> None:
+        """Look at what became of each job, by its key and its number of documents."""
+        for job_id, key in self._jobs().items():
+            if key not in self.purged:
+                self._look_at_end(job_id, documents[key])
+        self._look_at_calls()
+        self._look_at_batches()
+        self._look_at_money()
+        self._look_at_plans()
+        self._look_at_purged()
+
+    def _look_at_end(self, job_id: str, number: int) -> None:
+        visible: Counter[str] = Counter()
+        for (doc_id,) in self._sql.execute(
+            "SELECT doc_id FROM outcomes WHERE job_id = ? AND superseded_by IS NULL", (job_id,)
+        ):
+            visible[doc_id] += 1
+        twice = [doc_id for doc_id, times in visible.items() if times > 1]
+        if twice:
+            raise Violation(G1, f"{job_id}: {', '.join(twice)} have several")
+        if len(visible) != number:
+            raise Violation(G1, f"{job_id} has {len(visible)} of {number} documents")
+
+    def _look_at_calls(self) -> None:
+        asked = Counter(one.document for one in self._provider.sent)
+        for document, calls in asked.items():
+            allowed = max(1, self._generations[document]) + self._provider.again[document] + self._causes[document]
+            if calls > allowed:
+                raise Violation(
+                    G3, f"{document} was asked about {calls} times, and there are causes for {allowed}"
+                )
+
+    def _look_at_batches(self) -> None:
+        """See that each batch of the provider is known, and settled."""
+        known = dict(self._sql.execute("SELECT tag, state FROM provider_batches"))
+        for tag, times in Counter(batch.tag for batch in self._batches.made).items():
+            if times > 1:
+                raise Violation(ORPHAN, f"batch {tag} was created {times} times")
+        for number, batch in enumerate(self._batches.made):
+            if known.get(batch.tag) != "settled" and not self.purged:
+                raise Violation(ORPHAN, f"batch {batch.tag} is {known.get(batch.tag)}")
+            self._batches.bill(number)
+
+    def _look_at_money(self) -> None:
+        """See that what was heard by a process that did not die with it is booked.
+
+        What batches have answered is there until it is read."""
+        booked: Counter[str] = Counter()
+        for job_id, name in self._jobs().items():
+            booked[name] += self._booked(job_id)
+        for name, sum_of in booked.items():
+            sent = [one for one in self._provider.sent if one.document.startswith(f"{name}-")]
+            most = sum(one.cost for one in sent if one.billed)
+            if sum_of > most:
+                raise Violation(MONEY, f"{name} has booked {sum_of} of {most} that were billed")
+            least = sum(
+                one.cost
+                for one in sent
+                if (one.billed if one.batch else one.heard and not one.by.is_dead)
+            )
+            if sum_of < least:
+                raise Violation(MONEY, f"{name} has booked {sum_of} of {least} that were answered")
+
+    def _look_at_plans(self) -> None:
+        """See that each job that was planned is the one of its time.
+
+        One of the next time may be there: who began it died, and the plan was paused then."""
+        at = self._sql.execute("SELECT next_at FROM schedules").fetchone()
+        following = "" if at is None else time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime(at[0]))
+        jobs = self._sql.execute(
+            "SELECT job_key FROM jobs WHERE job_key LIKE ? AND job_key != ? AND job_id NOT IN "
+            "(SELECT started_job FROM firings WHERE started_job IS NOT NULL)",
+            (f"{SCHEDULED}@%", f"{SCHEDULED}@{following}"),
+        ).fetchall()
+        if jobs:
+            raise Violation(PLANNED, f"{jobs} were started for no time")
+
+    def _look_at_purged(self) -> None:
+        """See that nothing has come back of a job that was purged, but for its account."""
+        there = {job_id for (job_id,) in self._sql.execute("SELECT job_id FROM jobs")}
+        for job_id in self._jobs().keys() - there:
+            for table in ("outcomes", "feeds", "tallies", "paid_beside", "batch_remainders"):
+                if self.look(f"SELECT 1 FROM {table} WHERE job_id = ?", job_id):
+                    raise Violation(PURGED, f"{job_id} was purged and is in {table}")
+            if job_id in self.left and (new := self.keys_of(job_id) - self.left[job_id]):
+                raise Violation(PURGED, f"{job_id} was purged and has {', '.join(sorted(new))}")
+
+    def look(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        return self._sql.execute(query, values).fetchall()

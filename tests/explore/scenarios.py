@@ -1,0 +1,523 @@
+"""What one seed is about: its jobs, its processes, what nature does, and what people do.
+
+Each seed has its own few kinds of faults, some often and some not at all: where everything fails
+at once, little is found that needs a long way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from explore import virtual
+from explore.actors import (
+    COST,
+    TOKENS_OUT,
+    USD_PER_MTOK_IN,
+    USD_PER_MTOK_OUT,
+    Answering,
+    ControlProcess,
+    Desk,
+    Person,
+    Provider,
+    Worker,
+    write_source,
+)
+from explore.batches import DISCOUNT, Batches, BatchWorker
+from explore.invariants import G4, SCHEDULED, Invariants
+from explore.losses import LOSES, Holdings
+from explore.scheduler import (
+    Actor,
+    Call,
+    Choices,
+    Event,
+    Fate,
+    Odds,
+    Process,
+    Violation,
+    World,
+)
+from explore.seams import RedisOfWorld, end_connections
+from penstock_ledger import ScheduleExists, ScheduleNotFound, open_database
+from penstock_workers.settings import WorkerSettings
+
+PEACE_AFTER_S: Final = 90.0
+"""Faults stop then at the latest."""
+QUIET_WITHIN_S: Final = 1_200.0
+"""After them every job ends by itself within this time: leases of a minute, rounds of reconciling,
+and retries whose waits have doubled."""
+LOOK_S: Final = 5.0
+CARE_S: Final = 20.0
+"""Between two looks of a person at jobs that are paused."""
+
+
+@dataclass
+class Ground:
+    """What all worlds of a run share: the server, a folder, and an empty database to copy."""
+
+    server: RedisOfWorld
+    redis_url: str
+    folder: Path
+    template: Path = field(init=False)
+    path: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.template, self.path = self.folder / "empty.db", self.folder / "ledger.db"
+        database = open_database(f"sqlite:///{self.template}")
+        database.migrate()
+        database.close()
+
+    def fresh(self) -> WorkerSettings:
+        """Empty the stores, and return the settings of processes that use them."""
+        database = open_database(f"sqlite:///{self.path}")
+        database.close()
+        end_connections()
+        for left in self.folder.glob("ledger.db*"):
+            left.unlink()
+        shutil.copyfile(self.template, self.path)
+        self.server.clear()
+        return WorkerSettings(
+            redis_url=self.redis_url,
+            database_url=f"sqlite:///{self.path}",
+            control=False,
+            concurrency=4,
+            control_interval_s=7.0,
+            reconcile_interval_s=10.0,
+            visibility_timeout_s=30.0,
+            retry_base_s=1.0,
+            retry_cap_s=10.0,
+            providers={
+                "default": {
+                    "usd_per_mtok_in": USD_PER_MTOK_IN,
+                    "usd_per_mtok_out": USD_PER_MTOK_OUT,
+                    "batch_discount": DISCOUNT,
+                }
+            },
+            batch={"poll_first_s": 5.0, "poll_cap_s": 15.0, "lost_after_s": 60.0},
+        )
+
+
+@dataclass
+class Run:
+    """What came of one seed."""
+
+    seed: int
+    steps: int
+    seconds: float  # of virtual time
+    faults: dict[str, int]
+    violation: Violation | None
+    history: list[Event]
+    taken: dict[str, int]
+
+
+class Scenario:
+    """One seed from its start to its end."""
+
+    def __init__(self, ground: Ground, seed: int, kept: frozenset[str] | None = None) -> None:
+        choices = Choices(seed, kept)
+        self.chance = choices.chance("scenario")
+        self.world = World(choices, self._odds())
+        self.ground, self.settings = ground, ground.fresh()
+        self.provider = Provider(self.world, self._answering())
+        self.workers: list[Worker] = []
+        self.controls: list[ControlProcess] = []
+        self.documents: dict[str, int] = {}  # of each job, by its key
+        self._planned = 0  # that people have yet to do
+        self._scheduled = False  # a plan starts jobs
+        self.lanes = self.chance.choice((["api"], ["api"], ["batch"], ["api", "batch"]))
+        self.batch_workers: list[BatchWorker] = []
+        rates = (self.chance.choice((0.0, 0.0, 100.0)) for _ in range(3))
+        self.batches = Batches(
+            self.world,
+            self.provider,
+            (next(rates), next(rates), next(rates)),
+            self.chance.choice((0.0, 0.0, 150.0)),
+        )
+        self.invariants = Invariants(
+            self.world, self.provider, self.batches, str(ground.path), self.workers
+        )
+        self.provider.suspected = self.invariants.suspected
+        self.invariants.keys_of = self._keys_of
+        self.holdings = Holdings(self.world, ground.server, self.provider, self.workers)
+        self.world.after_step = self._after_step
+        self.world.died = self._died
+        self.person, self._people = Person(self.world, "person-1", self.settings), 1
+        self.world.spawn(self.person)
+
+    def run(self) -> Run:
+        """Play it."""
+        world = self.world
+        virtual.enter(world)
+        try:
+            world.loop.run_until_complete(self._play())
+        except Violation as violation:
+            world.violation = violation
+        except RuntimeError:
+            if world.violation is None:
+                raise
+        finally:
+            world.close()
+            virtual.leave()
+            self.invariants.close()
+        taken = world.choices.taken
+        return Run(
+            world.choices.seed,
+            world.steps,
+            world.now,
+            dict(world.faults),
+            world.violation,
+            world.history,
+            taken,
+        )
+
+    # -- what kind of a night it is ----------------------------------------------------------------
+
+    def _odds(self) -> Odds:
+        chance = self.chance
+
+        def rate(*of: float) -> float:
+            return chance.choice(of)
+
+        return Odds(
+            refused=rate(0, 0, 4, 15),
+            lost=rate(0, 0, 4, 15, 40),
+            dies_before=rate(0, 0, 1, 3, 8),
+            dies_after=rate(0, 0, 1, 3, 8),
+            time_passes=rate(0, 5, 30),
+        )
+
+    def _answering(self) -> Answering:
+        chance = self.chance
+        return Answering(
+            fails=chance.choice((0, 0, 60)),
+            throttles=chance.choice((0, 0, 60)),
+            hangs=chance.choice((0, 0, 30)),
+            refuses=chance.choice((0, 0, 60)),
+            slow=chance.choice((0, 60)),
+            says_nothing=chance.choice((0, 0, 100)),
+        )
+
+    # -- processes ---------------------------------------------------------------------------------
+
+    def start_worker(self) -> None:
+        worker = Worker(self.world, f"worker-{len(self.workers) + 1}", self.settings, self.provider)
+        worker.claimed, worker.let_go = self.invariants.claimed, self.invariants.let_go
+        self._start(worker)
+        self.workers.append(worker)
+
+    def start_control(self) -> None:
+        control = ControlProcess(self.world, f"control-{len(self.controls) + 1}", self.settings)
+        self._start(control)
+        self.controls.append(control)
+
+    def _start_person(self, before: Person) -> None:
+        """Begin anew what a program of a person did as it died."""
+        self._people += 1
+        self.person = Person(self.world, f"person-{self._people}", self.settings)
+        self.world.spawn(self.person)
+        for what, work in before.undone.items():
+            self.person.does(what, work)
+
+    def start_batch_worker(self) -> None:
+        number = len(self.batch_workers) + 1
+        worker = BatchWorker(self.world, f"batch-{number}", self.settings, self.batches)
+        self._start(worker)
+        self.batch_workers.append(worker)
+
+    def _start(self, process: Worker | ControlProcess | BatchWorker) -> None:
+        if not self.world.is_peaceful:
+            name = f"clock of {process.name}"
+            if self.world.choices.choose(name, [5, 1]):
+                process.drift_s = self.world.choices.chance(name).uniform(-40.0, 40.0)
+                self.world.fault("wrong clock", process.name, f"{process.drift_s:+.0f} s")
+        self.world.spawn(process)
+        process.start()
+
+    def _died(self, process: Process) -> None:
+        self.invariants.died(process)
+        self.world.note(process.name, "is dead")
+        start = {
+            Worker: self.start_worker,
+            ControlProcess: self.start_control,
+            BatchWorker: self.start_batch_worker,
+        }.get(type(process))
+        if start is None:
+            start = partial(self._start_person, self.person)
+        wait_s = self.world.choices.chance(f"after {process.name}").uniform(1.0, 10.0)
+        self.world.loop.call_later(wait_s, start)
+
+    def _after_step(self, actor: Actor, call: Call, fate: Fate) -> None:
+        self.invariants.after_step(actor, call, fate)
+        try:
+            if call.what.startswith("LeaseScripts."):
+                self.holdings.look()
+            elif call.what.endswith("writes"):
+                self.holdings.look_at_slots(self.invariants.ended(), self.settings.concurrency)
+        except Violation as violation:
+            self.world.violation = self.world.violation or violation
+
+    def _keys_of(self, job_id: str) -> set[str]:
+        """Return the keys of a job that are not for late workers, where Redis has kept those."""
+        if not LOSES.isdisjoint(self.world.faults):
+            return set()
+        found: list[bytes] = self.ground.server.ask("KEYS", f"penstock:{job_id}:*")
+        return {key.decode() for key in found} - {f"penstock:{job_id}:state"}
+
+    # -- the play ----------------------------------------------------------------------------------
+
+    async def _play(self) -> None:
+        world, chance = self.world, self.chance
+        for _ in range(chance.choice((1, 2, 2))):
+            self.start_control()
+        for _ in range(chance.choice((1, 2, 2)) if "api" in self.lanes else 1):
+            self.start_worker()
+        for _ in range(chance.choice((1, 2)) if "batch" in self.lanes else 0):
+            self.start_batch_worker()
+        self._plan()
+        nature = world.loop.create_task(self._nature())
+        while world.now < PEACE_AFTER_S and not self._is_over():
+            await asyncio.sleep(LOOK_S)
+        nature.cancel()
+        self._make_peace()
+        until = world.now + QUIET_WITHIN_S
+        while not self._is_over():
+            if world.now > until:
+                raise Violation(G4, f"not over {QUIET_WITHIN_S:.0f} s after the last fault")
+            self._care()
+            await asyncio.sleep(CARE_S)
+        await asyncio.sleep(LOOK_S)
+        self.invariants.in_the_end(self.documents)
+
+    def _is_over(self) -> bool:
+        if self._planned or self._scheduled or self.person.undone:
+            return False
+        return self.invariants.all_over()
+
+    def _make_peace(self) -> None:
+        """Let nothing fail any more, and somebody be there to go on."""
+        world = self.world
+        world.is_peaceful = True
+        world.note("world", "peace")
+        for process in world.processes:
+            process.drift_s = 0.0
+        for living, start in (
+            (self.workers, self.start_worker),
+            (self.controls, self.start_control),
+            (self.batch_workers, self.start_batch_worker),
+        ):
+            if living and all(process.is_dead for process in living):
+                start()
+
+    async def _nature(self) -> None:
+        """Do what happens to servers and machines, now and then."""
+        choices = self.world.choices
+        pace = self.chance.choice((6.0, 15.0, 40.0))
+        often = [20.0, *(self.chance.choice((0.0, 0.0, 3.0, 10.0)) for _ in range(8))]
+        turn = 0
+        while True:
+            await asyncio.sleep(self.world.choices.chance(f"pace {turn}").expovariate(1 / pace))
+            turn += 1
+            name = f"nature {turn}"
+            what = choices.choose(name, often)
+            if what:
+                self._happens(what, choices.chance(f"{name} how"))
+
+    def _happens(self, what: int, chance: random.Random) -> None:
+        world, server = self.world, self.ground.server
+        if what == 1:
+            world.fault("Redis forgets", "redis", "FLUSHALL")
+            server.forget()
+        elif what == 2:
+            world.fault("Redis restarts", "redis", "it keeps what it held")
+            server.restart(keeps=True)
+        elif what == 3:
+            world.fault("Redis restarts empty", "redis", "all is lost")
+            server.restart(keeps=False)
+        elif what == 4:
+            server.tick()
+            server.copy()
+            world.note("redis", "a backup is taken")
+            world.loop.call_later(chance.uniform(3.0, 40.0), self._restore)
+        elif what == 5:
+            living = self._living()
+            if living:
+                frozen = chance.choice(living)
+                frozen.frozen_until = world.now + chance.uniform(5.0, 70.0)
+                world.fault("freezes", frozen.name, f"until {frozen.frozen_until:.1f}")
+        elif what == 7:
+            store = chance.choice(("sql", "sql", "redis"))
+            who = chance.choice(("", *(one.name for one in self._living())))
+            until = world.away[store, who] = world.now + chance.uniform(5.0, 60.0)
+            world.fault("is away", store, f"for {who or 'all'} until {until:.1f}")
+        elif what == 8:
+            server.behind_s += 3600.0
+            world.fault("steps back", "redis", "its clock, by an hour")
+        else:
+            living = self._living()
+            if living:
+                dying = chance.choice(living)
+                world.fault("dies", dying.name, "while it waits")
+                world.kill(dying)
+
+    def _living(self) -> list[Process]:
+        every: list[Process] = [*self.workers, *self.controls, *self.batch_workers]
+        return [one for one in every if not one.is_dead]
+
+    def _restore(self) -> None:
+        if not self.world.is_peaceful:
+            self.world.fault("Redis is restored", "redis", "a backup of before comes back")
+            self.ground.server.restore()
+
+    # -- people ------------------------------------------------------------------------------------
+
+    def _plan(self) -> None:
+        """Plan what people do, and when."""
+        chance = self.chance
+        for name in ("one", "two", "three")[: chance.choice((1, 1, 2, 3))]:
+            documents = chance.randint(2, 8)
+            asks: dict[str, Any] = {
+                "params": {"max_tokens": TOKENS_OUT},
+                "max_attempts": chance.choice((2, 4)),
+                "lane": self.chance.choice(self.lanes),
+            }
+            if chance.random() < 0.3:
+                affords = chance.randint(1, documents + 2)
+                self._grant(name, affords)
+                asks["budget_usd"] = COST * affords / 1e6
+            if name == "one" and chance.random() < 0.15:
+                self.provider.poison.add(f"{name}-d{chance.randrange(documents)}")
+            at = 0.0 if name == "one" else chance.uniform(0.0, 10.0)
+            self._at(at, partial(self._submit, name, documents, asks))
+            for number in range(chance.choice((0, 0, 1, 2, 3))):
+                does = chance.choice(self._deeds())
+                self._at(at + chance.uniform(0.5, 12.0) * (number + 1), partial(does, name))
+
+        if chance.random() < 0.15:
+            self._at(chance.uniform(0.0, 30.0), self._schedule)
+
+    def _deeds(self) -> list[Callable[[str], object]]:
+        deeds: list[Callable[[str], object]] = [
+            self._pause, self._cancel, self._replay, self._purge, self._be_rid_of
+        ]  # fmt: skip
+        return [*deeds, self._move, self._move] if len(self.lanes) > 1 else deeds
+
+    def _at(self, seconds: float, does: Callable[[], object]) -> None:
+        self._planned += 1
+
+        def now() -> None:
+            self._planned -= 1
+            does()
+
+        self.world.loop.call_later(seconds, now)
+
+    def _grant(self, name: str, answers: int) -> None:
+        self.invariants.budgets[name] = max(self.invariants.budgets.get(name, 0), COST * answers)
+
+    def _submit(self, name: str, documents: int, asks: dict[str, Any]) -> None:
+        source = write_source(self.ground.folder, name, documents)
+        self.documents[name] = documents
+        spec = {"prompt": "{text}", "model": "m", **asks}
+        self.person.does(
+            f"submits {name}", lambda desk: desk.producer.submit(source, spec, job_key=name)
+        )
+
+    def _pause(self, name: str) -> None:
+        self.person.does(
+            f"pauses {name}", lambda desk: desk.operations.pause(desk.jobs.get(name), "to look")
+        )
+        self._at(self.chance.uniform(1.0, 15.0), partial(self._resume, name))
+
+    def _resume(self, name: str) -> None:
+        self.person.does(
+            f"resumes {name}", lambda desk: desk.operations.resume(desk.jobs.get(name))
+        )
+
+    def _cancel(self, name: str) -> None:
+        self.person.does(
+            f"cancels {name}", lambda desk: desk.operations.cancel(desk.jobs.get(name), "enough")
+        )
+
+    def _replay(self, name: str) -> None:
+        self.person.does(
+            f"replays {name}", lambda desk: desk.operations.replay(desk.jobs.get(name))
+        )
+
+    def _purge(self, name: str) -> None:
+        def work(desk: Desk) -> None:
+            job = desk.jobs.get(name)
+            desk.operations.check_purge(job)
+            self.invariants.purged.add(name)
+            desk.operations.purge(job)
+            self.invariants.left[job.job_id] = self._keys_of(job.job_id)
+
+        self.person.does(f"purges {name}", work)
+
+    def _be_rid_of(self, name: str) -> None:
+        """Cancel and purge a job while a worker of it stands still."""
+        living = [one for one in self.workers if not one.is_dead]
+        if living:
+            frozen = self.chance.choice(living)
+            frozen.frozen_until = self.world.now + self.chance.uniform(60.0, 150.0)
+            self.world.fault("freezes", frozen.name, f"until {frozen.frozen_until:.1f}")
+        self._cancel(name)
+        for seconds in (40.0, 55.0, 70.0):
+            self._at(seconds, partial(self._purge, name))
+
+    def _move(self, name: str) -> None:
+        def work(desk: Desk) -> None:
+            job = desk.jobs.get(name)
+            desk.operations.move(job, "api" if job.lane == "batch" else "batch", "to try it")
+
+        self.person.does(f"moves {name}", work)
+
+    def _schedule(self) -> None:
+        """Have a job start each minute until peace comes."""
+        name = SCHEDULED
+        self.documents[name] = 2
+        source = write_source(self.ground.folder, name, 2)
+        spec = {"prompt": "{text}", "model": "m", "params": {"max_tokens": TOKENS_OUT}}
+
+        def work(desk: Desk) -> None:
+            with contextlib.suppress(ScheduleExists):  # its answer was lost
+                desk.producer.schedules.add(name, "* * * * *", source, spec)
+
+        self.person.does(f"plans {name}", work)
+        self._scheduled = True
+
+    def _unschedule(self) -> None:
+        def work(desk: Desk) -> None:
+            with contextlib.suppress(ScheduleNotFound):
+                desk.producer.schedules.pause(name)
+
+        name = SCHEDULED
+        self._scheduled = False
+        self.person.does(f"pauses the plan {name}", work)
+
+    def _care(self) -> None:
+        """Let every paused job go on, with a larger budget where it has one."""
+        if self._scheduled:
+            self._unschedule()
+        for (name,) in self.invariants.look("SELECT job_key FROM jobs WHERE state = 'paused'"):
+            if name in self.invariants.budgets:
+                self._grant(name, 100)
+                limits = {"budget_usd": COST * 100 / 1e6}
+                self.person.does(
+                    f"gives more for {name}",
+                    lambda desk, name=name, limits=limits: desk.operations.limit(  # type: ignore[misc]
+                        desk.jobs.get(name), limits
+                    ),
+                )
+            self._resume(name)
+
+
+def play(ground: Ground, seed: int, kept: frozenset[str] | None = None) -> Run:
+    """Play one seed, or what is kept of it."""
+    return Scenario(ground, seed, kept).run()
+
