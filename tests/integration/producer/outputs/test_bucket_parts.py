@@ -307,7 +307,8 @@ def test_a_change_that_is_not_answered_is_made_once(
         assert objects.pop("output.jsonl") == wanted, loses_at
         parts = [part["name"] for part in orjson.loads(objects.pop("parts.json"))["parts"]]
         assert sorted(objects) == sorted(parts), loses_at
-        assert len(parts) == number, loses_at
+        # none where the whole could not be made of them at the first try
+        assert len(parts) in (number, 0), loses_at
         house.leader().complete(house.results, keep=True)  # who comes next ends what was begun twice
         assert house.unfinished() == [], loses_at
 
