@@ -309,7 +309,8 @@ def test_a_change_that_is_not_answered_is_made_once(
         assert sorted(objects) == sorted(parts), loses_at
         # none where the whole could not be made of them at the first try
         assert len(parts) in (number, 0), loses_at
-        house.leader().complete(house.results, keep=True)  # who comes next ends what was begun twice
+        # who comes next ends what was begun twice
+        house.leader().complete(house.results, keep=True)
         assert house.unfinished() == [], loses_at
 
 
