@@ -267,7 +267,13 @@ def test_a_process_may_die_between_any_two_steps(small_parts: House) -> None:
         assert house.unfinished() == [], dies_at
 
 
-@pytest.mark.parametrize("is_told", [False, True], ids=["boto3 asks again", "it gives up"])
+@pytest.mark.parametrize(
+    "is_told",
+    [
+        pytest.param(False, id="boto3 asks again"),
+        pytest.param(True, id="it gives up", marks=pytest.mark.whole),
+    ],
+)
 def test_a_change_that_is_not_answered_is_made_once(
     small_parts: House, is_told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
