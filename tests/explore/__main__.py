@@ -108,7 +108,7 @@ def _in_words(figures: dict[str, object]) -> str:
 
 def _memory() -> str | None:
     """Return a folder in memory, where there is one: worlds commit thousands of times."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 if __name__ == "__main__":
@@ -116,5 +116,9 @@ if __name__ == "__main__":
     if os.environ.get("PYTHONHASHSEED") != "0":
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, "-m", "tests.explore", *sys.argv[1:]])
-    sys.path[:0] = [str(ROOT), *(str(ROOT / name) for name in PACKAGES), str(ROOT / "tests/harness")]
+    sys.path[:0] = [
+        str(ROOT),
+        *(str(ROOT / name) for name in PACKAGES),
+        str(ROOT / "tests/harness"),
+    ]
     sys.exit(main(sys.argv[1:]))
