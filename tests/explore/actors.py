@@ -260,7 +260,9 @@ class Asked:
 class Worker(Process):
     """A worker process. It is the engine thread of its own hand-over."""
 
-    def __init__(self, world: World, name: str, settings: WorkerSettings, provider: Provider) -> None:
+    def __init__(
+        self, world: World, name: str, settings: WorkerSettings, provider: Provider
+    ) -> None:
         super().__init__(world, name)
         self._settings, self._provider = settings, provider
         self.leases = Leases()
@@ -270,7 +272,11 @@ class Worker(Process):
         self.let_go: Callable[[Sequence[str]], None] = lambda tags: None
         self.acks = Acks(self.leases, lambda tags: None, self._soon)
         self.handover = HandOver(
-            self, self.acks, LateAcks(), EventSample(0.0), self._wake_hub  # type: ignore[arg-type]
+            self,
+            self.acks,
+            LateAcks(),
+            EventSample(0.0),
+            self._wake_hub,  # type: ignore[arg-type]
         )
 
     def start(self) -> None:
@@ -312,7 +318,9 @@ class Worker(Process):
             room = min(BULK_MAX, most - len(self.leases))
             if room > 0:
                 try:
-                    reply = client.execute_command(*script.command(keys, [(queue, queue)], (), room))
+                    reply = client.execute_command(
+                        *script.command(keys, [(queue, queue)], (), room)
+                    )
                 except NoScriptError:
                     script.forget()
                     continue

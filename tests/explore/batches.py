@@ -230,9 +230,7 @@ class NoControl:
 class BatchWorker(Process):
     """A worker of the `batch` lane."""
 
-    def __init__(
-        self, world: World, name: str, settings: WorkerSettings, batches: Batches
-    ) -> None:
+    def __init__(self, world: World, name: str, settings: WorkerSettings, batches: Batches) -> None:
         super().__init__(world, name)
         folder = Path(settings.database_url.removeprefix("sqlite:///")).parent / "packed" / name
         of_batch = settings.batch.model_copy(update={"folder": folder})

@@ -105,7 +105,10 @@ class Invariants:
                 raise Violation(G2, f"{key} was {'lost' if key not in seen else 'changed'}")
         self._outcomes = seen
         for job_id, state, total in self._sql.execute("SELECT job_id, state, total FROM jobs"):
-            if keys[job_id] not in self.purged and state in (JobState.COMPLETED, JobState.CANCELLED):
+            if keys[job_id] not in self.purged and state in (
+                JobState.COMPLETED,
+                JobState.CANCELLED,
+            ):
                 visible = len({key[2] for key in seen if key[0] == job_id})
                 if visible != total:
                     raise Violation(G1, f"{job_id} is {state} with {visible} of {total} documents")
@@ -118,10 +121,15 @@ class Invariants:
             if fence < self._fences.get(feed, 0):
                 raise Violation(LEADER, f"the fence of {feed} went back to {fence}")
             moved = cursor != self._cursors.get(feed, cursor)
-            if moved and cursor not in ("", "{}") and owner not in (
-                process.name,
-                f"{process.name}-batch",
-                None,
+            if (
+                moved
+                and cursor not in ("", "{}")
+                and owner
+                not in (
+                    process.name,
+                    f"{process.name}-batch",
+                    None,
+                )
             ):
                 raise Violation(LEADER, f"{process.name} moved {feed}, which {owner} leads")
             self._fences[feed], self._cursors[feed] = fence, cursor
@@ -232,10 +240,15 @@ class Invariants:
     def _look_at_calls(self) -> None:
         asked = Counter(one.document for one in self._provider.sent)
         for document, calls in asked.items():
-            allowed = max(1, self._generations[document]) + self._provider.again[document] + self._causes[document]
+            allowed = (
+                max(1, self._generations[document])
+                + self._provider.again[document]
+                + self._causes[document]
+            )
             if calls > allowed:
                 raise Violation(
-                    G3, f"{document} was asked about {calls} times, and there are causes for {allowed}"
+                    G3,
+                    f"{document} was asked about {calls} times, and there are causes for {allowed}",
                 )
 
     def _look_at_batches(self) -> None:

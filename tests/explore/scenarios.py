@@ -282,7 +282,7 @@ class Scenario:
             self.start_batch_worker()
         self._plan()
         nature = world.loop.create_task(self._nature())
-        while world.now < PEACE_AFTER_S and not self._is_over():
+        while world.now < PEACE_AFTER_S and not self._is_over():  # noqa: ASYNC110  # it is asked of SQL
             await asyncio.sleep(LOOK_S)
         nature.cancel()
         self._make_peace()
@@ -322,7 +322,7 @@ class Scenario:
         often = [20.0, *(self.chance.choice((0.0, 0.0, 3.0, 10.0)) for _ in range(8))]
         turn = 0
         while True:
-            await asyncio.sleep(self.world.choices.chance(f"pace {turn}").expovariate(1 / pace))
+            await asyncio.sleep(choices.chance(f"pace {turn}").expovariate(1 / pace))
             turn += 1
             name = f"nature {turn}"
             what = choices.choose(name, often)
@@ -520,4 +520,3 @@ class Scenario:
 def play(ground: Ground, seed: int, kept: frozenset[str] | None = None) -> Run:
     """Play one seed, or what is kept of it."""
     return Scenario(ground, seed, kept).run()
-

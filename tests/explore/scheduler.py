@@ -421,9 +421,7 @@ class World:
             self.now += timeout
             return
         weights = [8.0, 4.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0][: min(len(awake), PICKED_AMONG)]
-        picked = awake[
-            0 if len(awake) == 1 else self.choices.choose(f"pick {self.steps}", weights)
-        ]
+        picked = awake[0 if len(awake) == 1 else self.choices.choose(f"pick {self.steps}", weights)]
         self.ready.remove(picked)
         self._let_go_on(picked)
 
