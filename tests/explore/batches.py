@@ -65,14 +65,19 @@ class Batches:
     odds: tuple[float, float, float] = (0.0, 0.0, 0.0)  # no answer, fails, expires; of a thousand
     hides: float = 0.0  # of a thousand looks: a 404; of readings of an output: its second half
     made: list[Batch] = field(default_factory=list)
+    # that a process made which had stood still meanwhile: it cancels them as soon as it knows
+    thawed: set[str] = field(default_factory=set)
 
     def make(self, new: NewBatch, process: Process) -> int:
         lines = []
+        if process.frozen_until and any(batch.tag == new.tag for batch in self.made):
+            self.thawed.add(new.tag)
         for text in new.path.read_bytes().splitlines():
             line = orjson.loads(text)
             prompt = line["body"]["messages"][-1]["content"]
             sent = Sent(prompt, process, self.world.now, cost=round(cost_of(prompt) * DISCOUNT), batch=new.tag)
             self.provider.sent.append(sent)
+            self.provider.again[prompt] += new.tag in self.thawed
             lines.append((line["custom_id"], sent))
         takes = self.world.choices.chance(f"batch {len(self.made)}").uniform(5.0, 40.0)
         now = self.world.now
