@@ -21,15 +21,15 @@ def main(arguments: list[str]) -> int:
     """Run the seeds that are asked for; return 1 where one has failed."""
     asked = _asked(arguments)
     first, last = _range(asked.seeds)
-    from tests.explore import virtual
+    from explore import virtual
 
     virtual.install()
     import redis
     from servers import RedisServer
 
-    from tests.explore.history import kept, shrunk, table
-    from tests.explore.scenarios import Ground, play
-    from tests.explore.seams import RedisOfWorld, Seams
+    from explore.history import kept, shrunk, table
+    from explore.scenarios import Ground, play
+    from explore.seams import RedisOfWorld, Seams
 
     if asked.log:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
@@ -119,6 +119,7 @@ if __name__ == "__main__":
     sys.path[:0] = [
         str(ROOT),
         *(str(ROOT / name) for name in PACKAGES),
+        str(ROOT / "tests"),
         str(ROOT / "tests/harness"),
     ]
     sys.exit(main(sys.argv[1:]))

@@ -21,6 +21,8 @@ import orjson
 import redis
 from redis.exceptions import NoScriptError
 
+from explore.scheduler import PROCESS, Process, World
+from explore.virtual import Threading
 from penstock_ledger import (
     REDIS_TIMEOUT_S,
     JobNotFound,
@@ -45,8 +47,6 @@ from penstock_workers.broker.lease_scripts import ClaimScript, lane_keys
 from penstock_workers.broker.leases import BROKER_ERRORS, BrokerAction, Leases
 from penstock_workers.broker.messages import Message, payload_of
 from penstock_workers.settings import WorkerSettings
-from tests.explore.scheduler import PROCESS, Process, World
-from tests.explore.virtual import Threading
 
 LANE: Final = "api"
 CLAIMS_EVERY_S: Final = 5.0  # while there is nothing in the queue
@@ -259,13 +259,8 @@ class Worker(Process):
         self.claimed: Callable[[str, Worker], None] = lambda tag, worker: None
         self.let_go: Callable[[Sequence[str]], None] = lambda tags: None
         self.acks = Acks(self.leases, lambda tags: None, self._soon)
-        self.handover = HandOver(
-            self,
-            self.acks,
-            LateAcks(),
-            EventSample(0.0),
-            self._wake_hub,  # type: ignore[arg-type]
-        )
+        thread: Any = self
+        self.handover = HandOver(thread, self.acks, LateAcks(), EventSample(0.0), self._wake_hub)
 
     def start(self) -> None:
         self.act("starts", self._start)
@@ -300,7 +295,8 @@ class Worker(Process):
 
     def _claim(self, keys: Any) -> None:
         """Claim for as long as it lives, as the channel does."""
-        script, client, queue = ClaimScript(), self._connect(), queue_name(LANE)
+        script, queue = ClaimScript(), queue_name(LANE)
+        client: Any = self._connect()
         most = self._settings.concurrency * self._settings.prefetch_multiplier
         while True:
             room = min(BULK_MAX, most - len(self.leases))

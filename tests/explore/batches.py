@@ -15,6 +15,8 @@ from typing import Any, Final
 
 import orjson
 
+from explore.actors import COST, Provider, Sent, answer_about, outside
+from explore.scheduler import FATES, Call, Fate, Process, World
 from penstock_ledger import DatabaseUnavailable
 from penstock_workers.lanes.batch import engine as engine_module
 from penstock_workers.lanes.batch import leader, led_batch, watching
@@ -29,8 +31,6 @@ from penstock_workers.lanes.batch.apis.provider import (
 from penstock_workers.lanes.batch.engine import BatchEngine
 from penstock_workers.lanes.batch.records import NoQueue
 from penstock_workers.settings import WorkerSettings
-from tests.explore.actors import COST, Provider, Sent, answer_about, outside
-from tests.explore.scheduler import FATES, Call, Fate, Process, World
 
 DISCOUNT: Final = 0.5
 BATCH_COST: Final = round(COST * DISCOUNT)

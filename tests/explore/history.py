@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tests.explore.scenarios import Ground, Run, play
+from explore.scenarios import Ground, Run, play
 
 RUNS_MAX: Final = 250  # that looking for a shorter history may take
 KEPT: Final = Path(__file__).parent / "regressions.json"

@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
+from explore.actors import Provider, Worker
+from explore.batches import Batches
+from explore.scheduler import Actor, Call, Fate, Process, Violation, World
 from penstock_ledger.model import JobState
-from tests.explore.actors import Provider, Worker
-from tests.explore.batches import Batches
-from tests.explore.scheduler import Actor, Call, Fate, Process, Violation, World
 
 G1: Final = "G1: each document has one visible outcome"
 G2: Final = "G2: an outcome never changes"

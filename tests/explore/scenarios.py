@@ -16,10 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from penstock_ledger import ScheduleExists, ScheduleNotFound, open_database
-from penstock_workers.settings import WorkerSettings
-from tests.explore import virtual
-from tests.explore.actors import (
+from explore import virtual
+from explore.actors import (
     COST,
     TOKENS_OUT,
     USD_PER_MTOK_IN,
@@ -32,10 +30,12 @@ from tests.explore.actors import (
     Worker,
     write_source,
 )
-from tests.explore.batches import DISCOUNT, Batches, BatchWorker
-from tests.explore.invariants import G4, SCHEDULED, Invariants
-from tests.explore.scheduler import Choices, Event, Odds, Process, Violation, World
-from tests.explore.seams import RedisOfWorld, end_connections
+from explore.batches import DISCOUNT, Batches, BatchWorker
+from explore.invariants import G4, SCHEDULED, Invariants
+from explore.scheduler import Choices, Event, Odds, Process, Violation, World
+from explore.seams import RedisOfWorld, end_connections
+from penstock_ledger import ScheduleExists, ScheduleNotFound, open_database
+from penstock_workers.settings import WorkerSettings
 
 PEACE_AFTER_S: Final = 90.0
 """Faults stop then at the latest."""
@@ -72,7 +72,7 @@ class Ground:
             left.unlink()
         shutil.copyfile(self.template, self.path)
         self.server.clear()
-        return WorkerSettings(
+        settings: dict[str, Any] = dict(
             redis_url=self.redis_url,
             database_url=f"sqlite:///{self.path}",
             control=False,
@@ -91,6 +91,7 @@ class Ground:
             },
             batch={"poll_first_s": 5.0, "poll_cap_s": 15.0, "lost_after_s": 60.0},
         )
+        return WorkerSettings(**settings)
 
 
 @dataclass

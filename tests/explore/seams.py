@@ -12,6 +12,7 @@ import hashlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
+from types import FrameType
 from typing import Any, Final
 
 import redis
@@ -19,12 +20,12 @@ import redis.client
 import redis.exceptions
 from sqlalchemy import URL, Engine, event
 
+from explore.scheduler import Call, Fate, Killed, current_actor
+from explore.virtual import Entered, Local, server_time
 from penstock_ledger.errors import DatabaseUnavailable
 from penstock_ledger.sql import database as database_module
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.sqlite_file import CACHE_KIB
-from tests.explore.scheduler import Call, Fate, Killed, current_actor
-from tests.explore.virtual import Entered, Local, server_time
 
 NOW: Final = "explore:now"
 EXPIRES: Final = "explore:expires"
@@ -95,8 +96,8 @@ end
 CONNECTIONS: Final = 100  # of all processes of a world, which share a pool
 OF_TIME: Final = frozenset(("EXPIRE", "PEXPIRE", "TTL", "PTTL", "PERSIST"))
 
-_execute: Final = redis.Redis.execute_command
-_execute_pipeline: Final = redis.client.Pipeline.execute
+_execute: Final[Any] = redis.Redis.execute_command
+_execute_pipeline: Final[Any] = redis.client.Pipeline.execute
 
 
 class RedisOfWorld:
@@ -199,7 +200,7 @@ class Seams:
         databases.one_read = _bound(self._one_read, Database.one_read)
         databases.__init__ = _bound(self._open, Database.__init__)
         of_database: Any = database_module
-        shared = cache(partial(_engine, database_module.open_sqlite))
+        shared = cache(partial(_engine, of_database.open_sqlite))
         of_database.open_sqlite = lambda url, pool_size, cache_kib: shared(url)
 
     # -- Redis -------------------------------------------------------------------------------------
@@ -326,10 +327,10 @@ def _julianday(*_: object) -> float:
 
 def _caller() -> str:
     """Return which function of the product makes a call."""
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
         if name.startswith("penstock_") and name != "penstock_ledger.sql.database":
             return frame.f_code.co_qualname.partition(".<locals>")[0]
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return ""
