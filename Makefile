@@ -29,7 +29,7 @@ define make_venv
 @$(1)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 endef
 
-.PHONY: help demo demo-embed demo-clean test test-all test-fast test-images test-servers test-vllm test-airflow test-frameworks docs pages chart check monitoring format bench bench-vllm soak explore audit clean
+.PHONY: help demo demo-embed demo-clean test test-all test-fast test-images test-servers test-vllm test-airflow test-frameworks docs pages chart check monitoring format bench bench-vllm soak explore known-faults audit clean
 
 help: ## list these commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,8 +64,8 @@ test: $(STAMP) ## run every test that CI runs, four at a time
 	@$(BIN)/python -m compileall -q cli gateway ledger penstock producer ratelimit simulate workers
 	@$(IN_MEMORY) $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not ($(LEFT_OUT))" $(PYTEST)
 
-test-all: $(STAMP) ## run them on both databases each, with more examples, seeds, sizes and shapes
-	@$(MAKE) test LEFT_OUT="$(ELSEWHERE)" PYTEST="--both-databases --hypothesis-profile=whole"
+test-all: $(STAMP) ## run them on both databases each, with more examples, seeds, sizes and shapes, each process started anew
+	@TESTS_START_FROM_NOTHING=1 $(MAKE) test LEFT_OUT="$(ELSEWHERE)" PYTEST="--both-databases --hypothesis-profile=whole"
 
 test-fast: $(STAMP) ## run the unit and contract tests only: a minute, while you work
 	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile -m "not ($(LEFT_OUT))" tests/unit tests/contract
@@ -148,6 +148,9 @@ soak: $(STAMP) ## run every fault of tests/harness/fault_table.py on both databa
 
 explore: $(STAMP) ## try interleavings of the real code with seeded faults in virtual time (SEEDS=1000, or FIRST:LAST; four seeds a second)
 	@$(BIN)/python -m tests.explore --seeds $(SEEDS)
+
+known-faults: $(STAMP) ## put each fault of tests/explore/known_faults/ back, and show after how many seeds the explorer finds it (FAULTS=names)
+	@$(BIN)/python -m tests.explore.known_faults $(FAULTS)
 
 audit: $(AUDIT)/.installed ## list what is installed (audit/sbom.json, CycloneDX) and its known vulnerabilities, as far as the database is reached
 	@$(AUDIT)/tools/bin/python -m tools.audit $(AUDIT)/bin/python audit

@@ -378,6 +378,8 @@ class World:
     ready: list[Actor] = field(default_factory=list)
     history: list[Event] = field(default_factory=list)
     faults: Counter[str] = field(default_factory=Counter)
+    # until when a store refuses all that a process asks of it; "" is every process
+    away: dict[tuple[str, str], float] = field(default_factory=dict)
     violation: Violation | None = None
     processes: list[Process] = field(default_factory=list)
     after_step: Callable[[Actor, Call, Fate], None] = lambda *_: None
@@ -442,6 +444,8 @@ class World:
             fate = FATES[
                 self.choices.choose(f"{process.name} {process.calls}", self.odds.weights(call))
             ]
+            if any(self.away.get((call.store, who), 0.0) > self.now for who in ("", process.name)):
+                fate = Fate.REFUSED
         if fate is not Fate.ANSWERED:
             self.faults[fate.value] += 1
         if call.store:

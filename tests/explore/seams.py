@@ -18,7 +18,7 @@ from typing import Any, Final
 import redis
 import redis.client
 import redis.exceptions
-from sqlalchemy import URL, Engine, event
+from sqlalchemy import URL, Connection, Engine, event
 
 from explore.scheduler import Call, Fate, Killed, current_actor
 from explore.virtual import Entered, Local, server_time
@@ -93,6 +93,7 @@ for _, key in ipairs(redis.call('ZRANGEBYSCORE', 'explore:expires', '-inf', ARGV
   redis.call('ZREM', 'explore:expires', key)
 end
 """
+TICKED_S: Final = 0.001  # what happens at one moment of the world, it need not be told apart
 CONNECTIONS: Final = 100  # of all processes of a world, which share a pool
 OF_TIME: Final = frozenset(("EXPIRE", "PEXPIRE", "TTL", "PTTL", "PERSIST"))
 
@@ -106,6 +107,7 @@ class RedisOfWorld:
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
         self._ticked = -1.0
+        self.behind_s = 0.0  # of its clock
         self._runs = 1
         self._copy: list[tuple[bytes, bytes]] = []
         self._texts: dict[str, str] = {}  # digest of a script as the product has it -> as it is run
@@ -120,6 +122,7 @@ class RedisOfWorld:
         _execute(self._client, "SCRIPT", "FLUSH")
         self._texts.clear()
         self._ticked, self._runs, self._copy = -1.0, 1, []
+        self.behind_s = 0.0
 
     def ask(self, *command: str | bytes | int | float) -> Any:
         """Ask for something without a stop."""
@@ -127,8 +130,8 @@ class RedisOfWorld:
 
     def tick(self) -> None:
         """Let the server know what time it is."""
-        now = server_time()
-        if now != self._ticked:
+        now = server_time() - self.behind_s
+        if abs(now - self._ticked) >= TICKED_S:
             self._ticked = now
             _execute(self._client, "EVAL", TICK, 0, f"{now:.6f}", self.run_id)
 
@@ -195,7 +198,6 @@ class Seams:
         databases: Any = Database
         clients.execute_command = _bound(self._command, _execute)
         pipelines.execute = _bound(self._pipeline, _execute_pipeline)
-        databases.write_unchecked = _bound(self._write, Database.write_unchecked)
         databases.read = _bound(self._read, Database.read)
         databases.one_read = _bound(self._one_read, Database.one_read)
         databases.__init__ = _bound(self._open, Database.__init__)
@@ -212,7 +214,7 @@ class Seams:
         with _stop("redis", _caller() or name.lower(), _redis_error):
             self.server.tick()
             if name == "TIME":
-                seconds, micros = f"{server_time():.6f}".split(".")
+                seconds, micros = f"{server_time() - self.server.behind_s:.6f}".split(".")
                 return int(seconds), int(micros)
             return self._seen(real(client, *self.server.rewritten(command), **options))
 
@@ -237,12 +239,7 @@ class Seams:
     def _open(self, real: Any, database: Any, *args: Any, **options: Any) -> None:
         real(database, *args, **options)
         database._of_thread = Local()
-
-    def _write(self, real: Any, database: Database, work: Callable[[Any], Any]) -> Any:
-        if Entered.world is None:
-            return real(database, work)
-        with _stop("sql", f"{_caller()} writes", partial(_sql_error, database)):
-            return real(database, work)
+        database._writer = _Writer(database, database._writer)
 
     def _read(self, real: Any, database: Database, work: Callable[[Any], Any]) -> Any:
         if Entered.world is None or database._shared() is not None:
@@ -278,6 +275,19 @@ def _stop(store: str, what: str, error: Callable[[], Exception]) -> Iterator[Non
         actor.in_transaction = False
     if fate is Fate.LOST:
         raise error()
+
+
+class _Writer:
+    """Begins the transactions of one database that write: one stop for each, until its commit."""
+
+    def __init__(self, database: Database, engine: Engine) -> None:
+        self._database, self._engine = database, engine
+
+    @contextlib.contextmanager
+    def begin(self) -> Iterator[Connection]:
+        lost = partial(_sql_error, self._database)
+        with _stop("sql", f"{_caller()} writes", lost), self._engine.begin() as connection:
+            yield connection
 
 
 def _redis_error() -> Exception:

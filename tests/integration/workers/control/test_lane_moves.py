@@ -47,7 +47,7 @@ from penstock_ledger import (
     purge_job,
 )
 from penstock_ledger.keys import queues as queues_of
-from penstock_ledger.keys import unacked
+from penstock_ledger.keys import unacked, unacked_index
 from penstock_ledger.reasons import By, Code, Reason
 from penstock_producer import Producer
 from penstock_producer.feed import leased_feed
@@ -462,6 +462,25 @@ def test_documents_go_on_in_the_other_lanes_queue(house: House) -> None:
         house.control.tick()
     counts = house.outcomes.counts(job.job_id)
     assert (counts.succeeded, counts.calls, counts.answered_twice) == (150, 150, 0)
+
+
+def test_a_cancel_waits_for_calls_in_the_lane_that_was_left(house: House) -> None:
+    """What a worker of the first lane has paid for is a result, though its job is cancelled."""
+    job = house.submit(3)
+    house.control.tick()
+    house.hold(API, "d1", job)
+    house.redis.zadd(unacked_index(API), {item_tag(ItemKey(job.job_id, 1, "d1")): time.time()})
+    assert house.begin(job, "d1", "api") is BeginReply.GO
+    house.move(job, "gpu")
+    house.control.tick()
+    house.producer.cancel(job.job_id)
+    for _ in range(5):
+        house.control.tick()
+    assert house.jobs.get(job.job_id).state is JobState.CANCELLING
+    house.finish(job, ["d1"])
+    house.tick_until(lambda: house.jobs.get(job.job_id).state is JobState.CANCELLED)
+    counts = house.outcomes.counts(job.job_id)
+    assert (counts.succeeded, counts.dead_by_reason) == (1, {"cancelled": 2})
 
 
 def test_what_a_worker_holds_too_long_goes_on_as_well(house: House) -> None:
