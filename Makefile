@@ -64,8 +64,8 @@ test: $(STAMP) ## run every test that CI runs, four at a time
 	@$(BIN)/python -m compileall -q cli gateway ledger penstock producer ratelimit simulate workers
 	@$(IN_MEMORY) $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not ($(LEFT_OUT))" $(PYTEST)
 
-test-all: $(STAMP) ## run them on both databases each, with more examples, seeds, sizes and shapes
-	@$(MAKE) test LEFT_OUT="$(ELSEWHERE)" PYTEST="--both-databases --hypothesis-profile=whole"
+test-all: $(STAMP) ## run them on both databases each, with more examples, seeds, sizes and shapes, each process started anew
+	@TESTS_START_FROM_NOTHING=1 $(MAKE) test LEFT_OUT="$(ELSEWHERE)" PYTEST="--both-databases --hypothesis-profile=whole"
 
 test-fast: $(STAMP) ## run the unit and contract tests only: a minute, while you work
 	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile -m "not ($(LEFT_OUT))" tests/unit tests/contract

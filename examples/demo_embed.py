@@ -119,7 +119,7 @@ def encode(questions: list[str]) -> Any:
     """The questions go through the same encoder as the documents did."""
     import numpy
 
-    from penstock_workers.lanes.embed.encoding.encoder import SentenceTransformersEncoder
+    from penstock_workers.lanes.embed.encoder import SentenceTransformersEncoder
     from penstock_workers.lanes.embed.settings import EmbedSettings, model_folder
 
     encoder = SentenceTransformersEncoder(

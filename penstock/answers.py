@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, overload
 
 from penstock.rows import Record, Rows
 from penstock_producer.tables.columns import Row, Table, as_json
-from penstock_producer.tables.joined import ANSWER, Added, added_columns
+from penstock_producer.tables.with_source import ANSWER, Added, added_columns
 
 __all__ = ["Answer", "Answers"]
 

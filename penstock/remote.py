@@ -21,7 +21,7 @@ from penstock.errors import BadCall, RunFailed
 from penstock.job import FINAL, Books, Given, Job, Ledger, RunStopped, Status
 from penstock.progress import View
 from penstock.rows import ID
-from penstock_producer.source_names import is_database
+from penstock_producer.source_formats import is_database
 from penstock_producer.tables.columns import Row, Table, from_json
 
 __all__ = ["Connection", "connect"]

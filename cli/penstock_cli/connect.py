@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         RedisLedger,
     )
     from penstock_ledger.model import Job
-    from penstock_producer.operations.jobs import JobOperations
+    from penstock_producer.operations import JobOperations
     from penstock_producer.settings import ProducerSettings
     from penstock_ratelimit.for_penstock import QuotaView
 
@@ -82,7 +82,7 @@ class Books:
     @cached_property
     def operations(self) -> JobOperations:
         """What is done to jobs, with Redis where it runs."""
-        from penstock_producer.operations.jobs import JobOperations
+        from penstock_producer.operations import JobOperations
         from penstock_producer.settings import ProducerSettings
 
         return JobOperations(self.database, ProducerSettings.load(), self.redis_if_running())

@@ -18,7 +18,7 @@ from penstock_producer.reporting.text import argument, safe
 # Packages that are usable alone, so that their errors have roots of their own.
 _ROOTS_OF_THEIR_OWN = (
     ("penstock_ratelimit.errors", "RateLimitError"),
-    ("penstock_simulate.checks", "BadSetting"),
+    ("penstock_simulate.choices", "BadSetting"),
 )
 
 
@@ -39,7 +39,7 @@ def exit_status(error: BaseException) -> int:
         return EXIT_INTERRUPTED
     if isinstance(error, PenstockError):
         return error.exit_status
-    return EXIT_USAGE if _is(error, "penstock_simulate.checks", "BadSetting") else EXIT_FAILED
+    return EXIT_USAGE if _is(error, "penstock_simulate.choices", "BadSetting") else EXIT_FAILED
 
 
 def message(error: BaseException) -> str:

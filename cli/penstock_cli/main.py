@@ -15,8 +15,8 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from penstock_cli import examples
-from penstock_cli.boxes import USUAL, Boxed
+from penstock_cli import command_help
+from penstock_cli.command_help import USUAL, Boxed
 from penstock_cli.errors import EXIT_FAILED, Interrupted
 from penstock_cli.failures import leave_with
 
@@ -43,33 +43,33 @@ class Command(NamedTuple):
 
 JOBS, FLEET, ONE_MACHINE = "Jobs", "Fleet", "One machine"
 COMMANDS: Mapping[str, Command] = {
-    "run": Command(ONE_MACHINE, "penstock_cli.commands.run:run", examples.RUN),
-    "submit": Command(JOBS, "penstock_cli.commands.run:submit", examples.SUBMIT),
-    "preview": Command(JOBS, "penstock_cli.commands.preview:preview", examples.PREVIEW),
-    "plan": Command(JOBS, "penstock_cli.commands.plan:plan", examples.PLAN),
-    "status": Command(JOBS, "penstock_cli.commands.jobs:status", examples.STATUS),
-    "jobs": Command(JOBS, "penstock_cli.commands.jobs:list_jobs", examples.JOBS),
-    "report": Command(JOBS, "penstock_cli.commands.results:report", examples.REPORT),
-    "costs": Command(JOBS, "penstock_cli.commands.results:costs", examples.COSTS),
-    "results": Command(JOBS, "penstock_cli.commands.results:results", examples.RESULTS),
-    "pause": Command(JOBS, "penstock_cli.commands.operations:pause", examples.PAUSE),
-    "resume": Command(JOBS, "penstock_cli.commands.operations:resume", examples.RESUME),
-    "cancel": Command(JOBS, "penstock_cli.commands.operations:cancel", examples.CANCEL),
-    "move": Command(JOBS, "penstock_cli.commands.operations:move", examples.MOVE),
+    "run": Command(ONE_MACHINE, "penstock_cli.commands.run:run", command_help.RUN),
+    "submit": Command(JOBS, "penstock_cli.commands.run:submit", command_help.SUBMIT),
+    "preview": Command(JOBS, "penstock_cli.commands.run:preview", command_help.PREVIEW),
+    "plan": Command(JOBS, "penstock_cli.commands.plan:plan", command_help.PLAN),
+    "status": Command(JOBS, "penstock_cli.commands.jobs:status", command_help.STATUS),
+    "jobs": Command(JOBS, "penstock_cli.commands.jobs:list_jobs", command_help.JOBS),
+    "report": Command(JOBS, "penstock_cli.commands.results:report", command_help.REPORT),
+    "costs": Command(JOBS, "penstock_cli.commands.results:costs", command_help.COSTS),
+    "results": Command(JOBS, "penstock_cli.commands.results:results", command_help.RESULTS),
+    "pause": Command(JOBS, "penstock_cli.commands.jobs:pause", command_help.PAUSE),
+    "resume": Command(JOBS, "penstock_cli.commands.jobs:resume", command_help.RESUME),
+    "cancel": Command(JOBS, "penstock_cli.commands.jobs:cancel", command_help.CANCEL),
+    "move": Command(JOBS, "penstock_cli.commands.jobs:move", command_help.MOVE),
     "dlq": Command(JOBS, "penstock_cli.commands.dlq:app"),
     "schedule": Command(JOBS, "penstock_cli.commands.schedule:app"),
-    "purge": Command(JOBS, "penstock_cli.commands.operations:purge", examples.PURGE),
-    "migrate": Command(FLEET, "penstock_cli.commands.fleet:migrate", examples.MIGRATE),
-    "worker": Command(FLEET, "penstock_cli.commands.worker:worker", examples.WORKER),
-    "control": Command(FLEET, "penstock_cli.commands.fleet:control", examples.CONTROL),
-    "gateway": Command(FLEET, "penstock_cli.commands.fleet:gateway", examples.GATEWAY),
+    "purge": Command(JOBS, "penstock_cli.commands.jobs:purge", command_help.PURGE),
+    "migrate": Command(FLEET, "penstock_cli.commands.fleet:migrate", command_help.MIGRATE),
+    "worker": Command(FLEET, "penstock_cli.commands.worker:worker", command_help.WORKER),
+    "control": Command(FLEET, "penstock_cli.commands.fleet:control", command_help.CONTROL),
+    "gateway": Command(FLEET, "penstock_cli.commands.fleet:gateway", command_help.GATEWAY),
     "keys": Command(FLEET, "penstock_cli.commands.keys:app"),
-    "flower": Command(FLEET, "penstock_cli.commands.fleet:flower", examples.FLOWER),
-    "serve": Command(ONE_MACHINE, "penstock_cli.serve.command:serve", examples.SERVE),
-    "limits": Command(FLEET, "penstock_cli.commands.limits:limits", examples.LIMITS),
-    "refused": Command(FLEET, "penstock_cli.commands.fleet:refused", examples.REFUSED),
-    "doctor": Command(FLEET, "penstock_cli.commands.doctor:doctor", examples.DOCTOR),
-    "simulate": Command(ONE_MACHINE, "penstock_simulate.command:simulate", examples.SIMULATE),
+    "flower": Command(FLEET, "penstock_cli.commands.fleet:flower", command_help.FLOWER),
+    "serve": Command(ONE_MACHINE, "penstock_cli.commands.serve:serve", command_help.SERVE),
+    "limits": Command(FLEET, "penstock_cli.commands.limits:limits", command_help.LIMITS),
+    "refused": Command(FLEET, "penstock_cli.commands.fleet:refused", command_help.REFUSED),
+    "doctor": Command(FLEET, "penstock_cli.commands.worker:doctor", command_help.DOCTOR),
+    "simulate": Command(ONE_MACHINE, "penstock_simulate.command:simulate", command_help.SIMULATE),
 }
 """In the order of `penstock --help`."""
 RENAMED: Mapping[str, str] = {"estimate": "preview"}

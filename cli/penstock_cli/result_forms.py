@@ -22,8 +22,8 @@ from penstock_cli.files import (
     write_results,
     write_with_provenance,
 )
+from penstock_producer.job.sinks import TABLE_FORMATS
 from penstock_producer.reporting.text import count
-from penstock_producer.result_formats import TABLE_FORMATS
 
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
@@ -117,7 +117,7 @@ def _appended(ledger: Books, job: Job, asked: Asked, output: str, form: str) -> 
             f"--after {START}, and then --after with the cursor that is printed, each time with a "
             "new file"
         )
-    from penstock_producer.tables.growing_file import append_results, append_rows
+    from penstock_producer.tables.sheets import append_results, append_rows
 
     if form == LINES:
         return (
@@ -129,7 +129,7 @@ def _appended(ledger: Books, job: Job, asked: Asked, output: str, form: str) -> 
 
 def _written(ledger: Books, job: Job, asked: Asked, output: str, form: str) -> str:
     from penstock_producer.tables.reading import Lines
-    from penstock_producer.tables.write import table_pieces, write_table
+    from penstock_producer.tables.with_source import table_pieces, write_table
 
     after = None if asked.after == START else asked.after
     reading: Lines | Reading | WithSource
@@ -303,8 +303,7 @@ def write_tables(wanted: Tables, ledger: Books, job: Job, out: str) -> dict[str,
     places: dict[str, str] = {}
     if wanted.form is not None:
         from penstock_producer.settings import ProducerSettings
-        from penstock_producer.tables.with_source import reading_of
-        from penstock_producer.tables.write import write_table
+        from penstock_producer.tables.with_source import reading_of, write_table
 
         written = write_table(
             reading_of(
@@ -343,7 +342,7 @@ def _name(form: str) -> str:
 
 def _check_file(form: str, source: str, out: str) -> None:
     from penstock_producer.errors import SinkError
-    from penstock_producer.result_formats import form_named
+    from penstock_producer.job.sinks import form_named
 
     try:
         form_named(form)

@@ -21,7 +21,7 @@ from penstock_gateway.bodies import Bodies
 from penstock_gateway.callers.admission import Admissions, Gate
 from penstock_gateway.callers.known_keys import KnownKeys
 from penstock_gateway.errors import answer_to, is_anthropic_path, is_problem_path, refused_for
-from penstock_gateway.jobs.watches import Watches
+from penstock_gateway.jobs.events import Watches
 from penstock_gateway.metrics import DoorMetrics, metrics_of
 from penstock_gateway.middleware import Paths, RequestIds, Room, request_id_of, shown_path
 from penstock_gateway.refused import Refused
@@ -259,15 +259,23 @@ async def _kept_running(task: Task, backend: Backend, metrics: DoorMetrics) -> N
         pause_s = min(MOST_PAUSE_S, pause_s * 2)
 
 
-# One line per room: module:name of a router. Their order is that of the OpenAPI document.
+# One line per router, module:name. Their order is that of the OpenAPI document.
 ROUTERS: Final[tuple[str, ...]] = (
-    "penstock_gateway.health:router",
+    "penstock_gateway.serve:router",
     "penstock_gateway.files.routes:router",
     "penstock_gateway.batches.routes:router",
     "penstock_gateway.batches.anthropic:router",
     "penstock_gateway.direct.routes:router",
     "penstock_gateway.direct.models:router",
-    "penstock_gateway.jobs.routes:router",
+    "penstock_gateway.jobs.submitting:router",
+    "penstock_gateway.jobs.listing:router",
+    "penstock_gateway.jobs.reports:router",
+    "penstock_gateway.jobs.samples:router",
+    "penstock_gateway.jobs.control:router",
+    "penstock_gateway.jobs.results:router",
+    "penstock_gateway.jobs.dead_letters:router",
+    "penstock_gateway.jobs.events:router",
+    "penstock_gateway.jobs.schedules:router",
     "penstock_gateway.limits:router",
     "penstock_gateway.webhooks:router",
     "penstock_gateway.keys:router",

@@ -26,9 +26,10 @@ from penstock_ledger import (
 )
 from penstock_producer import Producer
 from penstock_producer.accepting.remote_limits import RemoteLimits
-from penstock_producer.operations.jobs import JobOperations
+from penstock_producer.operations import JobOperations
 
 __all__ = ["Backend", "backend_of"]
+
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from penstock_producer.producer import JobStatus as JobStatus
     from penstock_producer.producer import Producer as Producer
     from penstock_producer.schedules.api import Schedules as Schedules
-    from penstock_producer.schedules.marks import OutcomesOf as OutcomesOf
+    from penstock_producer.schedules.timetable import OutcomesOf as OutcomesOf
     from penstock_producer.settings import ProducerSettings as ProducerSettings
     from penstock_producer.tables.reading import Committed as Committed
 else:
@@ -103,7 +103,7 @@ else:
             "penstock_producer.open_job": "LineFate OpenJob PushedLine",
             "penstock_producer.producer": "JobStatus Producer",
             "penstock_producer.schedules.api": "Schedules",
-            "penstock_producer.schedules.marks": "OutcomesOf",
+            "penstock_producer.schedules.timetable": "OutcomesOf",
             "penstock_producer.settings": "ProducerSettings",
             "penstock_producer.job.spec": "JobSpec",
         },

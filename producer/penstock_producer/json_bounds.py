@@ -30,7 +30,7 @@ _DIGITS_TO_NINE: Final = bytes(57 if 48 <= byte <= 57 else byte for byte in rang
 _LONG_NUMBER: Final = b"9" * (_MAX_DIGITS - 1)
 _LONG_INTEGER: Final = re.compile(rb"(?<![\d.eE+])(?<![eE]-)(-?\d{19,}+)(?![.eE])")
 _OF_NUMBERS: Final = b"-+.eE0123456789"
-_LONGEST_NUMBER: Final = 64 * 1024  # characters; one that goes on is no number of anybody's
+_LONGEST_NUMBER: Final = 64 * 1024  # characters; no request has a longer number
 
 
 def overfull(text: bytes | bytearray) -> str | None:

@@ -67,11 +67,11 @@ from penstock_producer.open_job import (
     PushedLine,
     PushedLines,
 )
-from penstock_producer.operations.jobs import Changed, JobOperations
+from penstock_producer.operations import Changed, JobOperations
 from penstock_producer.pins import AWAITED, DOOR, REMOTE, UPLOADED
 from penstock_producer.rows import FileSource
 from penstock_producer.schedules.api import Schedules
-from penstock_producer.schedules.marks import taken_key
+from penstock_producer.schedules.timetable import taken_key
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.databases.source import key_pages
 from penstock_producer.sources.kept import Kept, kept_rows

@@ -51,6 +51,7 @@ __all__ = [
     "variable",
 ]
 
+
 CONFIG_VARIABLE = "PENSTOCK_CONFIG"
 DEFAULT_CONFIG = "penstock.toml"
 ENV_PREFIX = "PENSTOCK_"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from penstock_simulate.checks import BadSetting
+from penstock_simulate.choices import BadSetting
 from penstock_simulate.command import simulate
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from penstock_simulate.checks import BadSetting
+from penstock_simulate.choices import BadSetting
 
 
 @dataclass(slots=True)

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from penstock_simulate import checks
-from penstock_simulate.checks import BadSetting
+from penstock_simulate import choices
 from penstock_simulate.choices import (
     CERTIFICATES,
     CREDIT_ERRORS,
     PRESETS,
     WINDOWS,
+    BadSetting,
     Crowded,
     HeaderStyle,
     Metering,
@@ -233,20 +233,20 @@ class SimulatorConfig:
     def _each_fits(self) -> None:
         for name, allowed in CHOICES.items():
             if getattr(self, name) is not None:
-                checks.one_of(name, getattr(self, name), allowed)
+                choices.one_of(name, getattr(self, name), allowed)
         for name in (*ABOVE_0, *FROM_0):
             if getattr(self, name) is not None:
-                checks.figure(name, getattr(self, name), positive=name in ABOVE_0)
+                choices.figure(name, getattr(self, name), positive=name in ABOVE_0)
         for name, least in WHOLE.items():
             if getattr(self, name) is not None:
-                checks.whole(name, getattr(self, name), least)
+                choices.whole(name, getattr(self, name), least)
         if not 0 <= self.port <= MAX_PORT:
-            raise checks.unusable("port", self.port, f"give 0 (any free port) to {MAX_PORT}")
+            raise choices.unusable("port", self.port, f"give 0 (any free port) to {MAX_PORT}")
         for name in (*self.rates(), "poison_rate"):
-            checks.share(name, getattr(self, name))
-        checks.share("foreign_share", self.foreign_share, below_1=True)
+            choices.share(name, getattr(self, name))
+        choices.share("foreign_share", self.foreign_share, below_1=True)
         for name in SHARES:
-            checks.share(name, getattr(self, name))
+            choices.share(name, getattr(self, name))
         self._harms_no_other()
 
     def _harms_no_other(self) -> None:
@@ -267,7 +267,7 @@ class SimulatorConfig:
     def _add_up(self, why: str, names: Sequence[str]) -> None:
         given = {name: getattr(self, name) for name in names if getattr(self, name)}
         if sum(given.values()) > 1 + 1e-9:
-            listed = " + ".join(f"{checks.flag(name)} {rate:g}" for name, rate in given.items())
+            listed = " + ".join(f"{choices.flag(name)} {rate:g}" for name, rate in given.items())
             raise BadSetting(
                 f"{listed} add up to {sum(given.values()):g}: {why}; keep the sum within 1"
             )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import NamedTuple
 
-from penstock_simulate.checks import BadSetting
+from penstock_simulate.choices import BadSetting
 from penstock_simulate.reply import Manner, Reply
 
 __all__ = ["KINDS", "Kind", "chosen", "listing"]

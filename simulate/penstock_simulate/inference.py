@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from aiohttp import web
 
 from penstock_simulate.answers.calls import GENERATE, MESSAGES, Call
-from penstock_simulate.answers.streamed import events_of, is_streamed
+from penstock_simulate.answers.replies import events_of, is_streamed
 from penstock_simulate.batches.anthropic import key_of, version_fault
 from penstock_simulate.batches.gemini_files import key_of as google_key_of
 from penstock_simulate.provider import Provider

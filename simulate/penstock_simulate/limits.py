@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
 
+from penstock_simulate.capacity import DAY_S, MINUTE_S, TEN_S, ContinuousBucket, FixedWindow, Meter
 from penstock_simulate.choices import Mode
 from penstock_simulate.config import SimulatorConfig
-from penstock_simulate.meters import DAY_S, MINUTE_S, TEN_S, ContinuousBucket, FixedWindow, Meter
 
 
 class Charge(NamedTuple):

@@ -1,19 +1,25 @@
-"""Decide what a call gets: checks in order, with the time passed in and nothing sent."""
+"""Decide what a call gets: checks in order, with the time passed in and nothing sent.
+
+At the end stands what may be changed while it runs: settings by name, and refusals on demand.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from hmac import compare_digest
 from typing import Any
 
-from penstock_simulate import controls, limits
+import orjson
+
+from penstock_simulate import choices, limits
 from penstock_simulate.answers import refusals
 from penstock_simulate.answers.calls import CHAT, GENERATE, MESSAGES, Call, at_admission, unreadable
 from penstock_simulate.answers.faults import Hostility, document_of
-from penstock_simulate.answers.prompt_cache import PromptCache
-from penstock_simulate.answers.refusals import Refusal
+from penstock_simulate.answers.messages import PromptCache
+from penstock_simulate.answers.refusals import BY_NAME, Refusal
 from penstock_simulate.answers.replies import ANTHROPIC, GEMINI, Replies
 from penstock_simulate.answers.structured import refused_format
 from penstock_simulate.book import CallBook
@@ -25,7 +31,7 @@ from penstock_simulate.capacity import (
     ramp_settings,
     resized,
 )
-from penstock_simulate.choices import Crowded, Mode, Structured
+from penstock_simulate.choices import BadSetting, Crowded, Mode, Structured
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.limits import Charge, KeyLimits
 from penstock_simulate.reply import Manner, Reply, Usage
@@ -42,7 +48,7 @@ class Provider:
 
     def __init__(self, config: SimulatorConfig, wall: Callable[[], float] = time.time) -> None:
         self._wall = wall
-        self._demand: controls.Demand | None = None
+        self._demand: Demand | None = None
         self._slots: ServerSlots | None = None
         self.book = CallBook(config.call_log)
         self._follow(config)
@@ -59,7 +65,7 @@ class Provider:
         """Change settings while running, and refuse on demand.
 
         Raises BadSetting and changes nothing."""
-        before, change = self._config, controls.read_change(raw, self._config, self._demand)
+        before, change = self._config, read_change(raw, self._config, self._demand)
         self._demand = change.demand
         self._follow(change.config)
         self._limits.change(change.config, now)
@@ -70,7 +76,7 @@ class Provider:
 
     def controls(self) -> dict[str, Any]:
         """Return the settings in force."""
-        return controls.shown(self._config, self._demand)
+        return shown(self._config, self._demand)
 
     def stats(self, now: float) -> dict[str, Any]:
         """Return the accounts since the start or the last reset, those of each limit among them."""
@@ -266,3 +272,97 @@ class Provider:
         )
         if due is not None:
             self._limits.correct(due, end)
+
+
+REFUSE = "refuse"
+# Where it listens and what its meters are made of stay; what they allow may change.
+FIXED = frozenset(
+    {
+        "host",
+        "port",
+        "call_log",
+        "seed",
+        "like",
+        "window",
+        "tokens_window",
+        "depth_s",
+        "charge",
+        "certificate",
+        "authority",
+    }
+)
+CHANGEABLE = [field.name for field in fields(SimulatorConfig) if field.name not in FIXED]
+
+
+@dataclass(slots=True)
+class Demand:
+    """Refuse in this way: so many calls, or every one until something else is asked for."""
+
+    kind: str
+    calls: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A request to the control endpoint, read and checked."""
+
+    config: SimulatorConfig
+    demand: Demand | None  # what is refused from now on
+
+
+def read_change(raw: bytes, config: SimulatorConfig, demand: Demand | None) -> Change:
+    """Read settings as in SimulatorConfig, and `refuse`; what is not named stays.
+
+    Raises BadSetting and changes nothing."""
+    try:
+        given = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise BadSetting(f"the body is not JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise BadSetting('the body must be a JSON object such as {"rpm": 600}')
+    if REFUSE in given:
+        demand = _demand(given.pop(REFUSE))
+    unknown = [name for name in given if name not in CHANGEABLE]
+    if unknown:
+        raise BadSetting(
+            f"{unknown[0]!r} cannot be changed; these can: {', '.join([REFUSE, *CHANGEABLE])}"
+        )
+    _types_fit(given)
+    return Change(replace(config, **given), demand)
+
+
+def shown(config: SimulatorConfig, demand: Demand | None) -> dict[str, Any]:
+    """Return what is in force, under the names that `POST /control` takes; but for the key."""
+    shown = {name: getattr(config, name) for name in CHANGEABLE if name != "api_key"}
+    shown |= {
+        name: getattr(config.metering, name) for name in config.metering._fields if name in shown
+    }
+    return shown | {REFUSE: {"kind": demand.kind, "calls": demand.calls} if demand else None}
+
+
+def _demand(given: object) -> Demand | None:
+    if given is None:
+        return None
+    if not isinstance(given, dict):
+        raise BadSetting(
+            f'{REFUSE}: {given!r} cannot be used; give {{"kind": "slow_down", "calls": 3}} or null'
+        )
+    kind, calls = given.get("kind"), given.get("calls")
+    choices.one_of("refuse.kind", kind, tuple(BY_NAME))
+    if calls is not None:
+        choices.whole("refuse.calls", calls, 1)
+    return Demand(str(kind), calls)
+
+
+def _types_fit(given: Mapping[str, Any]) -> None:
+    """Check what the configuration does not, since flags cannot get it wrong."""
+    for name, kind, fix in (
+        ("charge_failed", bool, "true or false"),
+        ("api_key", str | None, "a text or null"),
+        ("hostile", str | None, "names with commas between, or null"),
+    ):
+        if name in given and not isinstance(given[name], kind):
+            raise choices.unusable(name, given[name], f"give {fix}")
+    for name in given:
+        if given[name] is None and SimulatorConfig.__dataclass_fields__[name].default is not None:
+            raise choices.unusable(name, None, "give a value")

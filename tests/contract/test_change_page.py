@@ -12,8 +12,8 @@ import pytest
 
 from penstock_cli.result_forms import FORMATS
 from penstock_gateway import GatewaySettings, create_app
+from penstock_producer.job.sinks import TABLE_FORMATS
 from penstock_producer.job.spec import OutputFormat
-from penstock_producer.result_formats import TABLE_FORMATS
 
 ROOT = Path(__file__).parents[2]
 _, *RECIPES = (ROOT / "docs/change.md").read_text("utf-8").split("\n## ")

@@ -16,9 +16,9 @@ from servers import RedisServer
 from penstock_ledger import ApiKeyStore, DatabaseUnavailable, NewApiKey, keys, open_database
 from penstock_producer import Producer
 from penstock_producer.accepting.remote_limits import DoorSettings
+from penstock_workers.celery_app import door_tasks as doors
 from penstock_workers.celery_app.app import PenstockApp, create_app
-from penstock_workers.doors import tasks as doors
-from penstock_workers.doors.task_records import REFUSED_KEPT, TaskRecords
+from penstock_workers.celery_app.door_records import REFUSED_KEPT, TaskRecords
 from penstock_workers.errors import DoorRefused
 from penstock_workers.settings import WorkerSettings
 

@@ -49,7 +49,6 @@ MAY_NAME_LANES = {
     "cli/penstock_cli/job/jobspec.py": "as above",
     "cli/penstock_cli/commands/run.py": "as above",
     "cli/penstock_cli/commands/plan.py": "as above",
-    "cli/penstock_cli/commands/preview.py": "as above",
     "penstock/calls.py": "the option api, which is about a provider's API",
     "gateway/penstock_gateway/batches/calls.py": (
         "OpenAI's word for the purpose of a file, and the kind of an id"

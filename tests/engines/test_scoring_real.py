@@ -17,7 +17,7 @@ from penstock_workers.item.answer import Answer
 from penstock_workers.item.failures import Failure, name_failure
 from penstock_workers.item.lane import Request
 from penstock_workers.lanes.embed.embed_lane import EmbedLane
-from penstock_workers.lanes.embed.encoding.encoder import SentenceTransformersClassifier
+from penstock_workers.lanes.embed.encoder import SentenceTransformersClassifier
 from penstock_workers.lanes.embed.settings import EmbedSettings
 from penstock_workers.lanes.gpu.gpu_lane import GpuLane
 from penstock_workers.lanes.gpu.settings import GpuSettings

@@ -39,7 +39,7 @@ from penstock_ledger.errors import DatabaseUnavailable
 from penstock_producer import Producer
 from penstock_producer.errors import JobRefused
 from penstock_producer.feed.queues import queue_name
-from penstock_producer.operations.jobs import JobOperations
+from penstock_producer.operations import JobOperations
 from penstock_workers import settings as worker_settings
 from penstock_workers.broker import leases as leases_module
 from penstock_workers.broker.acks import Ack, Acks
@@ -271,13 +271,8 @@ class Worker(Process):
         self.claimed: Callable[[str, Worker], None] = lambda tag, worker: None
         self.let_go: Callable[[Sequence[str]], None] = lambda tags: None
         self.acks = Acks(self.leases, lambda tags: None, self._soon)
-        self.handover = HandOver(
-            self,
-            self.acks,
-            LateAcks(),
-            EventSample(0.0),
-            self._wake_hub,  # type: ignore[arg-type]
-        )
+        thread: Any = self
+        self.handover = HandOver(thread, self.acks, LateAcks(), EventSample(0.0), self._wake_hub)
 
     def start(self) -> None:
         self.act("starts", self._start)
@@ -312,7 +307,8 @@ class Worker(Process):
 
     def _claim(self, keys: Any) -> None:
         """Claim for as long as it lives, as the channel does."""
-        script, client, queue = ClaimScript(), self._connect(), queue_name(LANE)
+        script, queue = ClaimScript(), queue_name(LANE)
+        client: Any = self._connect()
         most = self._settings.concurrency * self._settings.prefetch_multiplier
         while True:
             room = min(BULK_MAX, most - len(self.leases))

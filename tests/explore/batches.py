@@ -75,7 +75,13 @@ class Batches:
         for text in new.path.read_bytes().splitlines():
             line = orjson.loads(text)
             prompt = line["body"]["messages"][-1]["content"]
-            sent = Sent(prompt, process, self.world.now, cost=round(cost_of(prompt) * DISCOUNT), batch=new.tag)
+            sent = Sent(
+                prompt,
+                process,
+                self.world.now,
+                cost=round(cost_of(prompt) * DISCOUNT),
+                batch=new.tag,
+            )
             self.provider.sent.append(sent)
             self.provider.again[prompt] += new.tag in self.thawed
             lines.append((line["custom_id"], sent))

@@ -83,25 +83,26 @@ class Ground:
             left.unlink()
         shutil.copyfile(self.template, self.path)
         self.server.clear()
-        return WorkerSettings(
-            redis_url=self.redis_url,
-            database_url=f"sqlite:///{self.path}",
-            control=False,
-            concurrency=4,
-            control_interval_s=7.0,
-            reconcile_interval_s=10.0,
-            visibility_timeout_s=30.0,
-            retry_base_s=1.0,
-            retry_cap_s=10.0,
-            providers={
+        settings: dict[str, Any] = {
+            "redis_url": self.redis_url,
+            "database_url": f"sqlite:///{self.path}",
+            "control": False,
+            "concurrency": 4,
+            "control_interval_s": 7.0,
+            "reconcile_interval_s": 10.0,
+            "visibility_timeout_s": 30.0,
+            "retry_base_s": 1.0,
+            "retry_cap_s": 10.0,
+            "providers": {
                 "default": {
                     "usd_per_mtok_in": USD_PER_MTOK_IN,
                     "usd_per_mtok_out": USD_PER_MTOK_OUT,
                     "batch_discount": DISCOUNT,
                 }
             },
-            batch={"poll_first_s": 5.0, "poll_cap_s": 15.0, "lost_after_s": 60.0},
-        )
+            "batch": {"poll_first_s": 5.0, "poll_cap_s": 15.0, "lost_after_s": 60.0},
+        }
+        return WorkerSettings(**settings)
 
 
 @dataclass

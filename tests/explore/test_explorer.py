@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SEEDS = 60
+SEEDS = 80
 """A quarter of a second of CPU each."""
 
 
@@ -51,11 +51,14 @@ def test_whatever_happens_in_between_every_promise_holds() -> None:
         "dies after it",
         "dies before it",
         "freezes",
+        "hides",
+        "is away",
         "Redis forgets",
         "Redis is restored",
         "Redis restarts",
         "Redis restarts empty",
         "refused",
+        "steps back",
         "wrong clock",
     }
 

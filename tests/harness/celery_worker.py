@@ -25,6 +25,7 @@ from typing import Any, cast
 
 import redis
 from attempts import dead, done
+from forked import Penstock
 from servers import RedisServer, as_bytes
 
 from penstock_ledger.model import ItemKey
@@ -203,10 +204,9 @@ class WorkerProcess:
     def launch(cls, settings: Settings, folder: Path, *options: str) -> WorkerProcess:
         log = folder / f"{settings.name}.log"
         with log.open("wb") as out:
-            process = subprocess.Popen(
-                [sys.executable, __file__, json.dumps(asdict(settings), default=str), *options],
-                stdout=out,
-                stderr=subprocess.STDOUT,
+            said = json.dumps(asdict(settings), default=str)
+            process = Penstock(
+                [said, *options], program=Path(__file__), stdout=out, stderr=subprocess.STDOUT
             )
         return cls(settings, process, log)
 

@@ -8,7 +8,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -22,6 +21,7 @@ from typing import Any
 
 from fastapi import APIRouter
 from fleet import until
+from forked import Penstock
 from servers import free_port
 
 from penstock_gateway.serve import door_server
@@ -62,13 +62,13 @@ def door(settings: GatewaySettings, *, extra: Sequence[APIRouter] = ()) -> Itera
 def door_process(
     settings: GatewaySettings,
     *,
-    program: Sequence[str] = ("-m", "penstock_cli"),
+    program: Path | None = None,
     log: Path | None = None,
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """A door in a process of its own, which a test may kill; yields its URL and the process.
 
-    It has all fields of ``settings`` that were given. ``program`` is what runs `gateway`; ``log``
-    takes what it says.
+    It has all fields of ``settings`` that were given. ``program`` is what runs `gateway` in the
+    place of `penstock`; ``log`` takes what it says.
     """
     given = settings.model_dump(mode="json", exclude_unset=True)
     said = {
@@ -78,10 +78,7 @@ def door_process(
     surroundings = os.environ | {f"PENSTOCK_{name.upper()}": value for name, value in said.items()}
     with contextlib.ExitStack() as stack:
         out = None if log is None else stack.enter_context(log.open("ab"))
-        command = [sys.executable, *program, "gateway"]
-        process = subprocess.Popen(
-            command, env=surroundings, stdin=subprocess.DEVNULL, stdout=out, stderr=out
-        )
+        process = Penstock(["gateway"], program=program, env=surroundings, stdout=out, stderr=out)
         url = f"http://127.0.0.1:{settings.gateway.port}"
         try:
             until(

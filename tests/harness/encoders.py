@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from typing import Any
 
-from penstock_workers.lanes.embed.encoding.buckets import TokenIds, Vector
-from penstock_workers.lanes.embed.encoding.encoder import OutOfMemory
+from penstock_workers.lanes.embed.buckets import TokenIds, Vector
+from penstock_workers.lanes.embed.encoder import OutOfMemory
 from penstock_workers.lanes.scoring import Text
 
 POISON = 666  # a token that makes the encoder fail

@@ -13,7 +13,6 @@ import os
 import signal
 import ssl
 import subprocess
-import sys
 import time
 import urllib.request
 from collections import Counter
@@ -24,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from forked import Penstock, run
 from redis_sets import SentinelSet
 from servers import RedisServer, free_port
 
@@ -34,7 +34,6 @@ from penstock_producer.feed.queues import LOADS
 from penstock_producer.feed.wire import queue_name
 from penstock_producer.reporting.reasons import retries
 
-PENSTOCK = [sys.executable, "-m", "penstock_cli"]
 START_S = 120.0  # for a process to be ready, on a machine that is busy with others, too
 QUIET_S = 30.0  # for the last acknowledgements to reach Redis
 POLL_S = 0.02
@@ -105,19 +104,9 @@ class Provider:
 
     def start(self, *flags: str) -> Self:
         log = self.folder / "provider.log"
-        command = [
-            *PENSTOCK,
-            "simulate",
-            "--port",
-            str(self.port),
-            "--call-log",
-            str(self.call_log),
-            *flags,
-        ]
+        words = ["simulate", "--port", str(self.port), "--call-log", str(self.call_log), *flags]
         with log.open("ab") as out:
-            popen = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
-            )
+            popen = Penstock(words, stdout=out, stderr=subprocess.STDOUT)
         self.process = Process("provider", log, popen)
         until(self._answers, START_S, f"the simulated provider answers: {self.process.tail()}")
         return self
@@ -263,14 +252,12 @@ class Fleet:
     def _start(
         self, lane: str, arguments: Sequence[str], settings: Mapping[str, object]
     ) -> Process:
-        command = [*PENSTOCK, *arguments]
         name = f"{lane}-{len(self.processes)}"
         log = self.logs / f"{name}.log"
         with log.open("ab") as out:
-            popen = subprocess.Popen(
-                command,
+            popen = Penstock(
+                arguments,
                 env=self._environment(settings),
-                stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -287,13 +274,7 @@ class Fleet:
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """The same for a command that may fail."""
-        return subprocess.run(
-            [*PENSTOCK, *arguments],
-            env=self._environment({}),
-            capture_output=True,
-            text=True,
-            timeout=START_S,
-        )
+        return run(arguments, START_S, env=self._environment({}))
 
     def heard_of(self) -> set[int]:
         """Pids of workers whose heartbeat says that they take items: of those that host a model,

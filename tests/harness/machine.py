@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -15,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import Penstock
 
 RUN_TIMEOUT_S = 180
-PENSTOCK = [sys.executable, "-m", "penstock_cli"]
 
 
 @dataclass
@@ -34,11 +33,8 @@ class Simulator:
 
 @contextmanager
 def simulator(*flags: str) -> Iterator[Simulator]:
-    process = subprocess.Popen(
-        [*PENSTOCK, "simulate", "--port", "0", "--latency-ms", "5", *flags],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    words = ["simulate", "--port", "0", "--latency-ms", "5", *flags]
+    process = Penstock(words, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
         yield Simulator(process.stdout.readline().split()[-1])
@@ -67,11 +63,10 @@ class Machine:
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")
         }
-        return subprocess.Popen(
-            [*PENSTOCK, *arguments],
+        return Penstock(
+            arguments,
             cwd=self.folder,
             env=environment,
-            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -22,7 +22,7 @@ from hostile.door_program import PATH
 
 from penstock_gateway.settings import GatewaySettings
 
-PROGRAM: Final = (str(Path(__file__).with_name("door_program.py")),)
+PROGRAM: Final = Path(__file__).with_name("door_program.py")
 DEADLINE_S: Final = 30.0  # for one exchange: a door that takes longer does not answer
 LOOK_S: Final = 0.05  # between two looks at /health
 

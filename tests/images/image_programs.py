@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-from fleet import PENSTOCK
+from forked import PENSTOCK
 
 ENTRYPOINT = ("tini", "--", "penstock")  # of docker/Dockerfile and docker/Dockerfile.gpu
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import base64
 import json
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +12,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from celery import Celery
-from fleet import PENSTOCK, Fleet, until
+from fleet import Fleet, until
 from otlp import Collector
 from servers import RedisServer, give_acl
 from sqlalchemy import create_engine, inspect, text
@@ -293,11 +293,5 @@ def files(folder: Path) -> list[Path]:
 
 def run(fleet: Fleet, *arguments: str, **variables: str) -> str:
     """A Penstock command with the fleet's settings, whatever its exit status."""
-    done = subprocess.run(
-        [*PENSTOCK, *arguments],
-        env=fleet._environment({}) | variables,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = forked.run(arguments, 60, env=fleet._environment({}) | variables)
     return f"$ {arguments} -> {done.returncode}\n{done.stdout}{done.stderr}"

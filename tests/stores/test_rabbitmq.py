@@ -20,8 +20,8 @@ from kombu.entity import Queue
 from servers import free_port
 from stores.rabbit import PASSWORD, RabbitServer
 
-from penstock_cli.doctor.finding import Verdict
 from penstock_cli.doctor.fleet import rabbitmq
+from penstock_cli.doctor.worker import Verdict
 from penstock_ledger import JobNotFound, keys
 from penstock_ledger.model import Job, JobState
 from penstock_producer.reporting.reasons import retries

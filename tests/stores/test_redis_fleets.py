@@ -12,7 +12,7 @@ from fleet import Fleet, until
 from redis_sets import SERVICE, SentinelSet, TlsRedis
 
 from penstock_cli.doctor import checks
-from penstock_cli.doctor.finding import Verdict
+from penstock_cli.doctor.worker import Verdict
 from penstock_ledger.model import JobState
 
 pytestmark = pytest.mark.servers

@@ -34,8 +34,8 @@ def run_worker(
     overrides = {lane: dict(hosted)} if hosted else {}
     settings = WorkerSettings.load(lane=lane, concurrency=concurrency, **overrides)
     settings.refuse_shared_roots()
+    from penstock_workers.background import exit_process
     from penstock_workers.celery_app.app import create_app
-    from penstock_workers.computing_thread import exit_process
     from penstock_workers.lanes.registry import check_lane
 
     check_lane(settings.lane)

@@ -23,7 +23,7 @@ from penstock_ledger.redaction import looks_secret, redact, remember, remember_u
 from penstock_producer.accepting.remote_limits import DoorSettings
 from penstock_producer.job.endpoints import BASE_URLS
 from penstock_producer.job.lanes import DEFAULT_LANE, LANES, Lane
-from penstock_producer.prices.token_prices import GpuPrice, known_gpu, known_gpus
+from penstock_producer.prices import GpuPrice, known_gpu, known_gpus
 from penstock_producer.settings import (
     ProducerSettings,
     ProviderFacts,
@@ -44,6 +44,7 @@ __all__ = [
     "WorkerSettings",
     "process_name",
 ]
+
 
 # The provider that `penstock run --base-url` defines, and that jobs use when they name none.
 DEFAULT_PROVIDER = "default"

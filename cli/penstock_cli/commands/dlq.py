@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock_cli import examples
+from penstock_cli import command_help
 from penstock_cli.errors import UsageProblem
 from penstock_cli.job import options
 from penstock_ledger.texts import Text
@@ -68,7 +68,7 @@ def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-@app.command(name="list", epilog=examples.DLQ_LIST)
+@app.command(name="list", epilog=command_help.DLQ_LIST)
 def list_dead_letters(
     job: options.JobName,
     reason: Reason = None,
@@ -151,7 +151,7 @@ def _print_footer(
         make_console().print(Text(safe(line)), style="dim", soft_wrap=True)
 
 
-@app.command(epilog=examples.DLQ_SHOW)
+@app.command(epilog=command_help.DLQ_SHOW)
 def show(
     job: options.JobName,
     doc: Annotated[str | None, typer.Argument(metavar="ID", help="The document.")] = None,
@@ -184,7 +184,7 @@ def show(
         console.print(Text.assemble((f"{name:<12}", "dim"), value), soft_wrap=True)
 
 
-@app.command(epilog=examples.DLQ_EXPORT)
+@app.command(epilog=command_help.DLQ_EXPORT)
 def export(
     job: options.JobName,
     output: Annotated[
@@ -210,7 +210,7 @@ def export(
     typer.echo(f"{count(written)} dead letters in {safe(output)}", err=output == STDOUT)
 
 
-@app.command(epilog=examples.DLQ_REPLAY)
+@app.command(epilog=command_help.DLQ_REPLAY)
 def replay(
     job: options.JobName,
     reason: Reason = None,

@@ -157,7 +157,7 @@ def refused(
     from penstock_cli.connect import redis_url
     from penstock_ledger import RedisAddress
     from penstock_producer.reporting.text import safe
-    from penstock_workers.doors.task_records import TaskRecords
+    from penstock_workers.celery_app.door_records import TaskRecords
 
     with RedisAddress.parse(redis_url(state)).connect() as client:
         found = list(islice(TaskRecords(client).refusals(), limit))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock_cli import examples
+from penstock_cli import command_help
 from penstock_cli.errors import UsageProblem
 from penstock_cli.job import options
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="API keys for HTTP: create, list, revoke.")
 
 
-@app.command(epilog=examples.KEYS_CREATE)
+@app.command(epilog=command_help.KEYS_CREATE)
 def create(
     name: Annotated[str, typer.Argument(help="A name for the key, which the list shows.")],
     tenant: Annotated[
@@ -98,7 +98,7 @@ def create(
     )
 
 
-@app.command(name="list", epilog=examples.KEYS_LIST)
+@app.command(name="list", epilog=command_help.KEYS_LIST)
 def list_keys(as_json: options.JsonOption = False, state: options.StateOption = None) -> None:
     """List all keys, the newest first: what each may do, and when it was last used."""
     from penstock_cli.connect import books
@@ -122,7 +122,7 @@ def list_keys(as_json: options.JsonOption = False, state: options.StateOption = 
         typer.echo(safe(line))
 
 
-@app.command(epilog=examples.KEYS_REVOKE)
+@app.command(epilog=command_help.KEYS_REVOKE)
 def revoke(
     key: Annotated[str, typer.Argument(help="The id of the key: key_…")],
     state: options.StateOption = None,

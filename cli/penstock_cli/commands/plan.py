@@ -20,8 +20,8 @@ from penstock_producer.reporting.text import count, counted, duration, safe, usd
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from penstock_cli.plan.lanes import LanePlan
-    from penstock_cli.plan.picture import Asked, Picture
+    from penstock_cli.job.lane_needs import LanePlan
+    from penstock_cli.job.picture import Asked, Picture
     from penstock_producer.planning.sizing import Planned
 
 
@@ -92,8 +92,8 @@ def plan(
     Exit status: 0, or 2 where an option, the source or the job is not usable.
     """
     from penstock_cli.job.jobspec import parse_duration, with_provider
-    from penstock_cli.plan.lanes import lane_plans
-    from penstock_cli.plan.picture import Asked, documents_of, picture_of, tokens_of
+    from penstock_cli.job.lane_needs import lane_plans
+    from penstock_cli.job.picture import Asked, documents_of, picture_of, tokens_of
     from penstock_producer import SpecError
     from penstock_workers.settings import WorkerSettings
 

@@ -48,7 +48,7 @@ def report(
     1 not completed. As HTML it is one page with charts, without scripts.
     """
     from penstock_cli.connect import books
-    from penstock_cli.reports import exit_status, form_of, put, report_of
+    from penstock_cli.files import exit_status, form_of, put, report_of
     from penstock_cli.run.all_alike import with_advice
     from penstock_producer.reporting.text import safe
 

@@ -1,4 +1,4 @@
-"""`penstock run`, one machine with everything embedded, and `penstock submit`, to a fleet."""
+"""`penstock run`, one machine with everything embedded; `submit`, to a fleet; and `preview`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from penstock_producer.feed.queues import Serving
     from penstock_producer.job.spec import JobSpec
     from penstock_producer.settings import ProducerSettings
+from typing import Annotated
+
+from penstock_cli.job.options import FromJob, JsonOption, StateOption, Where
 
 
 @takes_flags
@@ -35,7 +38,7 @@ def run(given: GivenJob, typed: RunFlags, provider: ProviderFlags) -> None:
     2 bad usage or input, 1 failed, 130 interrupted.
     """
     from penstock_cli.errors import EXIT_DEAD_LETTERS, EXIT_OK, UsageProblem
-    from penstock_cli.job.counting import for_a_look
+    from penstock_cli.job.given import for_a_look
     from penstock_cli.processes.standby import Standby
     from penstock_cli.run.request import request_of, standby_lane
 
@@ -96,7 +99,7 @@ def submit(
     setting, not the job's: name one of theirs with --provider.
     """
     from penstock_cli.connect import refuse_without_database
-    from penstock_cli.job.hooks import check_hooks
+    from penstock_cli.job.given import check_hooks
     from penstock_cli.job.jobspec import job_spec
     from penstock_producer import Producer, SpecError
     from penstock_producer.reporting.text import safe
@@ -202,3 +205,35 @@ def _wait_for_model(serving: Serving | None, spec: JobSpec) -> str | None:
             return f"{said}. {waits} for {'it' if missing.loads else start}"
         waits = "Documents that go on to it wait"
     return None
+
+
+@takes_flags
+def preview(
+    given: GivenJob,
+    provider: ProviderFlags,
+    rows: Annotated[
+        int, typer.Option("--rows", "-n", min=1, max=1_000, help="How many requests to show.")
+    ] = 3,
+    first: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Read the first N rows only, instead of all."),
+    ] = None,
+    as_json: JsonOption = False,
+    from_job: FromJob = None,
+    where: Where = None,
+    state: StateOption = None,
+) -> None:
+    """Show the first requests of a job, its problems, tokens, cost and time.
+
+    Reads the whole source, calls nothing, and needs no key, no database and
+    no Redis; with --from-job it reads the database that has that job. Tokens
+    are estimated from the first 1,000 documents.
+
+    Exit status: 0 the job would be accepted, 2 it would not.
+    """
+    from penstock_cli.run.preview import look
+
+    given = given.for_api(given.of_run("api", provider.api))
+    outcomes = given.outcomes(from_job, where)
+    flags = given.provider(provider)
+    look(given, flags, outcomes, state=state, shown=rows, most=first, as_json=as_json)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock_cli import examples
-from penstock_cli.boxes import Boxed
+from penstock_cli import command_help
+from penstock_cli.command_help import Boxed
 from penstock_cli.errors import UsageProblem
 from penstock_cli.job import options
 from penstock_cli.job.flags import takes_flags
 from penstock_cli.job.given import GivenJob
-from penstock_producer.source_names import BY_VARIABLE
+from penstock_producer.source_formats import BY_VARIABLE
 
 if TYPE_CHECKING:
     from penstock_producer import Firing, JobSpec, OutcomesOf, Schedule, Schedules
@@ -85,7 +85,7 @@ Events = Annotated[
 ]
 
 
-@app.command(cls=Boxed, epilog=examples.SCHEDULE_ADD)
+@app.command(cls=Boxed, epilog=command_help.SCHEDULE_ADD)
 @takes_flags
 def add(
     cron: Cron,
@@ -108,7 +108,7 @@ def add(
     --from-job the documents are the outcomes of another job, each time those
     that this schedule has not had.
     """
-    from penstock_cli.job.hooks import check_hooks
+    from penstock_cli.job.given import check_hooks
     from penstock_cli.job.jobspec import default_job_key, job_spec
     from penstock_producer import SpecError
     from penstock_producer.reporting.text import safe
@@ -189,7 +189,7 @@ def _trouble(source: str, spec: JobSpec) -> str | None:
     return None if found.requests else on_terminal(found.refused[0].text)
 
 
-@app.command(name="list", epilog=examples.SCHEDULE_LIST)
+@app.command(name="list", epilog=command_help.SCHEDULE_LIST)
 def list_schedules(
     name: Annotated[
         str | None,
@@ -218,7 +218,7 @@ def list_schedules(
         _print_one(*rows[0])
 
 
-@app.command(epilog=examples.SCHEDULE_PAUSE)
+@app.command(epilog=command_help.SCHEDULE_PAUSE)
 def pause(name: Name) -> None:
     """Start no more jobs until `resume`; those that run go on."""
     with _schedules() as schedules:
@@ -226,7 +226,7 @@ def pause(name: Name) -> None:
     typer.echo(f"{name} is paused" if changed else f"{name} was paused already")
 
 
-@app.command(epilog=examples.SCHEDULE_RESUME)
+@app.command(epilog=command_help.SCHEDULE_RESUME)
 def resume(name: Name) -> None:
     """Go on with the next time from now; those that passed meanwhile do not count as missed."""
     with _schedules() as schedules:
@@ -238,7 +238,7 @@ def resume(name: Name) -> None:
     )
 
 
-@app.command(epilog=examples.SCHEDULE_REMOVE)
+@app.command(epilog=command_help.SCHEDULE_REMOVE)
 def remove(name: Name) -> None:
     """Forget a schedule; its jobs stay."""
     with _schedules() as schedules:
@@ -246,7 +246,7 @@ def remove(name: Name) -> None:
     typer.echo(f"{name} is removed")
 
 
-@app.command(epilog=examples.SCHEDULE_NOTIFY)
+@app.command(epilog=command_help.SCHEDULE_NOTIFY)
 def notify(
     name: Name,
     body: Annotated[
@@ -305,7 +305,7 @@ def _row(schedule: Schedule, firings: list[Firing]) -> list[str]:
 
 def _print_one(schedule: Schedule, firings: list[Firing]) -> None:
     from penstock_producer.reporting.text import safe
-    from penstock_producer.schedules.marks import shown_source
+    from penstock_producer.schedules.timetable import shown_source
 
     overlap = "may overlap" if schedule.overlap else "no overlap"
     typer.echo(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock_cli.connect import refuse_without_database, without_password
-from penstock_cli.doctor.finding import REDIS_TIMEOUT_S, Finding, Verdict
+from penstock_cli.doctor.worker import REDIS_TIMEOUT_S, Finding, Verdict
 from penstock_cli.errors import CliError
 from penstock_cli.failures import message
 from penstock_ledger.redaction import redact

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import redis
 
-from penstock_cli.doctor.finding import Finding, Verdict
+from penstock_cli.doctor.worker import Finding, Verdict
 from penstock_cli.errors import UsageProblem
 from penstock_ledger import Database, LiveJobs, RedisAddress, RedisLedger, WorkerSeen, open_database
 from penstock_ledger.model import Job, JobState

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
-from penstock_cli.doctor.finding import REDIS_TIMEOUT_S, Finding, Verdict
+from penstock_cli.doctor.worker import REDIS_TIMEOUT_S, Finding, Verdict
 from penstock_cli.server_versions import Software, of_postgresql, of_redis
 
 if TYPE_CHECKING:

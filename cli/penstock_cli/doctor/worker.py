@@ -12,12 +12,34 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock_cli.connect import refuse_without_database, without_password
-from penstock_cli.doctor.finding import REDIS_TIMEOUT_S
 from penstock_cli.errors import CliError
 from penstock_producer.reporting.text import one_line, safe
 
 if TYPE_CHECKING:
     from penstock_workers.settings import WorkerSettings
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+# of a check: a server that takes longer does not answer, as far as a job is concerned
+REDIS_TIMEOUT_S: Final = 5.0
+
+
+class Verdict(StrEnum):
+    GOOD = "ok"
+    WARNING = "warn"
+    BAD = "bad"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the doctor's report."""
+
+    verdict: Verdict
+    subject: str
+    seen: str
+    fix: str = ""
+
 
 # for servers that start at the same time; after it the worker ends, and its orchestrator starts
 # another

@@ -1,1 +1,1 @@
-"""From the job commands' flags to a job spec."""
+"""The job of a command: from its flags to a spec, and what it is expected to need."""

@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from penstock_cli.boxes import HelpAll
+from penstock_cli.command_help import HelpAll
 from penstock_cli.job.given import GivenJob, given_job
 from penstock_cli.job.options import Source, SpecFile
 from penstock_producer.job.options import OPTIONS, FlagForm, Option

@@ -19,7 +19,7 @@ from penstock_producer.job.endpoints import BASE_URLS
 from penstock_producer.job.lanes import LANES, has_own_model
 from penstock_producer.job.options import OPTIONS, FlagForm, Option, seconds_of
 from penstock_producer.job.response_schema import ModelFault, is_model_path, schema_of_model
-from penstock_producer.source_names import is_database
+from penstock_producer.source_formats import is_database
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from penstock_producer.job.options import OPTIONS, RUN_OPTIONS
-from penstock_producer.result_formats import tables_in_words
+from penstock_producer.job.sinks import tables_in_words
 
 Source = Annotated[
     str | None,

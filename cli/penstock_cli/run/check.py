@@ -9,12 +9,12 @@ from urllib.parse import urlsplit
 
 from penstock_cli import files, result_forms
 from penstock_cli.errors import UsageProblem
-from penstock_cli.job.hooks import check_hooks
+from penstock_cli.job.given import check_hooks
 from penstock_cli.job.jobspec import job_spec, with_own_model, with_provider
 from penstock_cli.run.request import Plan, RunRequest
 from penstock_cli.state import StateFolder
 from penstock_producer.reporting.text import count
-from penstock_producer.source_names import is_database
+from penstock_producer.source_formats import is_database
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -15,7 +15,7 @@ from penstock_cli.run.request import Plan
 from penstock_cli.show.figures import KeptFigures
 from penstock_ledger.reasons import Code
 from penstock_producer.job.lanes import packs
-from penstock_producer.prices.spent_budget import next_budget
+from penstock_producer.prices import next_budget
 from penstock_producer.reporting.advice import Advice, on_terminal
 from penstock_producer.reporting.money import MICRO
 from penstock_producer.reporting.pauses import advice_for
@@ -90,7 +90,7 @@ def concluded(plan: Plan, ledger: Books, job: Job) -> Conclusion:
 
 def print_conclusion(console: Console, ended: Conclusion) -> None:
     """Print the report of a run."""
-    from penstock_cli.reports import show
+    from penstock_cli.files import show
 
     show(
         ended.report,
@@ -177,7 +177,7 @@ def _for_all(job: Job, report: Report) -> str:
 
 def keep_report(plan: Plan, ledger: Books, job: Job) -> tuple[Report, str]:
     """Write `report.json` as of now; returns the report and its place."""
-    from penstock_cli.reports import report_of
+    from penstock_cli.files import report_of
 
     kept = KeptFigures.load(ledger.figures_path(job))
     report = report_of(ledger, job, stats=kept.stats, seconds=kept.seconds)

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock_cli.plan.lanes import LanePlan, lane_plans
-from penstock_cli.plan.picture import (
+from penstock_cli.job.lane_needs import LanePlan, lane_plans
+from penstock_cli.job.picture import (
     LOOKED_AT,
     Asked,
     MeasuredJob,
@@ -18,13 +18,13 @@ from penstock_cli.plan.picture import (
     most_of,
 )
 from penstock_cli.run.sample import SampleRecord, latest_record
-from penstock_producer.job.lanes import has_own_model
-from penstock_producer.planning.intervals import (
+from penstock_producer.accepting.sampling import (
     CONFIDENCE,
     Interval,
     extrapolated,
     share_of_largest,
 )
+from penstock_producer.job.lanes import has_own_model
 from penstock_producer.reporting.text import count, counted, duration, safe, usd
 
 if TYPE_CHECKING:

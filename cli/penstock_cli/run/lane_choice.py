@@ -7,7 +7,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock_cli.plan.lanes import BATCH_WINDOW_S
+from penstock_cli.job.lane_needs import BATCH_WINDOW_S
 from penstock_producer.job.lanes import AUTO, LANES, can_answer, packs
 from penstock_producer.reporting.advice import on_terminal
 from penstock_producer.reporting.text import duration, usd

@@ -17,9 +17,9 @@ from penstock_cli import files
 from penstock_cli.connect import Books
 from penstock_cli.disk import is_full, is_read_only, megabytes
 from penstock_cli.errors import EXIT_INTERRUPTED, Interrupted, JobStopped, StateBusy
+from penstock_cli.files import exit_status
 from penstock_cli.processes.signals import Interrupts
 from penstock_cli.processes.standby import Standby
-from penstock_cli.reports import exit_status
 from penstock_cli.run.accept import accepted, opened_ledger
 from penstock_cli.run.check import checked, sampled_request
 from penstock_cli.run.conclude import (

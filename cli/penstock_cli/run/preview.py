@@ -91,7 +91,7 @@ def previewed(
     ``most``: how many rows are read, all where it is None. Raises what reading a source, checking
     flags and settings raises.
     """
-    from penstock_cli.job.counting import for_a_look, meter
+    from penstock_cli.job.given import for_a_look, meter
     from penstock_cli.job.jobspec import job_spec, with_provider
     from penstock_producer import SpecError
     from penstock_producer.accepting.acceptance import check_acceptable

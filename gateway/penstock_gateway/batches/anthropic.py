@@ -17,7 +17,6 @@ from starlette.responses import JSONResponse, StreamingResponse
 
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.batches.anthropic_body import taken_in
-from penstock_gateway.batches.calls import batch_for, page_of
 from penstock_gateway.batches.figures import (
     CANCELLED,
     DEADLINE,
@@ -25,6 +24,7 @@ from penstock_gateway.batches.figures import (
     with_live_counts,
 )
 from penstock_gateway.batches.lines import NotReached, in_words_of, why_failed
+from penstock_gateway.batches.routes import batch_for, page_of
 from penstock_gateway.batches.specs import ANTHROPIC, input_path, spec_of, spec_of_batch
 from penstock_gateway.batches.steps import BatchMade
 from penstock_gateway.callers.caller import Caller, caller_with, whose

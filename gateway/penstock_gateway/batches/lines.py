@@ -14,7 +14,7 @@ import orjson
 from penstock_gateway.backend import Backend
 from penstock_gateway.batches.figures import CANCELLED, DEADLINE, ended_by_deadline
 from penstock_gateway.batches.specs import input_path, spec_of_batch
-from penstock_gateway.for_tenants import dead_letter_for
+from penstock_gateway.callers.caller import dead_letter_for
 from penstock_ledger import DoorBatch, DoorBatchState, OutcomeStore
 from penstock_ledger.lone_surrogates import dump_json, parse_json
 from penstock_ledger.model import Counts, DeadLetter, ItemKey, Job, Result

@@ -29,9 +29,10 @@ from penstock_gateway.callers.known_keys import Found, keys_of
 from penstock_gateway.middleware import request_id_of
 from penstock_gateway.refused import Refused
 from penstock_ledger import Admission, DoorLimits, Month, TenantBudgets, TenantCosts, month_of
-from penstock_producer.prices.spent_budget import next_month
+from penstock_producer.prices import next_month
 
 __all__ = ["Admissions", "Gate", "Incoming", "RenewAdmissions", "Share", "Shares"]
+
 
 log = logging.getLogger("penstock.gateway")
 

@@ -38,12 +38,13 @@ from penstock_ledger import Job, JobNotReplayable, NothingToReplay, dead_letter_
 from penstock_producer import JobRefused, SpecError
 from penstock_producer.job.options import OPTIONS, seconds_of
 from penstock_producer.job.spec import OFF
-from penstock_producer.operations.jobs import Changed
+from penstock_producer.operations import Changed
 from penstock_producer.reporting.advice import on_page
 from penstock_producer.reporting.money import money_of
 from penstock_producer.reporting.text import count, one_line
 
 __all__ = ["DONE", "router"]
+
 
 router = Router(include_in_schema=False)
 

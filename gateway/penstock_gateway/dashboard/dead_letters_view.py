@@ -1,40 +1,70 @@
-"""Dead letters: one line each, and groups of those whose errors are alike.
+"""What became of single documents: dead letters, and a sample of what was answered.
 
-A dead letter by itself says why it failed, what was asked and answered, and holds the request to be
-corrected.
+A dead letter is one line, or one of a group whose errors are alike; by itself it says why it failed
+and what was asked and answered, and holds the request to be corrected. A result keeps no request:
+the first documents of a job's source are cheap to read, so those are shown with their answers; of a
+document that is asked for by name the answer is shown alone, or with the request that its dead
+letter keeps.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock_gateway.dashboard.foreign import MOST_CHARS, json_text, prompt_of, shown
+from penstock_gateway.callers.caller import error_for
+from penstock_gateway.dashboard.foreign import (
+    MOST_CHARS,
+    Shown,
+    Turn,
+    answer_of,
+    json_text,
+    prompt_of,
+    shown,
+)
 from penstock_gateway.dashboard.viewer import JobHead, Viewer, head_of, page
-from penstock_gateway.for_tenants import error_for
 from penstock_gateway.pages.render import Part, parts
 from penstock_gateway.refused import Refused, not_found
-from penstock_ledger import DeadLetter, DeadLetterLine, Job, dead_letter_lines
+from penstock_ledger import (
+    Database,
+    DeadLetter,
+    DeadLetterLine,
+    Job,
+    JobStore,
+    OutcomeStore,
+    PenstockError,
+    Result,
+    dead_letter_lines,
+)
 from penstock_producer.reporting.advice import FIXES, on_page
 from penstock_producer.reporting.text import count, counted, one_line
-from penstock_producer.reporting.words import moment
+from penstock_producer.reporting.words import milliseconds, moment
+from penstock_producer.settings import ProducerSettings
+from penstock_producer.sources import Document
+from penstock_producer.sources.of_feed import source_of
 
 __all__ = [
     "EDIT_MAX",
     "GROUPED_MAX",
+    "Answered",
     "DeadLetterRow",
     "Group",
+    "Sample",
     "alike",
+    "answered",
     "dead_letter_of",
     "dead_letter_page",
     "dead_letter_rows",
     "groups",
     "members",
+    "sample",
 ]
+
 
 EDIT_MAX: Final = MOST_CHARS  # bytes of a request that is edited in a browser
 
@@ -196,4 +226,90 @@ def members(lines: Iterable[DeadLetterLine], reason: str, same_words: str) -> li
         line.doc_id
         for line in lines
         if line.replayable and line.reason == reason and alike(line.last_error) == same_words
+    ]
+
+
+SAMPLE: Final = 10
+# documents of the source that are read for it: some of them have no answer yet
+READ_MAX: Final = 40
+
+
+class Answered(NamedTuple):
+    """One document. ``prompt`` is empty where what was asked is not at hand."""
+
+    doc_id: str
+    name: str
+    prompt: Sequence[Turn]
+    answer: Shown
+    facts: Sequence[str]
+    failed: bool
+
+
+class Sample(NamedTuple):
+    """``why`` says why the prompts are missing."""
+
+    documents: Sequence[Answered]
+    why: str
+
+
+def sample(database: Database, job: Job, settings: ProducerSettings) -> Sample:
+    """Return the first documents of the source that have an outcome.
+
+    Where the source cannot be read, some results are returned without what was asked.
+    """
+    outcomes = OutcomeStore(database)
+    try:
+        documents = _first(database, job, settings)
+    # the last of a pin that another release wrote
+    except (PenstockError, OSError, ValueError, LookupError) as error:
+        said = one_line(error_for(job, str(error)), 300)
+        why = f"What was asked is not shown, as the source cannot be read from here: {said}"
+        return Sample(_without_prompts(outcomes, job), why)
+    found = list[Answered]()
+    for document in documents:
+        outcome = outcomes.get(job.job_id, document.doc_id)
+        if outcome is not None:
+            found.append(answered(outcome, document.body))
+        if len(found) == SAMPLE:
+            break
+    if found:
+        return Sample(found, "")
+    return Sample(
+        _without_prompts(outcomes, job),
+        "What was asked is not shown: the first documents have no answer yet.",
+    )
+
+
+def answered(outcome: Result | DeadLetter, request: bytes = b"") -> Answered:
+    doc_id = outcome.key.doc_id
+    body = request or (outcome.request if isinstance(outcome, DeadLetter) else b"")
+    facts = [f"{count(outcome.attempts)} {'try' if outcome.attempts == 1 else 'tries'}"]
+    if outcome.latency_ms:
+        facts.append(milliseconds(outcome.latency_ms))
+    if outcome.prompt_tokens is not None or outcome.completion_tokens is not None:
+        facts.append(
+            f"{count(outcome.prompt_tokens or 0)} tokens in, "
+            f"{count(outcome.completion_tokens or 0)} out"
+        )
+    if isinstance(outcome, Result):
+        facts += [one_line(name) for name in (outcome.model, outcome.finish_reason) if name]
+        answer = answer_of(outcome.body)
+    else:
+        facts.append(one_line(outcome.reason))
+        answer = answer_of(outcome.last_error.encode("utf-8", "replace"))
+    prompt = prompt_of(body) if body else ()
+    return Answered(
+        doc_id, one_line(doc_id, ID_CHARS), prompt, answer, facts, isinstance(outcome, DeadLetter)
+    )
+
+
+def _first(database: Database, job: Job, settings: ProducerSettings) -> list[Document]:
+    feeds = JobStore(database).feeds(job.job_id)
+    source = source_of(database, job, min(feeds, key=lambda feed: feed.generation), settings)
+    return [one for one in islice(source.documents({}), READ_MAX) if isinstance(one, Document)]
+
+
+def _without_prompts(outcomes: OutcomeStore, job: Job) -> list[Answered]:
+    return [
+        answered(result) for result in islice(outcomes.results(job.job_id, page=SAMPLE), SAMPLE)
     ]

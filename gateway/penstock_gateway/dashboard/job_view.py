@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from penstock_gateway.callers.caller import error_for, shown_source, without_places
 from penstock_gateway.dashboard.desk import JobSeenNow
 from penstock_gateway.dashboard.fleet_view import serve_again, start_of, stops
 from penstock_gateway.dashboard.foreign import answer_of
 from penstock_gateway.dashboard.jobs_view import ago
-from penstock_gateway.for_tenants import error_for, shown_source, without_places
 from penstock_gateway.pages.render import Chart, Part, parts, rate_chart
 from penstock_ledger import Job
 from penstock_ledger.reasons import examples_of, explain
@@ -21,7 +21,6 @@ from penstock_producer.job.lanes import has_own_model, packs
 from penstock_producer.job.options import OPTIONS
 from penstock_producer.reporting.advice import FIXES, on_page
 from penstock_producer.reporting.engines import engines_line, engines_of
-from penstock_producer.reporting.origin import feeders_line, from_job_line, started_by_line
 from penstock_producer.reporting.pauses import advice_for, pause_steps
 from penstock_producer.reporting.reasons import (
     INTERRUPTED,
@@ -39,15 +38,19 @@ from penstock_producer.reporting.text import argument, count, duration, one_line
 from penstock_producer.reporting.words import (
     batches_line,
     besides_lines,
+    feeders_line,
+    from_job_line,
     lane_name,
     made_with_line,
     milliseconds,
     moment,
     saved_rows,
+    started_by_line,
     twice_line,
 )
 
 __all__ = ["JobView", "Note", "Reason", "Tier", "Tile", "job_view", "options_told"]
+
 
 REASON_CHARS: Final = 800
 REASONS_SHOWN: Final = 30

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-from penstock_gateway.for_tenants import error_for
+from penstock_gateway.callers.caller import error_for
 from penstock_gateway.pages.render import Part, parts
 from penstock_ledger import Counts, DoorBatch, Job, JobPage, JobPlace, JobState
 from penstock_producer.reporting.money import money_of, together

@@ -14,12 +14,13 @@ from starlette.responses import RedirectResponse, Response
 from penstock_gateway.batches.finish import batch_note
 from penstock_gateway.callers.caller import whose
 from penstock_gateway.dashboard import actions, new_job, schedules, viewer
-from penstock_gateway.dashboard.answers import answered, sample
 from penstock_gateway.dashboard.dead_letters_view import (
     GROUPED_MAX,
+    answered,
     dead_letter_page,
     dead_letter_rows,
     groups,
+    sample,
 )
 from penstock_gateway.dashboard.fleet_view import (
     PERIODS,

@@ -27,9 +27,10 @@ from penstock_ledger import ScheduleStore
 from penstock_ledger.schedule import Firing, Schedule
 from penstock_producer.reporting.text import duration, one_line
 from penstock_producer.reporting.words import moment
-from penstock_producer.schedules.marks import shown_source
+from penstock_producer.schedules.timetable import shown_source
 
 __all__ = ["router"]
+
 
 router = Router(include_in_schema=False)
 

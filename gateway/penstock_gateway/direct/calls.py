@@ -19,11 +19,13 @@ from redis import RedisError
 
 from penstock_gateway.backend import Backend
 from penstock_gateway.callers.caller import Caller
-from penstock_gateway.direct.answers import Answers, Outcome, outcomes_of
 from penstock_gateway.direct.errors import (
     CALLER_GONE,
     TIMED_OUT,
+    Answers,
+    Outcome,
     may_be_tried_again,
+    outcomes_of,
     stop,
     timed_out,
 )

@@ -14,15 +14,14 @@ from penstock_gateway.backend import backend_of
 from penstock_gateway.batches.finish import batch_note
 from penstock_gateway.callers.caller import Caller
 from penstock_gateway.jobs.dead_letters import Replay, Replayed
-from penstock_gateway.jobs.names import Writer, find_job, shown_key
+from penstock_gateway.jobs.listing import counted
+from penstock_gateway.jobs.names import Writer, find_job, reading, shown_key
 from penstock_gateway.jobs.schemas import CancelOrPause, JobResponse, Limits, Move, Purged
-from penstock_gateway.jobs.serialized import counted
-from penstock_gateway.jobs.sources import reading
 from penstock_gateway.routing import Router
 from penstock_ledger.model import Job
-from penstock_producer.operations.jobs import Changed, JobOperations
+from penstock_producer.operations import Changed, JobOperations
 
-router = Router()
+router = Router(prefix="/v1/jobs", tags=["jobs"])
 
 
 @router.post("/{job}/pause", operation_id="pause_job")

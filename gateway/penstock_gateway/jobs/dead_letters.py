@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictStr
 from starlette.responses import Response, StreamingResponse
 
 from penstock_gateway.backend import Backend, backend_of
-from penstock_gateway.for_tenants import dead_letter_for
+from penstock_gateway.callers.caller import dead_letter_for
 from penstock_gateway.jobs.listing import decoded, encoded
 from penstock_gateway.jobs.names import Reader, find_job
 from penstock_gateway.jobs.results import NDJSON, streamed, with_cursor
@@ -43,7 +43,7 @@ _LETTER: Final[dict[str, Any]] = {
     "endpoint": None,
 }
 
-router = Router()
+router = Router(prefix="/v1/jobs", tags=["jobs"])
 
 PAGE_MAX: Final = 200  # of one answer
 

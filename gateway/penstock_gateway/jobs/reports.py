@@ -10,21 +10,18 @@ from fastapi import Header, Query, Request
 from starlette.responses import Response
 
 from penstock_gateway.backend import Backend, backend_of
-from penstock_gateway.jobs.names import Reader, find_job
-from penstock_gateway.jobs.serialized import report_of
-from penstock_gateway.jobs.sources import reading
+from penstock_gateway.jobs.listing import report_of
+from penstock_gateway.jobs.names import Reader, find_job, reading
 from penstock_gateway.routing import Router
 from penstock_ledger import OutcomeStore
 from penstock_ledger.lone_surrogates import replace_surrogates
 from penstock_ledger.model import Job
 from penstock_ledger.texts import Command, Run
 from penstock_producer.reporting.advice import command_line
-from penstock_producer.reporting.forms.markdown import markdown
-from penstock_producer.reporting.forms.page import page
-from penstock_producer.reporting.forms.plain import plain_text
+from penstock_producer.reporting.forms import markdown, page, plain_text
 from penstock_producer.reporting.timeline import timeline_of
 
-router = Router()
+router = Router(prefix="/v1/jobs", tags=["jobs"])
 
 Form = Literal["json", "text", "markdown", "html"]
 

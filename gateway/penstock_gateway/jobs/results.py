@@ -19,25 +19,21 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from penstock_gateway.backend import Backend, backend_of
-from penstock_gateway.callers.caller import Caller
-from penstock_gateway.for_tenants import dead_letter_for
-from penstock_gateway.jobs.names import Reader, find_job, shown_key
-from penstock_gateway.jobs.sources import reading
+from penstock_gateway.callers.caller import Caller, dead_letter_for
+from penstock_gateway.jobs.names import Reader, find_job, reading, shown_key
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
 from penstock_ledger.model import Job, Result
 from penstock_producer.errors import SinkError, SourceError
-from penstock_producer.job.sinks import columns_problem
+from penstock_producer.job.sinks import TableFormat, columns_problem, form_named, media_types
 from penstock_producer.job.spec import MAX_KEEP_CHARS, RowOrder
 from penstock_producer.outputs import error_line, output_line
-from penstock_producer.result_formats import TableFormat, form_named, media_types
 from penstock_producer.sources.kept import ALL
 from penstock_producer.tables.columns import Table, as_json
 from penstock_producer.tables.reading import Committed
-from penstock_producer.tables.with_source import reading_of
-from penstock_producer.tables.write import table_pieces
+from penstock_producer.tables.with_source import reading_of, table_pieces
 
-router = Router()
+router = Router(prefix="/v1/jobs", tags=["jobs"])
 log = logging.getLogger(__name__)
 
 TABLES: Final = media_types()

@@ -15,21 +15,20 @@ from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller
 from penstock_gateway.files.form import BATCH
 from penstock_gateway.files.store import FileStore
-from penstock_gateway.jobs.names import Reader, find_job, tenant_of
+from penstock_gateway.jobs.listing import report_of
+from penstock_gateway.jobs.names import Reader, find_job, reading, source_of, tenant_of
 from penstock_gateway.jobs.schemas import Between, Extrapolation
-from penstock_gateway.jobs.serialized import report_of
-from penstock_gateway.jobs.sources import reading, source_of
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
 from penstock_ledger import EVERYONE, OutcomeStore
 from penstock_ledger.model import Job, Spent
+from penstock_producer.accepting.sampling import CONFIDENCE, Interval, extrapolated
 from penstock_producer.job.lanes import has_own_model
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.pins import SAMPLE_OF
-from penstock_producer.planning.intervals import CONFIDENCE, Interval, extrapolated
 from penstock_producer.sources import Document, open_source
 
-router = Router()
+router = Router(prefix="/v1/jobs", tags=["jobs"])
 
 FILE_LIVES_S: Final = 30 * 86_400.0  # longer while its job has not ended
 LOOKED_AT: Final = 20_000  # outcomes; a sample has half as many documents at most

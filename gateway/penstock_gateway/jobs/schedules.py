@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller
-from penstock_gateway.jobs.names import Reader, Writer, find_job, stored_key
+from penstock_gateway.jobs.names import Reader, Writer, find_job, stored_key, with_lane, with_tenant
 from penstock_gateway.jobs.schedule_schemas import (
     FiringResponse,
     NewSchedule,
@@ -29,7 +29,6 @@ from penstock_gateway.jobs.schedule_schemas import (
     ScheduleList,
     ScheduleResponse,
 )
-from penstock_gateway.jobs.sources import with_lane, with_tenant
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
 from penstock_ledger import ScheduleNotFound, ScheduleStore
@@ -40,7 +39,7 @@ from penstock_producer.job.spec import JobSpec
 
 __all__ = ["FIRINGS_SHOWN", "find_schedule", "router", "schedules_of", "shown_name"]
 
-router = Router()
+router = Router(tags=["schedules"])
 
 NAME_MAX: Final = 300  # characters: a name has 64, and a tenant may stand before it
 # schedules of one tenant that are added here; a fleet has room for 1,000

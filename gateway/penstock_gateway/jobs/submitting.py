@@ -11,7 +11,8 @@ from starlette.responses import Response
 
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller
-from penstock_gateway.jobs.names import Writer, find_job, stored_key
+from penstock_gateway.jobs.listing import counted
+from penstock_gateway.jobs.names import Writer, find_job, options_of, reading, source_of, stored_key
 from penstock_gateway.jobs.samples import submit_sample
 from penstock_gateway.jobs.schemas import (
     JobResponse,
@@ -22,8 +23,6 @@ from penstock_gateway.jobs.schemas import (
     RowResponse,
     Sealed,
 )
-from penstock_gateway.jobs.serialized import counted
-from penstock_gateway.jobs.sources import options_of, reading, source_of
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
 from penstock_gateway.webhooks import call_back, check_receiver
@@ -35,7 +34,7 @@ from penstock_producer.errors import Problem
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.reporting.advice import over_http
 
-router = Router()
+router = Router(prefix="/v1/jobs", tags=["jobs"])
 
 REQUESTS_MAX: Final = 100  # that a preview shows
 PROBLEMS_MAX: Final = 100  # likewise

@@ -181,7 +181,7 @@ class DoorBatchStore:
             row = connection.execute(_of(new.batch_id)).one()
             return _batch_of(row), is_new
 
-        return self._db.write(insert)
+        return self._db.write(insert, named=True)
 
     def get(self, batch_id: str) -> DoorBatch | None:
         row = self._db.read(lambda connection: connection.execute(_of(batch_id)).one_or_none())

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Connection, bindparam, delete, select, update
+from sqlalchemy import Connection, bindparam, delete, or_, select, update
 
 from penstock_ledger.model import DeadLetter, Result
 from penstock_ledger.sql.database import Database
@@ -87,7 +87,7 @@ class DoorCallStore:
         A call whose key is taken by now stores nothing and has no rows. Raises JobNotFound and
         JobClosed.
         """
-        return self._db.write(lambda connection: self._push(connection, job_id, calls))
+        return self._db.write(lambda connection: self._push(connection, job_id, calls), named=True)
 
     def find(self, tenant: str | None, key: str) -> DoorCall | None:
         """Return what was claimed with this key, while it is kept."""
@@ -191,9 +191,10 @@ class DoorCallStore:
             "expires_at": now + claim.keep_s,
         }
         its_row = (door_calls.c.tenant == tenant) & (door_calls.c.idem_key == claim.key)
-        over = door_calls.c.expires_at <= now
+        # it is this call's where it was stored, and the answer to the commit was lost
+        over = or_(door_calls.c.expires_at <= now, door_calls.c.doc_id == name)
         if claim.instead_of is not None:
-            over |= door_calls.c.doc_id == claim.instead_of
+            over = or_(over, door_calls.c.doc_id == claim.instead_of)
         if connection.execute(update(door_calls).where(its_row, over).values(values)).rowcount:
             return True
         row = {"tenant": tenant, "idem_key": claim.key, **values}

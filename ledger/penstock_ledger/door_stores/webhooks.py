@@ -46,6 +46,8 @@ __all__ = ["Delivery", "DueDelivery", "Endpoint", "NewCallback", "NewEndpoint", 
 ERROR_MAX: Final = 500  # characters of an error that are kept
 TESTS_MAX: Final = 100  # of one endpoint that wait: each look for what is due reads all of them
 _FORGOTTEN_AT_ONCE: Final = 1_000
+# of an endpoint that sign as well: more are taken up only by one that is rotated by a loop
+OLD_SECRETS_MAX: Final = 4
 # for which nothing has arrived at an endpoint: longer than a weekend without anyone at work
 FAILING_MAX_S: Final = 5 * 86_400.0
 _END: Final = webhook_endpoints.c
@@ -110,7 +112,7 @@ class DueDelivery:
     payload: str
     tries: int  # before this one
     url: str
-    secrets: Sequence[str]  # each signs; two while the endpoint changes from one to the next
+    secrets: Sequence[str]  # each signs; several while the endpoint changes from one to the next
 
 
 class WebhookStore:
@@ -223,13 +225,23 @@ class WebhookStore:
         return self._db.write(forget)
 
     def rotate(self, endpoint_id: str, whose: Whose, secret: str, *, overlap_s: float) -> bool:
-        """Sign with ``secret`` from now on, and with the one before as well for a while."""
-        query = (
-            update(webhook_endpoints)
-            .where(*_one(endpoint_id, whose))
-            .values(old_secret=_END.secret, old_until=time.time() + overlap_s, secret=secret)
-        )
-        return self._db.write(lambda connection: connection.execute(query).rowcount) == 1
+        """Sign with ``secret`` from now on, and with those before as well for a while.
+
+        All of them: who asks again, for the answer was lost, has not got the one in between."""
+        its_row = select(webhook_endpoints).where(*_one(endpoint_id, whose)).with_for_update()
+
+        def change(connection: Connection) -> bool:
+            row = connection.execute(its_row).one_or_none()
+            if row is None:
+                return False
+            now = time.time()
+            before = [one for one in _signing(row, now) if one != secret][:OLD_SECRETS_MAX]
+            values = {"old_secret": " ".join(before), "old_until": now + overlap_s}
+            its = update(webhook_endpoints).where(_END.endpoint_id == endpoint_id)
+            connection.execute(its.values(secret=secret, **values))
+            return True
+
+        return self._db.write(change)
 
     def enable(self, endpoint_id: str, whose: Whose) -> bool:
         """Send events there again: those from now on."""
@@ -514,8 +526,12 @@ def _delivery_of(row: Row[Any]) -> Delivery:
     )
 
 
+def _signing(endpoint: Row[Any], now: float) -> list[str]:
+    """Return the secrets that deliveries are signed with, the newest first."""
+    is_overlap = endpoint.old_secret is not None and endpoint.old_until > now
+    return [endpoint.secret, *(endpoint.old_secret.split() if is_overlap else ())]
+
+
 def _due_of(row: Row[Any], endpoint: Row[Any], now: float) -> DueDelivery:
-    secrets = [endpoint.secret]
-    if endpoint.old_secret is not None and endpoint.old_until > now:
-        secrets.append(endpoint.old_secret)
+    secrets = _signing(endpoint, now)
     return DueDelivery(row.event_id, row.endpoint_id, row.payload, row.tries, endpoint.url, secrets)

@@ -155,9 +155,12 @@ def create(connection: Connection) -> bool:
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-WRITE_ATTEMPTS: Final = 5  # of one transaction that lost a deadlock or the wait for the lock
+# of one transaction that lost a deadlock, the wait for the lock, or the answer to its commit
+WRITE_ATTEMPTS: Final = 5
 # doubles with each attempt, with full jitter: deadlock partners must not meet again
 RETRY_BASE_S: Final = 0.02
+# doubles likewise, without jitter: 3 s in all, in which a server has restarted
+LOST_BASE_S: Final = 0.1
 _POSTGRES_PORT: Final = 5432
 
 
@@ -196,14 +199,17 @@ class Database:
         self._of_thread = threading.local()  # `connection`: of the thread's `one_read`
         _OPEN.add(self)
 
-    def write(self, work: Callable[[Connection], T]) -> T:
+    def write(self, work: Callable[[Connection], T], *, named: bool = False) -> T:
         """Run ``work`` in one transaction and commit it.
 
-        It runs again after a lost deadlock, so it must only use the connection. Raises SchemaError,
-        DatabaseUnavailable, and SQLAlchemy's errors for what the database refuses."""
+        It runs again after a lost deadlock, so it must only use the connection. ``named``: what it
+        writes has names that its caller has chosen, so that doing it again changes nothing, and it
+        runs again where the connection is lost: whoever asks again chooses other names, and has it
+        twice if the answer to a commit was lost. Raises SchemaError, DatabaseUnavailable, and
+        SQLAlchemy's errors for what the database refuses."""
         assert self._shared() is None, "a write inside one_read would wait for a second connection"
         self._check_schema()
-        return self.write_unchecked(work)
+        return self.write_unchecked(work, named=named)
 
     def read(self, work: Callable[[Connection], T]) -> T:
         """Run ``work`` in one read transaction. Raises SchemaError and DatabaseUnavailable."""
@@ -240,16 +246,24 @@ class Database:
     def _shared(self) -> Connection | None:
         return getattr(self._of_thread, "connection", None)
 
-    def write_unchecked(self, work: Callable[[Connection], T]) -> T:
+    def write_unchecked(self, work: Callable[[Connection], T], *, named: bool = False) -> T:
         """Do as ``write`` without the look at the schema: for the migration itself."""
+        has_begun = False
         for attempt in range(1, WRITE_ATTEMPTS + 1):
             try:
                 with self._explained(), self._writer.begin() as connection:
+                    has_begun = True
                     return work(connection)
             except DBAPIError as error:
                 if attempt == WRITE_ATTEMPTS or not worth_repeating(error):
                     raise
-            time.sleep(random.uniform(0, RETRY_BASE_S * 2**attempt))
+                pause_s = random.uniform(0, RETRY_BASE_S * 2**attempt)
+            except DatabaseUnavailable:
+                # a database that was never reached has committed nothing
+                if attempt == WRITE_ATTEMPTS or not (named and has_begun):
+                    raise
+                pause_s = LOST_BASE_S * 2**attempt
+            time.sleep(pause_s)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def migrate(self, *, lock_s: float = MIGRATION_LOCK_S) -> None:

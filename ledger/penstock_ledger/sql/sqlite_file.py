@@ -57,7 +57,7 @@ class WriteLock:
     def look_for(self, connection: Connection, look_s: float) -> Any:
         """Have SQLite wait for so long, and return the driver's connection.
 
-        It is told only where that changes: each statement lets go of the interpreter once more."""
+        That is said only where it changes: each statement lets go of the interpreter once more."""
         raw: Any = connection.connection.driver_connection
         if connection.info.get(_LOOKS) != look_s:
             raw.execute(f"PRAGMA busy_timeout = {round(look_s * 1000)}")

@@ -569,7 +569,8 @@ webhook_endpoints = Table(
     Column("url", Words, nullable=False),
     # what deliveries are signed with, so it cannot be a digest
     Column("secret", Words, nullable=False),
-    Column("old_secret", Words),  # which signs as well until old_until
+    # those before it, with spaces between, which sign as well until old_until
+    Column("old_secret", Words),
     Column("old_until", Double),
     Column("events", Words, nullable=False),  # names with commas between
     Column("created_at", Double, nullable=False),

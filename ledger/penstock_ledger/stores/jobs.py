@@ -100,7 +100,7 @@ class JobStore(FeedStore):
         """
         letters = list(refused)  # the transaction may be repeated
         created, row = self._db.write(
-            lambda connection: self._create(connection, job, letters, keys)
+            lambda connection: self._create(connection, job, letters, keys), named=True
         )
         if row.digest != job.digest:
             raise JobConflict(job.job_key, row.job_id, _differences(job_of(row), job))

@@ -31,6 +31,7 @@ __all__ = [
     "estimated_usd",
 ]
 
+
 log = logging.getLogger(__name__)
 
 

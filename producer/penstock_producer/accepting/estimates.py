@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, TypeGuard
 
 import orjson
 
-from penstock_producer.prices.token_prices import ModelPrices, TokensUsed
+from penstock_producer.prices import ModelPrices, TokensUsed
 from penstock_producer.prompts.tokens import FILE, encoder_of, pinned
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "meter_of",
     "output_asked",
 ]
+
 
 CALIBRATED: Final = "characters, calibrated by script to o200k_base on 2026-11-22"
 # What o200k_base makes of texts in 40 languages and of code (benchmarks/RESULTS.md, "Tokens by

@@ -24,7 +24,7 @@ from penstock_producer.job.sinks import into_url
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.outputs import probe_sink
 from penstock_producer.settings import ProducerSettings
-from penstock_producer.source_names import BY_VARIABLE, SQLITE, variable_in
+from penstock_producer.source_formats import BY_VARIABLE, SQLITE, variable_in
 from penstock_producer.storage import probe_parts
 
 __all__ = ["ResultsProbe", "place_for_trial"]

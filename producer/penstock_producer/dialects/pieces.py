@@ -1,4 +1,4 @@
-"""What is passed on of an answer while it is written, and how it travels from a worker to a door.
+"""The texts of requests and answers, whole and while an answer is written.
 
 A delta is the next bit of one part of an answer, in words that all APIs share, so that a door
 writes it in those of its caller. It is for display alone: what the answer is, says the stored one.
@@ -12,7 +12,17 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import Struct
 
-__all__ = ["PIECE_BYTES", "Delta", "Piece", "decode_piece", "encode_piece", "size_of"]
+__all__ = [
+    "PIECE_BYTES",
+    "Delta",
+    "Piece",
+    "answer_text",
+    "decode_piece",
+    "encode_piece",
+    "sent_text",
+    "size_of",
+]
+
 
 # of one piece: what is larger is not passed on, and comes with the stored answer
 PIECE_BYTES: Final = 64 * 1024
@@ -70,3 +80,58 @@ def decode_piece(raw: bytes) -> Piece | None:
 def size_of(deltas: Sequence[Delta]) -> int:
     """Return about how many bytes deltas take while they wait."""
     return sum(DELTA_BYTES + len(delta.text) for delta in deltas)
+
+
+def answer_text(answer: Any) -> str | None:
+    """Return the text of a chat completion, a completion, a response or a message.
+
+    None for other answers.
+    """
+    if not isinstance(answer, Mapping):
+        return None
+    choice = _first(answer.get("choices"))
+    for text in (
+        _at(choice.get("message"), "content"),
+        choice.get("text"),
+        answer.get("output_text"),
+    ):
+        if isinstance(text, str):
+            return text
+    candidate = _first(answer.get("candidates"))  # Gemini's
+    parts = [
+        part
+        for part in _mappings(_at(candidate.get("content"), "parts"))
+        if not part.get("thought")
+    ]
+    # a message of Anthropic has its parts itself
+    for holder in (answer, *_mappings(answer.get("output"))):
+        parts += _mappings(holder.get("content"))
+    texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
+    return "".join(texts) if texts else None
+
+
+def sent_text(request: Any) -> str | None:
+    """Return the text that a request asked about.
+
+    It is its last message of a user, its input or its prompt; None where that is not text.
+    """
+    if not isinstance(request, Mapping):
+        return None
+    for message in reversed(_mappings(request.get("messages"))):
+        if message.get("role") == "user" and isinstance(message.get("content"), str):
+            return str(message["content"])
+    return next(
+        (request[name] for name in ("input", "prompt") if isinstance(request.get(name), str)), None
+    )
+
+
+def _first(value: Any) -> Mapping[str, Any]:
+    return next(iter(_mappings(value)), {})
+
+
+def _mappings(value: Any) -> list[Mapping[str, Any]]:
+    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
+
+
+def _at(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, Mapping) else None

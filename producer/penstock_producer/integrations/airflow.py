@@ -31,7 +31,7 @@ from penstock_producer import (
     SourceUnavailable,
 )
 from penstock_producer.accepting.new_jobs import MAX_JOB_KEY_CHARS
-from penstock_producer.integrations.summary import POLL_S, failure_of, summary_of
+from penstock_producer.integrations import POLL_S, failure_of, summary_of
 
 __all__ = ["PenstockJobOperator", "PenstockJobTrigger"]
 

@@ -26,7 +26,7 @@ from temporalio.exceptions import ApplicationError
 from penstock_ledger.errors import DatabaseUnavailable, PenstockError
 from penstock_producer.async_producer import AsyncProducer
 from penstock_producer.errors import SourceUnavailable
-from penstock_producer.integrations.summary import POLL_S, failure_of, summary_of
+from penstock_producer.integrations import POLL_S, failure_of, summary_of
 from penstock_producer.settings import ProducerSettings
 
 __all__ = ["JobRequest", "PenstockActivities"]

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from penstock_producer.job.endpoints import CHAT
 from penstock_producer.job.lanes import AUTO, AUTO_LANES, DEFAULT_LANE, lanes_in_words
-from penstock_producer.result_formats import tables_in_words
+from penstock_producer.job.sinks import tables_in_words
 from penstock_producer.source_formats import formats_in_words
 
 __all__ = [

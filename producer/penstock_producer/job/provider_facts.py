@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from penstock_producer.job.endpoints import BASE_URLS, RESPONSES, Kind, check_path
-from penstock_producer.prices.token_prices import (
+from penstock_producer.prices import (
     Discount,
     ModelPrices,
     known_discount,

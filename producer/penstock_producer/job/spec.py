@@ -74,6 +74,7 @@ __all__ = [
     "RowOrder",
 ]
 
+
 OutputFormat = Literal["jsonl", "csv", "parquet", "xlsx"]
 RowOrder = Literal["source", "done"]
 Priority = Literal["urgent", "normal", "low"]

@@ -19,7 +19,7 @@ from penstock_producer.job.options import seconds_of
 from penstock_producer.job.response_schema import ModelFault, is_model_path, schema_of_model
 from penstock_producer.jobfile.fields import DURATIONS, FILES, TOP, name_problems, secret_problems
 from penstock_producer.jobfile.tree import MAX_VALUES, FileFault, Node, parse_json, parse_yaml
-from penstock_producer.source_names import in_folder, is_database
+from penstock_producer.source_formats import in_folder, is_database
 
 if TYPE_CHECKING:
     from penstock_producer.job.spec import JobSpec

@@ -16,7 +16,7 @@ from penstock_producer.reporting.text import usd
 if TYPE_CHECKING:
     from penstock_ledger import MadeWith
     from penstock_ledger.model import Counts, LaneCounts
-    from penstock_producer.prices.token_prices import ModelPrices
+    from penstock_producer.prices import ModelPrices
 
 __all__ = [
     "MICRO",
@@ -35,6 +35,7 @@ __all__ = [
     "together",
     "usd_or_unknown",
 ]
+
 
 UNKNOWN = "unknown"
 MICRO = 1_000_000

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock_ledger.reasons import Code, Reason, StopCode, explain
 from penstock_ledger.texts import Command, Run, SetOption
-from penstock_producer.prices.spent_budget import next_budget
+from penstock_producer.prices import next_budget
 from penstock_producer.reporting.advice import (
     FIXES,
     Advice,

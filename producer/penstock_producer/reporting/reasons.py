@@ -27,7 +27,7 @@ from penstock_producer.feed.queues import (
 )
 from penstock_producer.job.lanes import has_own_model, packs
 from penstock_producer.pins import AWAITED
-from penstock_producer.prices.spent_budget import next_month
+from penstock_producer.prices import next_month
 from penstock_producer.reporting.money import MICRO
 from penstock_producer.reporting.text import count, counted, duration, one_line
 

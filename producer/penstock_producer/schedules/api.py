@@ -24,21 +24,22 @@ from penstock_producer.errors import ScheduleError, seen
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.pins import DOOR, REMOTE
 from penstock_producer.schedules.events import NoticeOutcome, Place, is_queue_url, keep
-from penstock_producer.schedules.marks import (
+from penstock_producer.schedules.timetable import (
     EVENTS,
     NEW_FILES,
     OUTCOMES_OF,
     SOURCE,
     WEBHOOK,
     OutcomesOf,
+    Timetable,
 )
-from penstock_producer.schedules.timetable import Timetable
-from penstock_producer.source_names import is_database
+from penstock_producer.source_formats import is_database
 from penstock_producer.sources.databases.address import whole
 from penstock_producer.sources.listings.chosen import folder_and_pattern
 from penstock_producer.sources.outcomes import Where
 
 __all__ = ["Schedules"]
+
 
 _NAME: Final = re.compile(r"(?!job_)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ID_BYTES: Final = 10

@@ -19,7 +19,7 @@ import orjson
 from penstock_ledger import NoticedStore, Schedule
 from penstock_producer.bucket.place import connected
 from penstock_producer.errors import SourceError, SourceUnavailable
-from penstock_producer.schedules.marks import EVENTS, NEW_FILES, WEBHOOK
+from penstock_producer.schedules.timetable import EVENTS, NEW_FILES, WEBHOOK
 from penstock_producer.sources.listings.chosen import folder_and_pattern, matches
 from penstock_producer.sources.listings.listing import is_data
 
@@ -33,6 +33,7 @@ __all__ = [
     "keep",
     "read_notice",
 ]
+
 
 TRIES: Final = 3  # of one request, boto3's own, with backoff
 MESSAGES_AT_ONCE: Final = 10  # the most that SQS gives

@@ -23,8 +23,7 @@ from penstock_producer.pins import (
 )
 from penstock_producer.rows import DEFAULT_MAX_BODY_BYTES, RowSource
 from penstock_producer.settings import ProducerSettings
-from penstock_producer.source_formats import FORMATS, JSONL, XLSX, SourceFormat
-from penstock_producer.source_names import is_database
+from penstock_producer.source_formats import FORMATS, JSONL, XLSX, SourceFormat, is_database
 from penstock_producer.source_roots import SourceRoots
 from penstock_producer.sources import several
 from penstock_producer.sources.blobs import local, s3, store
@@ -43,8 +42,7 @@ from penstock_producer.sources.databases.address import address_of, whole
 from penstock_producer.sources.forms.media_places import MediaPlaces, places_of
 from penstock_producer.sources.listings.chosen import ROWS, Chosen, choose
 from penstock_producer.sources.listings.listing import ListedFiles
-from penstock_producer.sources.listings.new_files import Taken, new_files
-from penstock_producer.sources.listings.row_files import row_files
+from penstock_producer.sources.listings.new_files import Taken, new_files, row_files
 from penstock_producer.sources.readers import whole_files
 from penstock_producer.sources.readers.rows import RowOptions
 

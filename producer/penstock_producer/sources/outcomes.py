@@ -29,6 +29,7 @@ from penstock_ledger import JobNotFound, JobStore, OutcomeStore
 from penstock_ledger.lone_surrogates import parse_json
 from penstock_ledger.model import DeadLetter, Job, Result
 from penstock_ledger.texts import Command, Run, SetOption, Text
+from penstock_producer.dialects.pieces import answer_text, sent_text
 from penstock_producer.errors import (
     BadReference,
     Problem,
@@ -38,7 +39,7 @@ from penstock_producer.errors import (
     seen,
 )
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.prices.token_prices import usd_of_outcome
+from penstock_producer.prices import usd_of_outcome
 from penstock_producer.rows import (
     DEFAULT_MAX_BODY_BYTES,
     BadRow,
@@ -51,9 +52,9 @@ from penstock_producer.rows import (
 from penstock_producer.sources.forms.media import media_of
 from penstock_producer.sources.forms.row_forms import BatchLines, RowForm, form_of
 from penstock_producer.sources.forms.strict_json import RowFault
-from penstock_producer.texts_in_bodies import answer_text, sent_text
 
 __all__ = ["OWN", "Where"]
+
 
 OWN: Final = (
     "id",

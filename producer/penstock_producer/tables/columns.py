@@ -20,10 +20,10 @@ from penstock_ledger import storable
 from penstock_ledger.lone_surrogates import parse_json
 from penstock_ledger.model import DeadLetter, Result
 from penstock_ledger.vectors import MAGIC, DamagedVectors, Vectors, unpack
+from penstock_producer.dialects.pieces import answer_text
 from penstock_producer.job.endpoints import EMBEDDINGS
-from penstock_producer.prices.token_prices import usd_of_outcome
+from penstock_producer.prices import usd_of_outcome
 from penstock_producer.rows import Column, Kind
-from penstock_producer.texts_in_bodies import answer_text
 
 __all__ = [
     "FLOAT32_BYTES",
@@ -37,6 +37,7 @@ __all__ = [
     "text_of",
     "vectors_of",
 ]
+
 
 FLOAT32_BYTES: Final = 4
 _TEXT: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})

@@ -16,7 +16,7 @@ from sqlalchemy.exc import ArgumentError, OperationalError
 
 from penstock_ledger.redaction import HIDDEN, is_secret_option, redact, remember_url
 from penstock_producer.errors import SinkUnfit
-from penstock_producer.source_names import POSTGRESQL, SQLITE
+from penstock_producer.source_formats import POSTGRESQL, SQLITE
 from penstock_producer.tables.columns import Column, Kind, Table
 from penstock_producer.tables.sheets import vector_text
 

@@ -1,29 +1,106 @@
-"""Outcomes in the order of the job's source, behind the columns of it that the table keeps."""
+"""A job's outcomes as one table: in its source's order, behind those columns of it that are kept.
+
+The source's columns keep their names, their order and their values. The columns of the outcomes
+(tables/columns.py) go behind them, under names that the source does not have; their `id` is left
+out, since the source has its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 from penstock_ledger import CommitOrder, Database, OutcomeStore
 from penstock_ledger.model import DeadLetter, Job, Result
 from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import SinkError, SinkUnfit, SourceError, SourceUnavailable
+from penstock_producer.job.sinks import form_named
 from penstock_producer.rows import ROW_ID
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.kept import ALL, NONE, Kept, KeptRow, kept_rows
+from penstock_producer.storage import Writer, open_sink
 from penstock_producer.tables.columns import Column, Row, Table
-from penstock_producer.tables.joined import added_columns
 from penstock_producer.tables.reading import Reading
 
-__all__ = ["DONE", "SOURCE", "WithSource", "reading_of", "source_beside"]
+__all__ = [
+    "ANSWER",
+    "DONE",
+    "SOURCE",
+    "Added",
+    "WithSource",
+    "Written",
+    "added_columns",
+    "joined",
+    "reading_of",
+    "row_id",
+    "source_beside",
+    "table_pieces",
+    "write_rows",
+    "write_table",
+]
+
+
+ANSWER: Final = "answer"
+"""What the column `text` of the outcomes is called beside a source's, which has texts itself."""
+
+PAGE: Final = 500  # rows whose outcomes are looked up at once
+
+
+class Added(NamedTuple):
+    """One column that a joined table has beside the source's."""
+
+    at: int  # its place in a row of the outcomes
+    column: Column  # under the name that it has in the joined table
+
+
+def row_id(number: int) -> str:
+    """Return the id of a row without one; the first is number 1."""
+    return str(number)
+
+
+def added_columns(source: Iterable[str], outcomes: Sequence[Column]) -> list[Added]:
+    """Return the columns of the outcomes as a table has them that begins with the source's.
+
+    A name that the source has, upper and lower case alike, gets `answer_` in front.
+    """
+    taken = {name.casefold() for name in source}
+    added = []
+    for at, column in enumerate(outcomes):
+        if column.name == "id":
+            continue
+        name = ANSWER if column.name == "text" else column.name
+        while name.casefold() in taken:
+            name = f"answer_{name}"
+        taken.add(name.casefold())
+        added.append(Added(at, Column(name, column.kind)))
+    return added
+
+
+def joined(
+    rows: Iterable[tuple[str, Sequence[Any]]],
+    added: Sequence[Added],
+    look_up: Callable[[Sequence[str]], Mapping[str, Row]],
+    page: int = PAGE,
+) -> Iterator[Row]:
+    """Yield each row of the source, in the source's order, with what became of it behind it.
+
+    ``rows`` are ids and values; ``look_up`` returns the outcomes of some ids, as rows of the
+    outcomes' table. A row without an outcome has nulls. At most ``page`` rows are held.
+    """
+    source = iter(rows)
+    while some := list(islice(source, page)):
+        found = look_up([doc_id for doc_id, _ in some])
+        for doc_id, values in some:
+            outcome = found.get(doc_id)
+            yield [*values, *(None if outcome is None else outcome[one.at] for one in added)]
+
 
 SOURCE: Final = "source"
 DONE: Final = "done"
 ROW: Final = "row"
 """What the number of a row is called in a table, where rows have no other id."""
 
-PAGE: Final = 500  # rows whose outcomes are looked up at once
 PAGE_BYTES: Final = 8 * 1024 * 1024  # of their texts
 
 
@@ -197,3 +274,57 @@ def _pages(rows: Iterable[KeptRow]) -> Iterator[list[KeptRow]]:
             page, size = [], 0
     if page:
         yield page
+
+
+class Written(NamedTuple):
+    place: str
+    rows: int
+    cursor: str | None  # of the last row, to go on behind it; what was given where there was none
+
+
+def write_table(
+    reading: Reading | WithSource,
+    destination: str | Path,
+    name: str,
+    form: str,
+    *,
+    escape_formulas: bool = False,
+    s3_endpoint_url: str | None = None,
+) -> Written:
+    """Write ``name`` into a folder or a prefix of a bucket; it appears when it is complete.
+
+    Raises SinkError."""
+    form_named(form)
+    writer = open_sink(destination, s3_endpoint_url=s3_endpoint_url).create(name)
+    try:
+        write_rows(writer, reading, reading.columns, form, escape_formulas=escape_formulas)
+        writer.finish()
+        return Written(writer.publish(), reading.number, reading.cursor)
+    except BaseException:
+        writer.discard()
+        raise
+
+
+def write_rows(
+    writer: Writer,
+    rows: Iterable[Row],
+    columns: Sequence[Column],
+    form: str,
+    *,
+    escape_formulas: bool = False,
+) -> None:
+    for piece in table_pieces(rows, columns, form, escape_formulas=escape_formulas):
+        writer.write(piece)
+
+
+def table_pieces(
+    rows: Iterable[Row], columns: Sequence[Column], form: str, *, escape_formulas: bool = False
+) -> Iterator[bytes]:
+    """Yield the bytes of the file, in their order.
+
+    Raises SinkError where what the form needs is missing.
+    """
+    found = form_named(form)
+    more = {"escape_formulas": escape_formulas} if found.escapes else {}
+    pieces: Iterator[bytes] = found.load()(rows, columns, **more)
+    return pieces

@@ -23,7 +23,7 @@ from penstock_ratelimit.provider.refusals import OK, WINS
 from penstock_ratelimit.provider.windows import WINDOWS_S, Windows
 from penstock_ratelimit.quota import Quota
 from penstock_ratelimit.rates import Terms, pause_seconds
-from penstock_ratelimit.shared.reports import RemainingHere, ReportBuffer
+from penstock_ratelimit.store.messages import RemainingHere, ReportBuffer
 from penstock_ratelimit.strays import LIMITED_S, Patience, may_be_stray
 from penstock_ratelimit.tickets import Feedback, Ticket
 

@@ -14,9 +14,8 @@ from penstock_ratelimit.quota import Quota
 from penstock_ratelimit.rates import Terms
 from penstock_ratelimit.shared.concurrency import InFlight
 from penstock_ratelimit.shared.discovery import declares_the_same, with_discovered
-from penstock_ratelimit.shared.reports import ReportBuffer
 from penstock_ratelimit.shared.waiting import Issuing, WaitingCallers
-from penstock_ratelimit.store.messages import Breaker, Health, InForce, Reserved
+from penstock_ratelimit.store.messages import Breaker, Health, InForce, ReportBuffer, Reserved
 from penstock_ratelimit.store.quota_hash import QuotaHash
 from penstock_ratelimit.tickets import QuotaStats, Tally
 

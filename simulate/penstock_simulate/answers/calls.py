@@ -19,7 +19,7 @@ from penstock_simulate.answers.answers import (
     tokens_of,
     write_answer,
 )
-from penstock_simulate.answers.prompt_cache import NO_CACHE, CacheUse, Prefix, prefixes
+from penstock_simulate.answers.messages import NO_CACHE, CacheUse, Prefix, prefixes
 from penstock_simulate.answers.refusals import Refusal
 from penstock_simulate.choices import Mode
 from penstock_simulate.limits import Charge, charge

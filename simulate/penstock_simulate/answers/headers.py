@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from email.utils import formatdate
 from functools import lru_cache
 
+from penstock_simulate.capacity import DAY_S, MINUTE_S, TOLERANCE, FixedWindow, Meter
 from penstock_simulate.choices import HeaderStyle, RetryStyle
-from penstock_simulate.meters import DAY_S, MINUTE_S, TOLERANCE, FixedWindow, Meter
 
 ROUNDED_TO = 1_000  # Anthropic shows remaining tokens in whole thousands
 

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from penstock_simulate.answers import refusals
 from penstock_simulate.answers.calls import MESSAGES, Call, misshapen
-from penstock_simulate.answers.prompt_cache import PromptCache
+from penstock_simulate.answers.messages import PromptCache
 from penstock_simulate.answers.refusals import Refusal, anthropic
 from penstock_simulate.answers.replies import answer_body
 from penstock_simulate.batches import sent

@@ -14,9 +14,8 @@ from typing import Any, TypeVar
 
 from penstock_simulate.answers.faults import Fates
 from penstock_simulate.answers.refusals import Refusal, failed, invalid
-from penstock_simulate.batches.account import RequestAccount
 from penstock_simulate.batches.batch import Batch, Dialect, Queue, Refused
-from penstock_simulate.batches.folder import Folder
+from penstock_simulate.batches.folder import Folder, RequestAccount
 from penstock_simulate.batches.intake import Index, Intake, Kept, Problem, read_input
 from penstock_simulate.batches.results import Job, Results, ResultWriter, Undone
 from penstock_simulate.batches.timeline import CANCELLABLE, BatchLuck, LineLuck, Timeline

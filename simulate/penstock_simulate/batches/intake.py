@@ -15,7 +15,7 @@ import orjson
 
 from penstock_simulate.answers.calls import Call
 from penstock_simulate.answers.faults import Fates
-from penstock_simulate.batches.account import RequestAccount
+from penstock_simulate.batches.folder import RequestAccount
 from penstock_simulate.batches.timeline import Fate, lasting_fate, passing_fate
 
 _ENTRY = struct.Struct("<QQB")

@@ -22,8 +22,15 @@ from penstock_simulate.batches.openai_files import (
     OpenAIFiles,
     key_in,
 )
-from penstock_simulate.batches.openai_lines import ENDPOINTS, OpenAIReader, OpenAIWording, no_room
-from penstock_simulate.batches.openai_relatives import OPENAI, RELATIVES, Relative
+from penstock_simulate.batches.openai_lines import (
+    ENDPOINTS,
+    OPENAI,
+    RELATIVES,
+    OpenAIReader,
+    OpenAIWording,
+    Relative,
+    no_room,
+)
 from penstock_simulate.batches.sent import in_words_of, json
 from penstock_simulate.batches.timeline import Status
 from penstock_simulate.reply import Usage

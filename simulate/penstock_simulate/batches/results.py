@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from penstock_simulate.answers.refusals import Refusal
-from penstock_simulate.batches.account import RequestAccount
-from penstock_simulate.batches.folder import Folder
+from penstock_simulate.batches.folder import Folder, RequestAccount
 from penstock_simulate.batches.intake import Asked, Index
 from penstock_simulate.batches.timeline import Fate, LineLuck, refusal_of
 from penstock_simulate.reply import NO_USAGE, Usage

@@ -10,7 +10,7 @@ import pytest
 from servers import RedisServer, free_port
 
 from penstock_cli.doctor import checks
-from penstock_cli.doctor.finding import Finding, Verdict
+from penstock_cli.doctor.worker import Finding, Verdict
 
 
 def by_subject(findings: list[Finding]) -> dict[str, Finding]:

@@ -13,8 +13,8 @@ from servers import RedisServer, S3Server
 
 from penstock_cli.doctor import checks
 from penstock_cli.doctor import safety as safety_checks
-from penstock_cli.doctor.finding import Finding, Verdict
 from penstock_cli.doctor.safety import Reach, amqp_safety, database_fix, patched, reach_of
+from penstock_cli.doctor.worker import Finding, Verdict
 from penstock_cli.server_versions import Software
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 

@@ -6,13 +6,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from doors import asked
 from fleet import until
+from forked import Penstock
 from servers import RedisServer, free_port
 from typer.testing import CliRunner
 
@@ -24,8 +24,8 @@ from penstock_ledger import open_database
 def penstock(folder: Path, *words: str, **variables: str) -> subprocess.Popen[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     where = {"PENSTOCK_DATABASE_URL": f"sqlite:///{folder}/ledger.db", **variables}
-    return subprocess.Popen(
-        [sys.executable, "-m", "penstock_cli", *words],
+    return Penstock(
+        words,
         cwd=folder,
         env=kept | where,
         text=True,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from forked import run
 
 from penstock_workers.celery_app.probe import check
 
@@ -178,12 +179,6 @@ def test_the_command_ends_when_no_card_is_left_or_its_machine_has_none(machine: 
         os.kill(one.pid, signal.SIGTERM)
     assert process.wait(30) == 0
     words = ["worker", "--lane", "gpu", "--model", "m", "--gpus", "all", "--tensor-parallel", "3"]
-    refused = subprocess.run(
-        [sys.executable, "-m", "penstock_cli", *words],
-        env=machine.environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    refused = run(words, 60, env=machine.environment)
     assert refused.returncode == 2
     assert "2 GPUs cannot be divided into groups of 3" in refused.stderr

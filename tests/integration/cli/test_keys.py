@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked import run
 from servers import free_port
 
 from penstock_ledger import DeadLetter, ItemKey
@@ -18,14 +17,7 @@ CANARY = "canary-8f3b1c0d-not-a-known-shape"
 
 def penstock(folder: Path, *arguments: str, **variables: str) -> tuple[int, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock_cli", *arguments],
-        cwd=folder,
-        env=kept | variables,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run(arguments, 60, cwd=folder, env=kept | variables)
     return done.returncode, done.stdout + done.stderr
 
 

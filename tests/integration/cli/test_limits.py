@@ -6,9 +6,9 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
 
 import redis.asyncio
+from forked import run
 from servers import RedisServer
 
 from penstock_ratelimit import PerMinute, Quota, SharedLimiter, Signal
@@ -19,14 +19,7 @@ QUOTA = Quota("openai", {"requests": PerMinute(6_000), "tokens": PerMinute(100_0
 def limits(server: RedisServer, *options: str) -> subprocess.CompletedProcess[str]:
     """The command as a process of its own, in a pipe of 80 columns."""
     environment = {**os.environ, "PENSTOCK_REDIS_URL": server.url, "COLUMNS": "80"}
-    return subprocess.run(
-        [sys.executable, "-m", "penstock_cli", "limits", *options],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=environment,
-        check=False,
-    )
+    return run(["limits", *options], 60, env=environment)
 
 
 def use(server: RedisServer, ending: Signal = Signal.OK, reason: str = "") -> None:

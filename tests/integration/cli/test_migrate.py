@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from fleet import PENSTOCK
+from forked import Penstock
 from servers import Postgres, free_port
 from sqlalchemy import create_engine, text
 
@@ -21,8 +21,8 @@ class Migration:
         kept = {
             name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")
         }
-        self.popen = subprocess.Popen(
-            [*PENSTOCK, "migrate", *flags],
+        self.popen = Penstock(
+            ["migrate", *flags],
             env=kept | {"PENSTOCK_DATABASE_URL": database_url},
             cwd=folder,
             stdout=subprocess.PIPE,

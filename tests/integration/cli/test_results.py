@@ -19,7 +19,7 @@ from penstock_ledger.model import DeadLetter, ItemKey, Result
 from penstock_producer.async_producer import AsyncProducer
 from penstock_producer.producer import Producer
 from penstock_producer.settings import ProducerSettings
-from penstock_producer.tables import growing_file
+from penstock_producer.tables import sheets
 
 BODY = b'{"choices": [{"message": {"content": "=hi"}}]}'
 
@@ -107,8 +107,8 @@ def test_a_crash_while_a_file_grows_leaves_no_trace(
     house.settle("m")
     house.results("-o", "so-far.jsonl", "--partial")
     house.settle("a", "b", "c")
-    keep: Callable[..., None] = growing_file._keep
-    monkeypatch.setattr(growing_file, "PORTION_BYTES", 1)
+    keep: Callable[..., None] = sheets._keep
+    monkeypatch.setattr(sheets, "PORTION_BYTES", 1)
     calls: list[int] = []
 
     def dies(*given: object) -> None:
@@ -117,11 +117,11 @@ def test_a_crash_while_a_file_grows_leaves_no_trace(
             raise KeyboardInterrupt
         keep(*given)
 
-    monkeypatch.setattr(growing_file, "_keep", dies)
+    monkeypatch.setattr(sheets, "_keep", dies)
     house.results("-o", "so-far.jsonl", "--partial", status=1)
     with out.open("ab") as file:
         file.write(b'{"custom_id": "torn')
-    monkeypatch.setattr(growing_file, "_keep", keep)
+    monkeypatch.setattr(sheets, "_keep", keep)
     house.results("-o", "so-far.jsonl", "--partial")
     assert ids(out) == ["m", "a", "b", "c"]
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked import run
 from servers import RedisServer
 
 from penstock_cli.doctor import worker as worker_check
@@ -80,14 +79,8 @@ def test_known_errors_of_a_worker_are_one_line(tmp_path: Path, lane: str, word: 
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")
     }
-    ended = subprocess.run(
-        [sys.executable, "-m", "penstock_cli", "worker", "--lane", lane],
-        env=environment | {"PENSTOCK_DATABASE_URL": f"sqlite:///{tmp_path}/p.db"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    where = environment | {"PENSTOCK_DATABASE_URL": f"sqlite:///{tmp_path}/p.db"}
+    ended = run(["worker", "--lane", lane], 60, env=where, cwd=tmp_path)
     assert ended.returncode in (1, 2)
     assert word in ended.stderr
     assert "Traceback" not in ended.stderr + ended.stdout

@@ -18,7 +18,7 @@ from penstock_gateway.settings import GatewaySettings
 from penstock_ledger import Meta, RedisLedger, open_database
 from penstock_producer.feed.queues import LISTED, LOADS, SERVES, Served
 from penstock_producer.job.provider_facts import ProviderFacts
-from penstock_producer.prices.token_prices import ModelPrices
+from penstock_producer.prices import ModelPrices
 
 HOSTED = Served(("Qwen/Qwen3-8B", "qwen"), adapters=("legal",), context=40_960)
 

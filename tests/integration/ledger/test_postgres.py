@@ -12,7 +12,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import OperationalError
 
 from penstock_cli.doctor import checks
-from penstock_cli.doctor.finding import Verdict
+from penstock_cli.doctor.worker import Verdict
 from penstock_ledger import HEAD, Database, JobStore, TablesInUse, Waits, open_database
 from penstock_ledger.migrations import alembic_config
 from penstock_ledger.model import NewJob

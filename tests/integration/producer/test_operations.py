@@ -42,8 +42,8 @@ from penstock_ledger.keys import job_state
 from penstock_ledger.model import Job, JobState
 from penstock_ledger.reasons import By, Code, Reason, StopCode, by_hand
 from penstock_producer import JobSpec, PenstockError, Producer, ProducerSettings
-from penstock_producer.operations.jobs import LIMITS
-from penstock_producer.prices.spent_budget import spent_budget
+from penstock_producer.operations import LIMITS
+from penstock_producer.prices import spent_budget
 
 DONE, SAME = "done", "same"  # it was so already
 STATE = "job_state"  # the code of what does not fit the state of a job

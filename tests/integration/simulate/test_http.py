@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 
 from penstock_simulate import SimulatorConfig
-from penstock_simulate.checks import BadSetting
+from penstock_simulate.choices import BadSetting
 from penstock_simulate.web import running
 
 BODY = json.dumps(

@@ -4,7 +4,6 @@ trace, no text."""
 from __future__ import annotations
 
 import signal
-import subprocess
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -12,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from fleet import PENSTOCK, Fleet, until
+from fleet import Fleet, until
+from forked import run
 from otlp import ENDPOINT, CallAnswer, Collector
 from prometheus_client.parser import text_string_to_metric_families
 from servers import free_port
@@ -289,8 +289,7 @@ def test_one_machine_mode_tells_all_before_it_ends(
     arrived."""
     source = tmp_path / "docs.jsonl"
     source.write_text("".join(f'{{"id":"doc-{n}","text":"a"}}\n' for n in range(10)))
-    command = [
-        *PENSTOCK,
+    words = [
         "run",
         str(source),
         "--out",
@@ -299,7 +298,7 @@ def test_one_machine_mode_tells_all_before_it_ends(
         "--workers",
         "1",
     ]
-    command += [
+    words += [
         "--base-url",
         night.fleet.provider.url,
         "--model",
@@ -310,9 +309,7 @@ def test_one_machine_mode_tells_all_before_it_ends(
     with Collector() as collector:
         monkeypatch.setenv(ENDPOINT, collector.url)
         monkeypatch.setenv("PENSTOCK_TRACE_SHARE", "1")
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
-        )
+        done = run(words, 120)
     # 3: the provider refuses some documents for good
     assert done.returncode in (0, 3), done.stdout + done.stderr
     traces = collector.traces()

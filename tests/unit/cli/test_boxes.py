@@ -10,7 +10,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from penstock_cli.boxes import ALL, BOXES, USUAL, box_of
+from penstock_cli.command_help import ALL, BOXES, USUAL, box_of
 from penstock_cli.main import command_line
 
 FLEET_ALONE = ("priority", "weight", "tenant", "feeders", "provider")

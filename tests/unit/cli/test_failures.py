@@ -13,7 +13,7 @@ from penstock_cli.errors import Interrupted, JobStopped, StateBusy, UsageProblem
 from penstock_cli.failures import exit_status, message
 from penstock_ledger.errors import DatabaseUnavailable, JobConflict, SchemaMissing
 from penstock_producer.errors import SourceChanged, UnknownMessageVersion
-from penstock_simulate.checks import BadSetting
+from penstock_simulate.choices import BadSetting
 from penstock_workers.errors import MissingApiKey, ModelMissing
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from penstock_cli.disk import ENOUGH_BYTES, LOW_BYTES
 from penstock_cli.errors import UsageProblem
-from penstock_cli.serve.local import COPIES, KEPT_FREE, room_line
+from penstock_cli.run.serve import COPIES, KEPT_FREE, room_line
 from penstock_gateway.files.store import FREE_BYTES_MIN
 from penstock_gateway.middleware import ACCEPT_BYTES, Room
 from penstock_gateway.refused import Refused

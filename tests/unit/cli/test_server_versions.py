@@ -8,8 +8,8 @@ import pytest
 import servers
 
 from penstock_cli import server_versions as redis_binary
-from penstock_cli.doctor.finding import Verdict
 from penstock_cli.doctor.safety import Reach, patched
+from penstock_cli.doctor.worker import Verdict
 from penstock_cli.errors import NoRedisServer
 from penstock_cli.server_versions import Software, of_postgresql, of_program, of_redis
 

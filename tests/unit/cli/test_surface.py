@@ -12,8 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from penstock_cli.errors import UsageProblem
-from penstock_cli.job.given import GivenJob
-from penstock_cli.job.hooks import check_hooks
+from penstock_cli.job.given import GivenJob, check_hooks
 from penstock_cli.job.jobspec import job_spec
 from penstock_cli.main import command_line
 from penstock_cli.show.quota import QuotaSeen, tallies, troubles

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from penstock_gateway.for_tenants import pause_for
+from penstock_gateway.callers.caller import pause_for
 from penstock_ledger.model import Job, JobState
 from penstock_ledger.reasons import By, Code, Reason, StopCode, by_hand, explain, read_reason
-from penstock_producer.prices.spent_budget import spent_budget
+from penstock_producer.prices import spent_budget
 
 PLACE = "/srv/penstock/files/file-0123456789abcdef01234567.jsonl"
 

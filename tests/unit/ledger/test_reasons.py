@@ -21,7 +21,7 @@ from penstock_ledger.reasons import (
     without_secrets,
 )
 from penstock_ledger.texts import SetOption
-from penstock_producer.prices.spent_budget import (
+from penstock_producer.prices import (
     is_budget_spent,
     spent_budget,
     spent_tenant_budget,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from penstock.calls import columns_needed, options_of
 from penstock.errors import BadCall
-from penstock.options import columns_needed, options_of
 from penstock_producer.job.options import OPTIONS, RUN_OPTIONS
 
 

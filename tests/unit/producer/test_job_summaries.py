@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock_producer.integrations.summary import failure_of
+from penstock_producer.integrations import failure_of
 
 ENDED: dict[str, Any] = {
     "job_key": "label",

@@ -10,7 +10,7 @@ from typing import cast
 import orjson
 
 from penstock_producer.tables.columns import Column, Kind, Row, Table, as_json, from_json
-from penstock_producer.tables.joined import added_columns, joined, row_id
+from penstock_producer.tables.with_source import added_columns, joined, row_id
 
 SCHEMA = {
     "type": "object",

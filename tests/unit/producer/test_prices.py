@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from penstock_producer.job.provider_facts import ProviderFacts
-from penstock_producer.prices.token_prices import (
+from penstock_producer.prices import (
     LongPrices,
     ModelPrices,
     TokensUsed,
@@ -162,9 +162,7 @@ def test_a_price_that_is_no_price_is_refused() -> None:
 def test_every_row_of_the_table_can_be_used_and_says_when_it_was_checked() -> None:
     """No model has two prices at one address, no date lies ahead of the table's release, and no
     discount is missing its date."""
-    raw = tomllib.loads(
-        files("penstock_producer.prices").joinpath("prices.toml").read_text("utf-8")
-    )
+    raw = tomllib.loads(files("penstock_producer").joinpath("prices.toml").read_text("utf-8"))
     assert len(raw) >= 6
     gpus = raw.pop("gpus")
     assert all(of_cloud["source"].startswith("https://") for of_cloud in gpus.values())

@@ -20,14 +20,14 @@ from penstock_producer.accepting.estimates import (
     by_script,
     output_asked,
 )
-from penstock_producer.prices.spent_budget import (
+from penstock_producer.prices import (
+    ModelPrices,
     is_budget_spent,
     next_budget,
     next_month,
     spent_budget,
     spent_tenant_budget,
 )
-from penstock_producer.prices.token_prices import ModelPrices
 from penstock_producer.reporting.pauses import advice_for, pause_lines
 from penstock_workers.item.run.cost import (
     BYTES_PER_TOKEN,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock_producer.texts_in_bodies import answer_text, sent_text
+from penstock_producer.dialects.pieces import answer_text, sent_text
 
 
 def test_texts_are_found_in_requests_and_answers() -> None:

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from penstock_simulate.answers.faults import Fates
-from penstock_simulate.batches.account import RequestAccount
-from penstock_simulate.batches.folder import LOCK, PREFIX, Folder
+from penstock_simulate.batches.folder import LOCK, PREFIX, Folder, RequestAccount
 from penstock_simulate.batches.intake import MAX_PROBLEMS, Kept, read_input
 from penstock_simulate.batches.openai_lines import MAX_REQUESTS, OpenAIReader
 from penstock_simulate.batches.timeline import Fate
-from penstock_simulate.checks import BadSetting
+from penstock_simulate.choices import BadSetting
 from penstock_simulate.config import SimulatorConfig
 
 CHAT, EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"

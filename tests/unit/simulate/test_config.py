@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock_simulate.checks import BadSetting
-from penstock_simulate.choices import PRESETS
+from penstock_simulate.choices import PRESETS, BadSetting
 from penstock_simulate.command import simulate
 from penstock_simulate.config import SimulatorConfig
 

@@ -10,7 +10,7 @@ import pytest
 from penstock_ratelimit.provider.refusals import Signal, classify
 from penstock_simulate.answers.calls import CHAT
 from penstock_simulate.answers.refusals import BY_NAME
-from penstock_simulate.checks import BadSetting
+from penstock_simulate.choices import BadSetting
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.provider import Provider
 from penstock_simulate.reply import Reply

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from penstock_cli.main import command_line
 from penstock_simulate import hostile
 from penstock_simulate.answers.calls import CHAT
-from penstock_simulate.checks import BadSetting
+from penstock_simulate.choices import BadSetting
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.hostile import KINDS
 from penstock_simulate.provider import Provider

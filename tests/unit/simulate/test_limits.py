@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from penstock_simulate.capacity import ContinuousBucket, FixedWindow, Meter
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.limits import KeyLimits, charge
-from penstock_simulate.meters import ContinuousBucket, FixedWindow, Meter
 
 
 def limited(**config: Any) -> KeyLimits:

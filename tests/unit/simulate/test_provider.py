@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from penstock_simulate.answers.calls import CHAT, COMPLETIONS, EMBEDDINGS, GENERATE
-from penstock_simulate.checks import BadSetting
+from penstock_simulate.choices import BadSetting
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.provider import Provider
 from penstock_simulate.reply import Reply

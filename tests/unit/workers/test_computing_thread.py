@@ -9,7 +9,7 @@ import pytest
 
 ENDS = """
 import atexit, sys, threading
-from penstock_workers.computing_thread import ComputingThread, exit_process
+from penstock_workers.background import ComputingThread, exit_process
 
 atexit.register(lambda: print("taken down"))
 at_work = threading.Event()

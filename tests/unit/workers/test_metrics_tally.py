@@ -27,7 +27,7 @@ from penstock_workers.item.outcome import (
 )
 from penstock_workers.item.settling.tally import OutcomeTally
 from penstock_workers.item.spent import NOTHING_SPENT, Spent
-from penstock_workers.lanes.embed.encoding.computing import BatchFigures
+from penstock_workers.lanes.embed.computing import BatchFigures
 from penstock_workers.lanes.gpu.engine.engine_queue import EngineFigures
 from penstock_workers.lanes.registry import BOUND_BY, bound_figures, engine_figures
 from penstock_workers.metrics import catalogue, start_metrics

@@ -31,8 +31,7 @@ from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.outcome import Outcome, Parked, Released, Retry
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 from penstock_workers.tracing.sink import SPANS_HELD, SpanSink
-from penstock_workers.tracing.spans import Kind, Span
-from penstock_workers.tracing.traces import FeedSpans, ItemTraces, ModelCalls
+from penstock_workers.tracing.traces import FeedSpans, ItemTraces, Kind, ModelCalls, Span
 
 KEY = ItemKey("job_a", 1, "doc-1")
 HEADER = tracing.traceparent(tracing.trace_of(KEY))

@@ -26,8 +26,8 @@ from penstock_workers.broker.amqp import connect as amqp
 from penstock_workers.broker.amqp.connect import QUORUM
 from penstock_workers.broker.lease_scripts import Keys
 from penstock_workers.broker.leases import Leases
+from penstock_workers.celery_app.door_tasks import door_tasks
 from penstock_workers.decided_times import DecidedTimes, decided_times
-from penstock_workers.doors.tasks import door_tasks
 from penstock_workers.item.deliveries import ItemEngine
 from penstock_workers.lanes.registry import home_queue, served_by
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings

@@ -15,8 +15,8 @@ from kombu.utils.url import maybe_sanitize_url
 from penstock_ledger.keys import PARKED_UNKNOWN
 from penstock_producer.feed.wire import TASK_NAME
 from penstock_workers.broker.acks import Ack
+from penstock_workers.celery_app.door_tasks import MAX_TASK_BYTES
 from penstock_workers.celery_app.handover import ItemPool
-from penstock_workers.doors.tasks import MAX_TASK_BYTES
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from redis.exceptions import RedisError
 
 from penstock_ledger import Decision, FiringOutcome, Schedule, keys
 from penstock_ledger.redaction import redact, several_lines
-from penstock_producer.schedules.marks import job_key
+from penstock_producer.schedules.timetable import job_key
 from penstock_workers.decided_times import DecidedTimes
 from penstock_workers.item.outcome import Dead, Done, Outcome, Retry
 

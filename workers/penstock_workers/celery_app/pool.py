@@ -22,6 +22,7 @@ from kombu.common import ignore_errors
 from penstock_producer.feed.wire import TASK_NAME
 from penstock_workers.broker.acks import Acks
 from penstock_workers.broker.leases import BrokerAction, Leases
+from penstock_workers.celery_app.door_threads import TaskThreads
 from penstock_workers.celery_app.drain import Drain
 from penstock_workers.celery_app.ending import MACHINE_END
 from penstock_workers.celery_app.engine_thread import EngineThread, loop_factory
@@ -30,7 +31,6 @@ from penstock_workers.celery_app.handover import HandOver, ItemPool
 from penstock_workers.celery_app.liveness import BEAT_S, Liveness
 from penstock_workers.celery_app.probe import ProbeFiles
 from penstock_workers.celery_app.running_items import LateAcks, RunningItem
-from penstock_workers.doors.threads import TaskThreads
 from penstock_workers.metrics import catalogue, start_metrics
 from penstock_workers.metrics.samples import Sample
 from penstock_workers.spot import Notice, SpotWatch

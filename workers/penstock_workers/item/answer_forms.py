@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from penstock_producer.dialects.answers import geminis_usage, in_openais_words
-from penstock_producer.prices.token_prices import TokensUsed
+from penstock_producer.prices import TokensUsed
 from penstock_ratelimit.for_penstock import MAX_TOKENS_BELIEVED
 
 _READ: Final = "cache_read_input_tokens"  # as Anthropic has them: beside `input_tokens`

@@ -61,14 +61,16 @@ class Slots:
         await self.take(flow)
         return SlotPlace(self, flow)
 
-    def are_short(self, answered: int) -> bool:
-        """Return whether items wait for slots while many are held by outcomes to be stored.
+    def are_short(self, answered: int, all_of_them: bool = False) -> bool:
+        """Return whether items wait for slots that are held by outcomes to be stored.
 
-        That is said once in the time in which the slots can turn round."""
-        if (
-            self.taken < self.size
+        Where all slots are, nothing more is answered until those are stored. Where many are, that
+        is said once in the time in which the slots can turn round, unless ``all_of_them``."""
+        if self.taken < self.size or not self._waiting:
+            return False
+        if answered < self.taken and (
+            all_of_them
             or answered * IDLE_SHARE < self.size
-            or not self._waiting
             or self._clock() - self._said_short_at < self.size * ITEM_CPU_S
         ):
             return False

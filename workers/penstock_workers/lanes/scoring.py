@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 import orjson
 
-from penstock_workers.lanes.shown import shown
+from penstock_producer.errors import seen
 
 Task = Literal["rerank", "score", "classify"]
 Pair = tuple[str, str]
@@ -187,7 +187,7 @@ def _wants_documents(asked: Mapping[str, Any]) -> bool:
 
 
 def _shown(value: object) -> str:
-    return "missing" if value is None else shown(value)
+    return "missing" if value is None else seen(value)
 
 
 def answer_body(

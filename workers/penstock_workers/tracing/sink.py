@@ -29,7 +29,7 @@ from penstock_producer.feed.tracing import SpanContext
 from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.samples import Sample
 from penstock_workers.settings import process_name
-from penstock_workers.tracing.spans import Kind, Span
+from penstock_workers.tracing.traces import Kind, Span
 
 log = logging.getLogger(__name__)
 

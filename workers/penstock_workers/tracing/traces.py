@@ -1,8 +1,9 @@
-"""The spans of a feed: each traced document's being sent, which is the root of its trace.
+"""The spans of a feed, as plain data: each traced document's being sent is the root of its trace.
 
-The span of one call to a model, by OpenTelemetry's conventions for generative AI.
-
-It has numbers and names, never texts.
+The span of one call to a model is by OpenTelemetry's conventions for generative AI, and attributes
+by those for messaging, too; what those have no word for starts with `penstock.`. No attribute ever
+holds a prompt, a document, an answer, or the words of an error. ``sink.py`` turns spans into
+OpenTelemetry's.
 
 The spans of a settled item, from the marks of its attempt: `process`, and in it `wait`, the call
 to the model, `settle`.
@@ -10,10 +11,13 @@ to the model, `settle`.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 from functools import lru_cache
 from time import time_ns
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import orjson
@@ -28,6 +32,7 @@ from penstock_producer.feed.tracing import (
     trace_of,
     traceparent,
 )
+from penstock_producer.feed.wire import item_tag
 from penstock_producer.pins import SUBMITTED_BY
 from penstock_ratelimit import profile_for
 from penstock_workers.item.attempt import Attempt, Item, Marks, Settled
@@ -42,7 +47,60 @@ from penstock_workers.item.outcome import (
 )
 from penstock_workers.lanes.registry import lane_row
 from penstock_workers.settings import ProviderSettings, WorkerSettings
-from penstock_workers.tracing.spans import Kind, Span, Value, child_of, message_attributes, short
+
+SYSTEM: Final = "celery"  # the messaging system; the broker behind it may be any of Celery's
+TEXT_CHARS: Final = 256  # of an id or a model's name: they come from outside
+
+Value = str | int | float | bool | list[str]
+
+_ids = random.Random()  # span ids but for roots: OpenTelemetry asks for random, not for secret
+
+
+class Kind(Enum):
+    """The kinds of spans, by the names of OpenTelemetry's SpanKind."""
+
+    PRODUCER = "PRODUCER"
+    CONSUMER = "CONSUMER"
+    CLIENT = "CLIENT"
+    INTERNAL = "INTERNAL"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One finished span. Times in nanoseconds since 1970."""
+
+    name: str
+    kind: Kind
+    context: SpanContext
+    parent: SpanContext | None
+    began_ns: int
+    ended_ns: int
+    attributes: dict[str, Value]
+    error: bool = False
+    links: list[SpanContext] = field(default_factory=list)
+
+
+def child_of(context: SpanContext) -> SpanContext:
+    """Make a new span of the same trace."""
+    return SpanContext(context.trace_id, _ids.getrandbits(64) or 1)
+
+
+def short(text: str) -> str:
+    return text if len(text) <= TEXT_CHARS else text[: TEXT_CHARS - 1] + "…"
+
+
+def message_attributes(operation: str, queue: str, key: ItemKey) -> dict[str, Value]:
+    """Return the attributes of every span about a message."""
+    return {
+        "messaging.system": SYSTEM,
+        "messaging.operation.name": operation,
+        "messaging.operation.type": operation,
+        "messaging.destination.name": queue,
+        "messaging.message.id": item_tag(key),
+        "penstock.job.id": key.job_id,
+        "penstock.generation": key.generation,
+        "penstock.document.id": short(key.doc_id),
+    }
 
 
 class FeedSpans:

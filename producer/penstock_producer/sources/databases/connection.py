@@ -26,10 +26,10 @@ from penstock_ledger.redaction import redact
 from penstock_ledger.sql.postgres import open_engine
 from penstock_producer.errors import SourceError, SourceUnavailable
 from penstock_producer.sources.blobs.detect import refuse_kind
-from penstock_producer.sources.databases.address import Address
-from penstock_producer.sources.databases.drivers import open_other
+from penstock_producer.sources.databases.address import Address, open_other
 
 __all__ = ["ReadOnly", "Wording", "explained"]
+
 
 SAID_CHARS: Final = 300  # of what the database says: it may quote a value
 _TIMEOUT: Final = ("57014",)

@@ -18,9 +18,9 @@ from sqlalchemy import ColumnElement, Connection, Select
 
 from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import SourceError, seen
-from penstock_producer.source_names import DUCKDB
+from penstock_producer.source_formats import DUCKDB
+from penstock_producer.sources.databases.address import MYSQL
 from penstock_producer.sources.databases.columns import Column, Key, Kind, equal_keys
-from penstock_producer.sources.databases.drivers import MYSQL
 from penstock_producer.sources.databases.relation import (
     KEY_BYTES,
     Named,
@@ -33,6 +33,7 @@ from penstock_producer.sources.databases.relation import (
 )
 
 __all__ = ["PortableRelation", "relation_of"]
+
 
 _NATIVE: Final = ("sqlite", "postgresql")
 

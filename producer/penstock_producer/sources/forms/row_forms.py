@@ -18,10 +18,16 @@ from penstock_producer.dialects.translation import is_translated, request_for
 from penstock_producer.errors import SourceError, seen
 from penstock_producer.job.endpoints import generate_path
 from penstock_producer.job.params import as_sent, read_from_column, value_fault
-from penstock_producer.job.request_body import is_anthropic, is_gemini, text_field, with_defaults
+from penstock_producer.job.request_body import (
+    at_endpoint,
+    is_anthropic,
+    is_gemini,
+    text_field,
+    url_refusal,
+    with_defaults,
+)
 from penstock_producer.job.response_format import CONSTRAINTS, FIELD
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.job.targets import at_endpoint, url_refusal
 from penstock_producer.prompts.messages import BadMessages
 from penstock_producer.rows import DEFAULT_MAX_BODY_BYTES, ROW_ID, Tally, id_fault
 from penstock_producer.sources.forms.asked import Attachments, asked_of

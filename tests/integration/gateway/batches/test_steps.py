@@ -17,9 +17,9 @@ from sqlalchemy import update
 
 from penstock_gateway.backend import Backend
 from penstock_gateway.batches.anthropic import result_lines
-from penstock_gateway.batches.calls import created
 from penstock_gateway.batches.finish import error_lines, never_begun
 from penstock_gateway.batches.lines import Details
+from penstock_gateway.batches.routes import created
 from penstock_gateway.batches.specs import AskedBatch
 from penstock_gateway.batches.steps import Steps
 from penstock_gateway.callers.caller import OPERATOR
@@ -45,7 +45,7 @@ from penstock_ledger.model import Counts, DeadLetter, ItemKey, Job, JobState, Re
 from penstock_ledger.reasons import by_hand
 from penstock_ledger.sql.tables import door_batches
 from penstock_producer.job.provider_facts import ProviderFacts
-from penstock_producer.prices.token_prices import ModelPrices
+from penstock_producer.prices import ModelPrices
 
 LINES = 6
 ANSWER = b'{"id":"x","usage":{"prompt_tokens":3,"completion_tokens":2}}'

@@ -36,7 +36,7 @@ from penstock_ledger.reasons import by_hand
 from penstock_ledger.sql.tables import door_batches, door_files
 from penstock_producer.tables import arrow
 from penstock_producer.tables.reading import Reading
-from penstock_producer.tables.write import write_table
+from penstock_producer.tables.with_source import write_table
 
 BODY = {"model": "gpt-x", "messages": [{"role": "user", "content": "Summarise: it has not come"}]}
 

@@ -26,7 +26,7 @@ from sqlalchemy import update
 from penstock_gateway.backend import Backend
 from penstock_gateway.files.store import FileStore
 from penstock_gateway.jobs import events
-from penstock_gateway.jobs.watches import LISTENERS_MAX, Watches
+from penstock_gateway.jobs.events import LISTENERS_MAX, Watches
 from penstock_gateway.refused import Refused
 from penstock_gateway.settings import GatewaySettings
 from penstock_ledger import (

@@ -26,7 +26,7 @@ from penstock_producer.outputs import probe_sink, write_outputs
 from penstock_producer.parts import RESULTS_MIN, GrowingOutput
 from penstock_producer.storage import bucket_at, read_object
 from penstock_producer.tables.reading import Lines, Reading
-from penstock_producer.tables.write import write_table
+from penstock_producer.tables.with_source import write_table
 
 
 class Bucket:

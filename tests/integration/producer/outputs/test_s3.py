@@ -22,7 +22,7 @@ from penstock_producer.errors import SinkError
 from penstock_producer.outputs import probe_sink, write_outputs
 from penstock_producer.tables import arrow
 from penstock_producer.tables.reading import Reading
-from penstock_producer.tables.write import write_table
+from penstock_producer.tables.with_source import write_table
 
 ROW_BYTES = 64 * 1024
 ROWS = 2 * PART_BYTES // ROW_BYTES + 30  # two full parts and a smaller last one

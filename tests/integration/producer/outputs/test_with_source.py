@@ -31,8 +31,7 @@ from penstock_producer.sources import open_source
 from penstock_producer.tables.columns import Table
 from penstock_producer.tables.database import Filled, TableSink
 from penstock_producer.tables.reading import Reading, end_of
-from penstock_producer.tables.with_source import reading_of, source_beside
-from penstock_producer.tables.write import write_table
+from penstock_producer.tables.with_source import reading_of, source_beside, write_table
 
 PROMPT = "Say: {text}"
 

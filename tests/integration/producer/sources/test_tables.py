@@ -36,7 +36,7 @@ from penstock_producer.errors import (
 )
 from penstock_producer.feed.feeder import Feeder
 from penstock_producer.feed.leased_feed import open_feeder, republish
-from penstock_producer.reporting.origin import feeders_line
+from penstock_producer.reporting.words import feeders_line
 from penstock_producer.rows import FileSource
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources import BadRow, Document, open_source

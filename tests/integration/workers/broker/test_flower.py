@@ -8,7 +8,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -20,6 +19,7 @@ from typing import Any
 
 import pytest
 from celery_worker import Fleet, fleet_on, until
+from forked import Penstock, run
 from servers import RedisServer, free_port
 from sqlalchemy import update
 
@@ -48,12 +48,10 @@ class Flower:
             for name, value in os.environ.items()
             if not name.startswith(("PENSTOCK_", "FLOWER_"))
         }
-        command = [sys.executable, "-m", "penstock_cli", "flower", "--port", str(port), *flags]
         with log.open("wb") as out:
-            process = subprocess.Popen(
-                command,
+            process = Penstock(
+                ["flower", "--port", str(port), *flags],
                 env=kept | {"PENSTOCK_REDIS_URL": redis_url} | variables,
-                stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 cwd=folder,
@@ -307,11 +305,11 @@ def test_what_schedules_start_is_shown(watched: Watched, tmp_path: Path) -> None
             lambda connection: connection.execute(update(schedules).values(next_at=due))
         )
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
-    command = [sys.executable, "-m", "penstock_cli", "worker", "--lane", "batch", "--name", "leads"]
+    words = ["worker", "--lane", "batch", "--name", "leads"]
     log = tmp_path / "worker.log"
     with log.open("wb") as out:
-        worker = subprocess.Popen(
-            command, env=kept | settings, stdout=out, stderr=subprocess.STDOUT, cwd=tmp_path
+        worker = Penstock(
+            words, env=kept | settings, stdout=out, stderr=subprocess.STDOUT, cwd=tmp_path
         )
     try:
         until(lambda: bool(fired(watched.flower)), 40, log.read_text)
@@ -344,11 +342,9 @@ def test_ends_with_zero_while_redis_is_away(own_redis: RedisServer, tmp_path: Pa
 
 def test_an_open_door_is_refused(tmp_path: Path) -> None:
     """Exit status 2 and the fix, before anything listens."""
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock_cli", "flower", "--address", "0.0.0.0"],
-        capture_output=True,
-        text=True,
-        timeout=30,
+    done = run(
+        ["flower", "--address", "0.0.0.0"],
+        30,
         cwd=tmp_path,
         env={
             name: value

@@ -29,7 +29,7 @@ from penstock_ledger import (
 )
 from penstock_ledger.model import DeadLetter
 from penstock_ledger.reasons import Code
-from penstock_producer.prices.spent_budget import spent_budget
+from penstock_producer.prices import spent_budget
 from penstock_workers.control import loop
 from penstock_workers.control.job import accounts
 

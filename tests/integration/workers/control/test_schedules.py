@@ -29,8 +29,7 @@ from penstock_ledger import (
 from penstock_ledger.stores import schedules as schedule_store
 from penstock_producer import ProducerSettings, ScheduleError, SpecError
 from penstock_producer.errors import SinkError
-from penstock_producer.schedules.marks import started_by
-from penstock_producer.schedules.timetable import ON_TIME_S
+from penstock_producer.schedules.timetable import ON_TIME_S, started_by
 from penstock_workers.control.schedules import starts
 from penstock_workers.control.schedules.schedule_steps import HOLD_S, RETRY_S, TRIES_MAX, WAIT_S
 from penstock_workers.control.schedules.starts import Started

@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock_cli.errors import UsageProblem
+from penstock_cli.job.lane_needs import hour_from
+from penstock_cli.job.picture import documents_of, measured_job
 from penstock_cli.main import command_line
-from penstock_cli.plan.lanes import hour_from
-from penstock_cli.plan.picture import documents_of, measured_job
 from penstock_cli.run.extrapolated import sample_says
 from penstock_cli.run.sample import deciding_options
 from penstock_ledger import JobStore, OutcomeStore, open_database

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from penstock_cli.main import command_line
 from penstock_ledger.model import Feed, FeedKind, Job, JobState
 from penstock_producer import JobSpec
-from penstock_producer.reporting.origin import feeders_line, feeders_of
+from penstock_producer.reporting.words import feeders_line, feeders_of
 
 SHARDS = [
     (Feed("job_1", 1, FeedKind.SOURCE, {}, exhausted, 1, shard=number), owner)

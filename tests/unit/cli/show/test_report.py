@@ -9,8 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from penstock_cli.errors import EXIT_DEAD_LETTERS, EXIT_FAILED, EXIT_OK
-from penstock_cli.files import write_report
-from penstock_cli.reports import exit_status, show
+from penstock_cli.files import exit_status, show, write_report
 from penstock_cli.run.watch import STALL_NOTICE_S, Stall
 from penstock_cli.show.figures import COUNT_SHARE, Counter, JobFigures, KeptFigures, Speed
 from penstock_cli.show.progress import LINE_EVERY_S, Lines, line, panel

@@ -13,13 +13,11 @@ import pytest
 from rich.console import Console
 
 from penstock_cli.errors import UsageProblem
-from penstock_cli.reports import Form, form_of, show
+from penstock_cli.files import Form, form_of, show
 from penstock_ledger import MadeWith
 from penstock_ledger.model import Counts, Job, JobState, LaneCounts, Paid
 from penstock_producer.reporting.account import Report, build
-from penstock_producer.reporting.forms.markdown import markdown, plain
-from penstock_producer.reporting.forms.page import page
-from penstock_producer.reporting.forms.plain import plain_text
+from penstock_producer.reporting.forms import markdown, page, plain, plain_text
 from penstock_producer.reporting.timeline import Stretch, Timeline, percentiles, summed
 from penstock_producer.reporting.words import REASONS_SHOWN, effort_lines, lane_lines
 

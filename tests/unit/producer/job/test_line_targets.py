@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from penstock_producer.job.request_body import url_refusal
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.job.targets import url_refusal
 from penstock_producer.sources.forms.row_forms import form_of
 from penstock_producer.sources.forms.strict_json import RowFault
 from penstock_workers.lanes.batch.apis.openai import SHAPES, OpenAIBatches

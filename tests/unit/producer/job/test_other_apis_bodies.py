@@ -10,6 +10,7 @@ import pytest
 
 from penstock_producer import SpecError
 from penstock_producer.dialects import to_gemini
+from penstock_producer.dialects.pieces import answer_text
 from penstock_producer.dialects.to_anthropic import translated
 from penstock_producer.job.endpoints import GENERATE, MESSAGES
 from penstock_producer.job.spec import JobSpec
@@ -17,7 +18,6 @@ from penstock_producer.prompts.messages import BadMessages
 from penstock_producer.sources.forms.media import media_of
 from penstock_producer.sources.forms.row_forms import RowForm, form_of
 from penstock_producer.sources.forms.strict_json import RowFault
-from penstock_producer.texts_in_bodies import answer_text
 
 ANSWER = {"role": "assistant", "content": "Ho"}
 USER = {"role": "user", "content": "Hi"}

@@ -15,7 +15,7 @@ from penstock_cli.job.jobspec import job_spec, with_provider
 from penstock_cli.job.options import ProviderFlags
 from penstock_producer import JobSpec, Producer, SpecError
 from penstock_producer.job.endpoints import GENERATE, generate_path
-from penstock_producer.prices.token_prices import TokensUsed
+from penstock_producer.prices import TokensUsed
 from penstock_producer.settings import ProducerSettings
 from penstock_workers.item.answer import Answer
 from penstock_workers.item.answer_forms import tokens_used

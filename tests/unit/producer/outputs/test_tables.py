@@ -20,13 +20,13 @@ from msgspec import structs
 from penstock_ledger.model import DeadLetter, ItemKey, Paid, Result
 from penstock_ledger.vectors import Vectors, pack
 from penstock_producer.errors import SinkError
-from penstock_producer.prices.token_prices import usd_of_outcome
+from penstock_producer.job.sinks import TableFormat, form_named
+from penstock_producer.prices import usd_of_outcome
 from penstock_producer.reporting.money import money_of
-from penstock_producer.result_formats import TableFormat, form_named
 from penstock_producer.storage import open_sink
 from penstock_producer.tables import arrow
 from penstock_producer.tables.columns import Column, Table
-from penstock_producer.tables.write import write_rows
+from penstock_producer.tables.with_source import write_rows
 
 CHAT = "/v1/chat/completions"
 EMBED = "/v1/embeddings"

@@ -10,8 +10,8 @@ import sqlite3
 import pytest
 
 from penstock_cli.failures import message
+from penstock_gateway.callers.caller import dead_letter_for
 from penstock_gateway.errors import refused_for
-from penstock_gateway.for_tenants import dead_letter_for
 from penstock_ledger import ScheduleExists
 from penstock_ledger.model import DeadLetter, ItemKey, Job, JobState
 from penstock_ledger.texts import (

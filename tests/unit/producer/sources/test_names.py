@@ -10,7 +10,7 @@ import pytest
 from penstock_ledger.redaction import redact
 from penstock_producer.errors import SourceError, SourceForbidden, SourceUnavailable
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.source_names import in_folder, is_database
+from penstock_producer.source_formats import in_folder, is_database
 from penstock_producer.sources import open_source, refuse_unreadable
 from penstock_producer.sources.databases.address import address_of, whole
 from penstock_producer.sources.open import unchanged

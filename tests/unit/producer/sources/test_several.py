@@ -16,7 +16,7 @@ from penstock_producer.errors import BadReference, SourceChanged, SourceError
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources import BadRow, Document, open_source
-from penstock_producer.sources.listings import row_files
+from penstock_producer.sources.listings import new_files
 from penstock_producer.sources.open import unchanged
 
 SPEC = JobSpec(prompt="{text}", model="m", max_bad_rows=10)
@@ -117,7 +117,7 @@ def test_what_stands_for_no_file_or_too_many_is_refused(
     (folder / "notes.md").write_text("x")
     pin = open_source(f"{folder}/", SPEC).pin()
     assert pin["skipped"] == {"count": 1, "names": ["notes.md"]}
-    monkeypatch.setattr(row_files, "MAX_FILES", 2)
+    monkeypatch.setattr(new_files, "MAX_FILES", 2)
     with pytest.raises(SourceError, match="stands for more than 2 files"):
         open_source(f"{folder}/[abc].*", SPEC)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock_workers.doors.threads import THREADS, TaskThreads
+from penstock_workers.celery_app.door_threads import THREADS, TaskThreads
 
 WAIT_S = 10.0  # for a thread to come to a point; it takes a millisecond
 

@@ -14,7 +14,7 @@ from penstock_producer.accepting.estimates import Estimate
 from penstock_producer.accepting.new_jobs import digest_of
 from penstock_producer.job.lanes import lanes_in_words
 from penstock_producer.job.provider_facts import ProviderFacts
-from penstock_producer.prices.token_prices import ModelPrices
+from penstock_producer.prices import ModelPrices
 from penstock_producer.reporting.advice import on_terminal
 from penstock_workers.control.lanes import speeds, troubles
 from penstock_workers.control.lanes.forecast import Known, forecast, late

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from penstock_producer import Producer
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.prices.token_prices import TokensUsed
+from penstock_producer.prices import TokensUsed
 from penstock_workers.item.answer import Answer
 from penstock_workers.item.failures import Failure
 from penstock_workers.item.lane import Prepared, request_of

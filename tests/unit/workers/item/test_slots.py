@@ -120,7 +120,7 @@ async def test_a_place_that_was_left_is_given_up_once() -> None:
 
 async def test_slots_are_short_where_stored_answers_would_let_others_in() -> None:
     """Only while items wait, and more than a few slots are held by what waits to be stored, and no
-    more often than the slots can turn round."""
+    more often than the slots can turn round; always, where all slots are."""
     now = [0.0]
     slots = Slots(32, lambda: now[0])
     for _ in range(32):
@@ -129,9 +129,11 @@ async def test_slots_are_short_where_stored_answers_would_let_others_in() -> Non
     waiter = asyncio.create_task(slots.take(DEFAULT_FLOW))
     await settle_loop()
     assert [slots.are_short(answered) for answered in (0, 3, 4)] == [False, False, True]
-    assert not slots.are_short(32), "it was said just now"
+    assert not slots.are_short(31), "it was said just now"
+    assert slots.are_short(32), "no call is under way that could be answered meanwhile"
     now[0] = 32 * ITEM_CPU_S
-    assert slots.are_short(32)
+    assert not slots.are_short(31, all_of_them=True), "the store is slow"
+    assert slots.are_short(31)
     slots.give_up()
     await waiter
     now[0] = 1.0

@@ -19,7 +19,7 @@ from penstock_ledger.model import Job, JobState
 from penstock_ledger.reasons import By, Code, Reason
 from penstock_producer.job.lanes import packs
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.prices.spent_budget import (
+from penstock_producer.prices import (
     is_budget_spent,
     spent_budget,
     spent_tenant_budget,

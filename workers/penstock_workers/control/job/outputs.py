@@ -9,8 +9,7 @@ from penstock_ledger.model import Job
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.outputs import ERRORS_NAME, write_errors, write_outputs
 from penstock_producer.storage import bucket_at
-from penstock_producer.tables.with_source import reading_of
-from penstock_producer.tables.write import write_table
+from penstock_producer.tables.with_source import reading_of, write_table
 from penstock_workers.settings import WorkerSettings
 
 log = logging.getLogger(__name__)

@@ -11,9 +11,10 @@ from penstock_ledger.model import Counts
 from penstock_producer.accepting.estimates import Estimate
 from penstock_producer.job.lanes import has_own_model, packs
 from penstock_producer.pins import ESTIMATE
-from penstock_producer.prices.token_prices import ModelPrices
+from penstock_producer.prices import ModelPrices
 
 __all__ = ["Tokens", "model_of", "tokens_each", "usd_each"]
+
 
 MEASURED_FROM: Final = 20
 """Answers that say more than an estimate."""

@@ -22,7 +22,7 @@ from penstock_ledger.schedule import TAKEN_MAX
 from penstock_producer import Producer, SourceError
 from penstock_producer.pins import FILES
 from penstock_producer.schedules.events import collect
-from penstock_producer.schedules.marks import EVENTS, NEW_FILES, job_key, mark
+from penstock_producer.schedules.timetable import EVENTS, NEW_FILES, job_key, mark
 from penstock_workers.control.schedules.starts import Started
 
 log = logging.getLogger(__name__)

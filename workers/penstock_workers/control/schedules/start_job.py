@@ -15,7 +15,7 @@ from penstock_ledger import (
 )
 from penstock_producer import OutcomesOf, Producer, SourceError
 from penstock_producer.pins import DOOR, REMOTE
-from penstock_producer.schedules.marks import (
+from penstock_producer.schedules.timetable import (
     NEW_FILES,
     OUTCOMES_OF,
     SOURCE,

@@ -21,7 +21,7 @@ import orjson
 from penstock_ledger import FIGURE_MAX, MayCost
 from penstock_producer.accepting.estimates import DEFAULT_OUTPUT_TOKENS, answers_asked, output_asked
 from penstock_producer.job.lanes import has_own_model
-from penstock_producer.prices.token_prices import ModelPrices, TokensUsed
+from penstock_producer.prices import ModelPrices, TokensUsed
 from penstock_workers.errors import PricesMissing
 from penstock_workers.item.answer import Tried
 from penstock_workers.item.attempt import Attempt

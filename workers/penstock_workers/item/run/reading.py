@@ -25,8 +25,8 @@ from penstock_ledger import (
 from penstock_producer.errors import BadReference, RowChanged, seen
 from penstock_producer.job.fallback import provider_and_model
 from penstock_producer.job.lanes import has_own_model
+from penstock_producer.job.request_body import url_refusal
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.job.targets import url_refusal
 from penstock_producer.pins import AWAITED
 from penstock_producer.sources import Source
 from penstock_producer.sources.of_feed import open_feed_source

@@ -58,14 +58,14 @@ class Gatherer(Generic[T]):
         *,
         group_max: int,
         linger_s: float,
-        at_once: Callable[[T], bool] | None = None,
+        at_once: Callable[[T, int], bool] | None = None,
     ) -> None:
         """Gather things into groups of at most ``group_max``.
 
-        ``at_once`` says for which things a group does not wait for more of them."""
+        ``at_once`` says for which things a group, of so many by now, does not wait for more."""
         self._flush = flush
         self._group_max = group_max
-        self._linger_s = linger_s
+        self.linger_s = linger_s
         self._at_once = at_once
         self._waiting: list[T] = []
         self._arrived = asyncio.Event()
@@ -81,13 +81,23 @@ class Gatherer(Generic[T]):
 
     def put(self, thing: T) -> None:
         self._waiting.append(thing)
-        if len(self._waiting) == 1:
+        number = len(self._waiting)
+        if number == 1:
             self._idle.clear()
             self._arrived.set()
-        if len(self._waiting) >= self._group_max or (
-            self._at_once is not None and self._at_once(thing)
+        if number >= self._group_max or (
+            self._at_once is not None and self._at_once(thing, number)
         ):
             self._full.set()
+
+    def look_again(self) -> None:
+        """Wait for more things, unless ``at_once`` says of one of them that it must not."""
+        number = len(self._waiting)
+        if number < self._group_max and not (
+            self._at_once is not None
+            and any(self._at_once(thing, number) for thing in self._waiting)
+        ):
+            self._full.clear()
 
     def __len__(self) -> int:
         """Return how many things wait for the next group."""
@@ -111,7 +121,7 @@ class Gatherer(Generic[T]):
     async def _run(self) -> None:
         while True:
             await self._arrived.wait()
-            if self._linger_s and not (self._closing or self._hurried):
+            if self.linger_s and not (self._closing or self._hurried):
                 await self._linger()
             group = self._take()
             if group:
@@ -123,7 +133,7 @@ class Gatherer(Generic[T]):
 
     async def _linger(self) -> None:
         try:
-            async with asyncio.timeout(self._linger_s):
+            async with asyncio.timeout(self.linger_s):
                 await self._full.wait()
         except TimeoutError:
             pass

@@ -48,6 +48,7 @@ from penstock_workers.item.settling.rows import (
     settled_retry,
 )
 from penstock_workers.item.settling.stop_loss import StopLoss, is_refused_first
+from penstock_workers.item.spent import NOTHING_PAID
 from penstock_workers.settings import ProviderSettings
 
 # (job, generation, provider, model) that are noted; one that is forgotten is just written again
@@ -162,17 +163,18 @@ class Records:
 
         Then, rarely, the pause of a job."""
         results = [outcome.result for _, outcome in group if isinstance(outcome, Done)]
-        letters = [outcome.letter for _, outcome in group if isinstance(outcome, Dead)]
+        others = without_results(group)
+        letters = [outcome.letter for _, outcome in others if isinstance(outcome, Dead)]
         if results:
             self._made_with.note(group)
         self._outcomes.settle(
             results,
             letters,
             earlier=earlier_in(group),
-            retried=_retried(group, self._token),
-            left=_left(group),
+            retried=_retried(others, self._token),
+            left=_left(others),
         )
-        for job_id, (why, ends_in_s) in pauses_of(group).items():
+        for job_id, (why, ends_in_s) in pauses_of(others).items():
             resume_at = None if ends_in_s is None else time.time() + ends_in_s
             if self._jobs.set_state(
                 job_id, JobState.PAUSED, why=why, expect={JobState.RUNNING}, resume_at=resume_at
@@ -183,17 +185,18 @@ class Records:
         """Write completed set, counters, window and delayed set in one script call.
 
         Then what waits for its job to be resumed."""
-        for job_id in pauses_of(group):
+        others = without_results(group)
+        for job_id in pauses_of(others):
             self._hot.set_job_state(job_id, JobState.PAUSED)
-        report = self._hot.settle(_batch(group, self._without_room(group)))
+        report = self._hot.settle(_batch(group, self._without_room(others)))
         self._stop_loss.look(group, report.lately)
         if answered := _answered(group):
             self._hot.tell_answered(answered)
-        for job_id, raws in _parked(group).items():
+        for job_id, raws in _parked(others).items():
             self._hot.park(job_id, raws)
-        for queue, messages in _moved(group).items():
+        for queue, messages in _moved(others).items():
             self._hot.queues.move(queue, messages)
-        for settled in group:
+        for settled in others:
             if isinstance(settled.outcome, Unreadable):
                 log.error(
                     "message %s is set aside for a person: %s",
@@ -212,6 +215,11 @@ class Records:
         }
         noted = (self._hot.queues.note(keys.lane_queue(queue), [queue]) for queue in to)
         return frozenset[str]().union(*noted)
+
+
+def without_results(group: Sequence[Settled]) -> Sequence[Settled]:
+    """Return what ended in something else than a result, which is little of most groups."""
+    return [settled for settled in group if not isinstance(settled.outcome, Done)]
 
 
 def _batch(group: Iterable[Settled], full: Container[str] = ()) -> SettleBatch:
@@ -296,7 +304,7 @@ def earlier_in(group: Iterable[Settled]) -> dict[ItemKey, Paid]:
         for item, outcome in group
         if isinstance(outcome, Done | Dead)
         and isinstance(item, Item)
-        and any(before := item.paid_before)
+        and (before := item.paid_before) is not NOTHING_PAID
     }
 
 

@@ -7,7 +7,7 @@ from penstock_ledger.model import DeadLetter, Result
 from penstock_producer.feed.tracing import TRACEPARENT_HEADER, parse_traceparent
 from penstock_producer.feed.wire import FED_HEADER, URGENT_HEADER, door_of, encode_item
 from penstock_producer.job.lanes import has_own_model, packs
-from penstock_producer.prices.token_prices import ModelPrices
+from penstock_producer.prices import ModelPrices
 from penstock_workers.item.answer import excerpt
 from penstock_workers.item.answer_forms import tokens_used
 from penstock_workers.item.attempt import Attempt, Item, JobView, Settled

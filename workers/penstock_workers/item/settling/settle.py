@@ -32,6 +32,11 @@ log = logging.getLogger(__name__)
 
 STORE_RETRY_CAP_S = 10.0  # while a store is down, outcomes wait in memory; the slots bound how many
 
+# A group waits for more outcomes for so large a part of the time that SQL took for the last one: a
+# disk that takes seconds gets all that the slots hold at once, and not a few in each of its turns.
+LINGER_SHARE = 0.25
+LINGER_MAX_S = 1.0  # SQL that was locked or away for minutes makes no group wait for minutes
+
 # called with each group that is durable; must not raise
 Durable = Callable[[Sequence[Settled]], None]
 
@@ -49,16 +54,20 @@ class Settler:
         group_max: int,
         linger_s: float,
         on_durable: Durable | None = None,
-        is_short: Callable[[int], bool] = lambda _: False,
+        is_short: Callable[[int, bool], bool] = lambda *_: False,
     ) -> None:
-        """Take ``is_short``: whether others wait for what so many outcomes hold."""
+        """Take ``is_short``: whether others wait for what so many outcomes hold.
+
+        Its second argument says that it is to be all that can be held."""
         self._bridge, self._records, self._on_durable = bridge, records, on_durable
         self._tally, self._failpoints = tally, failpoints
+        self._linger_s, self._is_slow = linger_s, False
+        self._clock = time.monotonic
         self._gatherer = Gatherer(
             self._commit,
             group_max=group_max,
             linger_s=linger_s,
-            at_once=lambda settled: is_awaited(settled) or is_short(len(self._gatherer)),
+            at_once=lambda settled, number: is_awaited(settled) or is_short(number, self._is_slow),
         )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="settle")
         self._unstorable = Unstorable(log)
@@ -94,7 +103,11 @@ class Settler:
 
     async def _commit(self, group: Sequence[Settled]) -> None:
         self.backlog.take()
+        began = self._clock()
         group = await self._store(self._sql, self._write_sql, group, self._unstorable.by_sql)
+        wait_s = min(LINGER_MAX_S, (self._clock() - began) * LINGER_SHARE)
+        self._gatherer.linger_s = max(self._linger_s, wait_s)
+        self._is_slow = wait_s > self._linger_s
         for settled in group:  # no death of this process repeats a call for it any more
             if isinstance(settled.item, Attempt) and settled.item.place is not None:
                 settled.item.place.leave()
@@ -107,6 +120,8 @@ class Settler:
         self._bridge.conclude([(settled.delivery, settled.outcome) for settled in group])
         if self._on_durable is not None:
             self._on_durable(group)
+        if self._is_slow:
+            self._gatherer.look_again()
         self.backlog.done(more=len(self._gatherer) > 0)
 
     def _write_sql(self, group: Sequence[Settled]) -> None:
@@ -122,9 +137,9 @@ class Settler:
         choose: Choice,
     ) -> Sequence[Settled]:
         """Return ``group`` as it is stored: what was refused for good has another outcome."""
-        began = time.monotonic()
+        began = self._clock()
         written = await store.write(write, group)
-        self._tally.stored(store.store, time.monotonic() - began)
+        self._tally.stored(store.store, self._clock() - began)
         if not written.refused:
             return group
         kept = [settled for part, _ in written.parts for settled in part]

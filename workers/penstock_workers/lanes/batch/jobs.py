@@ -35,7 +35,7 @@ from penstock_ledger import (
 from penstock_ledger.reasons import Reason
 from penstock_producer.job.lanes import packs
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.prices.spent_budget import spent_budget, spent_tenant_budget
+from penstock_producer.prices import spent_budget, spent_tenant_budget
 from penstock_workers.errors import PricesMissing
 from penstock_workers.item.attempt import JobView
 from penstock_workers.item.run.reading import JobBook

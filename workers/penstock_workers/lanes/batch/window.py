@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from penstock_ledger import FIGURE_MAX, DeadLetter, ItemKey, NewProviderBatch, Remainder
 from penstock_producer.feed.routes import model_of
-from penstock_producer.prices.token_prices import ModelPrices
+from penstock_producer.prices import ModelPrices
 from penstock_producer.rows import Document
 from penstock_ratelimit import Estimator
 from penstock_workers.item.run.cost import dearest, too_long

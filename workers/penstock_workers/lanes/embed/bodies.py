@@ -22,7 +22,7 @@ import orjson
 
 from penstock_ledger.vectors import Form, Vectors, VectorType, pack
 from penstock_workers.item.answer import Answer
-from penstock_workers.lanes.embed.encoding.buckets import TokenIds, Vector
+from penstock_workers.lanes.embed.buckets import TokenIds, Vector
 
 INT8_MOST: Final = 127
 PER_BYTE: Final[Mapping[VectorType, int]] = {"binary": 8, "ubinary": 8}  # dimensions

@@ -20,6 +20,12 @@ from penstock_workers.failpoints import Failpoints
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.lanes import scoring
+from penstock_workers.lanes.embed.batcher import (
+    Batcher,
+    EncoderLost,
+    EncodingFailed,
+    NoRoom,
+)
 from penstock_workers.lanes.embed.bodies import (
     Ask,
     BadBody,
@@ -32,14 +38,8 @@ from penstock_workers.lanes.embed.bodies import (
     read_body,
     too_long,
 )
-from penstock_workers.lanes.embed.encoding.batcher import (
-    Batcher,
-    EncoderLost,
-    EncodingFailed,
-    NoRoom,
-)
-from penstock_workers.lanes.embed.encoding.buckets import TokenBudget, TokenIds, Vector
-from penstock_workers.lanes.embed.encoding.encoder import (
+from penstock_workers.lanes.embed.buckets import TokenBudget, TokenIds, Vector
+from penstock_workers.lanes.embed.encoder import (
     Encoder,
     SentenceTransformersClassifier,
     SentenceTransformersEncoder,

@@ -41,7 +41,7 @@ def check(settings: WorkerSettings, *, knock: bool) -> Iterator[LaneFinding]:
         yield _server(settings.embed.upstream_url)
     if settings.embed.model is None:
         return
-    from penstock_workers.lanes.embed.encoding.encoder import check_packages
+    from penstock_workers.lanes.embed.encoder import check_packages
 
     try:
         folder = model_folder(settings.embed.model)

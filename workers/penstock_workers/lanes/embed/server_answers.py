@@ -19,7 +19,7 @@ import orjson
 
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.lanes.embed.bodies import MAX_INPUTS, BadBody
-from penstock_workers.lanes.embed.encoding.buckets import Vector
+from penstock_workers.lanes.embed.buckets import Vector
 from penstock_workers.lanes.scoring import TASKS, Ask, wrong_model
 
 __all__ = [

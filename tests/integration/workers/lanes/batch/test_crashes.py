@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 from batch_house import House, Memory, NoControl, batch_house, good, quick
+from lost_replies import some_answers_lost
 from servers import RedisServer
 
 from penstock_ledger import BatchState
@@ -23,6 +24,7 @@ from penstock_simulate.web import running
 from penstock_workers import failpoints
 from penstock_workers.failpoints import PLACES, Failpoint
 from penstock_workers.lanes.batch import engine as engine_module
+from penstock_workers.lanes.batch import leader
 from penstock_workers.lanes.batch.apis import open_batches
 from penstock_workers.lanes.batch.apis.http import Times
 from penstock_workers.lanes.batch.apis.provider import BatchAnswer, BatchProvider, Unclear
@@ -116,6 +118,25 @@ async def test_a_death_at_every_failpoint_costs_nothing(
     times = Counter(name for names in memory.names for name in names)
     again = {name for name, number in times.items() if number > 1}
     assert again == {*memory.names[4], "d3"}
+
+
+@pytest.mark.parametrize("each", [3, 5])
+async def test_commits_of_an_engine_that_are_not_answered(
+    each: int, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each third or fifth of them: the engine packs, creates, collects and settles on, and nothing
+    is submitted twice, counted twice or left open."""
+    monkeypatch.setattr(leader, "FAULT_CAP_S", 0.05)
+    job = house.submit(8 * SIZE, batch_max_requests=SIZE)
+    with some_answers_lost(monkeypatch, each) as lost:
+        counts = await house.all_settled(job)
+    assert len(lost) >= 8, "answers were lost"
+    assert (counts.succeeded, counts.dead) == (8 * SIZE, 0)
+    assert counts.cost_microusd == 8 * SIZE * PRICE_MICROUSD
+    tags = [batch.tag for batch in house.provider.made]
+    assert len(tags) == len(set(tags)), "a batch was created twice"
+    assert {batch.state for batch in house.store.of_job(job.job_id)} == {BatchState.SETTLED}
+    assert max(Counter(name for names in house.provider.names for name in names).values()) == 1
 
 
 OF_OTHERS: dict[str, dict[str, Any]] = {

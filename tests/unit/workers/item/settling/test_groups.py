@@ -65,7 +65,7 @@ async def test_what_callers_wait_for_goes_at_once() -> None:
     """A thing that is to go at once takes what has gathered with it; others linger."""
     recorder = Recorder()
     gatherer = Gatherer(
-        recorder.flush, group_max=100, linger_s=3600, at_once=lambda number: number == 7
+        recorder.flush, group_max=100, linger_s=3600, at_once=lambda thing, _: thing == 7
     )
     gatherer.start()
     gatherer.put(1)

@@ -33,7 +33,7 @@ from penstock_workers.item.settling.groups import (
     StoreOutage,
     StoreWriter,
 )
-from penstock_workers.item.settling.settle import Settler
+from penstock_workers.item.settling.settle import LINGER_MAX_S, Settler
 from penstock_workers.item.settling.tally import OutcomeTally
 from penstock_workers.item.slots import Slots
 from penstock_workers.metrics import catalogue
@@ -445,7 +445,7 @@ async def test_a_group_does_not_linger_while_others_wait_for_what_it_holds() -> 
         group_max=500,
         linger_s=3600.0,
         on_durable=lambda _: held.set(),
-        is_short=lambda waiting: waiting >= 3,
+        is_short=lambda waiting, _: waiting >= 3,
     )
     settler.start()
     for doc in ("d1", "d2", "d3"):
@@ -454,3 +454,20 @@ async def test_a_group_does_not_linger_while_others_wait_for_what_it_holds() -> 
     await asyncio.wait_for(held.wait(), 10)
     assert len(stores.rows) == 3
     await settler.close()
+
+
+async def test_a_slow_disk_gets_what_the_slots_hold_at_once(house: House) -> None:
+    """After a commit that took 3 s the next group waits for others for 0.75 s, and after one that
+    took minutes for a second; after a quick one it is as it was."""
+    now, took_s = [0.0], [0.0]
+    house.settler._clock = lambda: now[0]
+
+    def store_slowly(_: object) -> None:
+        now[0] += took_s[0]
+
+    house.stores.sql = store_slowly
+    lingered: list[float] = []
+    for took_s[0] in (3.0, 600.0, 0.0):
+        await house.settle(done(f"d{took_s[0]}"))
+        lingered.append(house.settler._gatherer.linger_s)
+    assert lingered == [0.75, LINGER_MAX_S, 0.0]

@@ -14,16 +14,16 @@ import pytest
 from encoders import POISON, AtOnce, FakeEncoder, OnCall
 
 from penstock_ratelimit.testing import run_virtual
-from penstock_workers.lanes.embed.encoding import batcher as module
-from penstock_workers.lanes.embed.encoding.batcher import (
+from penstock_workers.lanes.embed import batcher as module
+from penstock_workers.lanes.embed.batcher import (
     Batcher,
     EncoderLost,
     EncodingFailed,
     NoRoom,
 )
-from penstock_workers.lanes.embed.encoding.buckets import TokenBudget, TokenIds, Vector
-from penstock_workers.lanes.embed.encoding.computing import EncoderThread
-from penstock_workers.lanes.embed.encoding.encoder import OutOfMemory, SentenceTransformersEncoder
+from penstock_workers.lanes.embed.buckets import TokenBudget, TokenIds, Vector
+from penstock_workers.lanes.embed.computing import EncoderThread
+from penstock_workers.lanes.embed.encoder import OutOfMemory, SentenceTransformersEncoder
 from penstock_workers.lanes.engine_faults import IN_A_ROW
 
 WINDOW_S = 2.0

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_producer.job.spec import Priority
-from penstock_workers.lanes.embed.encoding.buckets import (
+from penstock_workers.lanes.embed.buckets import (
     HANDICAPS_S,
     MIN_EFFICIENCY,
     Buckets,

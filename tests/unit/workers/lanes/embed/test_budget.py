@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from penstock_workers.lanes.embed.encoding.buckets import (
+from penstock_workers.lanes.embed.buckets import (
     MAX_TOKEN_BUDGET,
     MIN_TOKEN_BUDGET,
     RATES_KEPT,

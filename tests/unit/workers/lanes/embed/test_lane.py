@@ -23,9 +23,9 @@ from penstock_workers.item.failures import Failure, Reply, name_failure
 from penstock_workers.item.lane import Request
 from penstock_workers.item.outcome import Released
 from penstock_workers.item.run.fates import FATES
+from penstock_workers.lanes.embed import encoder
 from penstock_workers.lanes.embed.bodies import MAX_INPUTS
 from penstock_workers.lanes.embed.embed_lane import EmbedLane
-from penstock_workers.lanes.embed.encoding import encoder
 from penstock_workers.lanes.embed.settings import EmbedSettings, find_model
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any, NamedTuple
 
-from penstock_workers.computing_thread import ComputingThread
+from penstock_workers.background import ComputingThread
 from penstock_workers.lanes.gpu.engine.adapters import Adapters
 from penstock_workers.lanes.gpu.engine.engine_queue import EngineFigures
 from penstock_workers.lanes.gpu.engine.engines import EngineCall, EngineDied, upstream

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import orjson
 
+from penstock_producer.errors import seen
 from penstock_workers.item.lane import Request
 from penstock_workers.lanes.gpu.children.parser_child import PROTOCOL
 from penstock_workers.lanes.gpu.engine.adapters import Adapter, Adapters
@@ -40,7 +41,6 @@ from penstock_workers.lanes.gpu.requests.scoring import (
 )
 from penstock_workers.lanes.gpu.settings import GpuSettings
 from penstock_workers.lanes.scoring import Task, task_of
-from penstock_workers.lanes.shown import shown
 
 FIELDS: Final = ("tools", "tool_choice", "parallel_tool_calls")
 TOOLS_MAX: Final = 128  # as at OpenAI
@@ -63,7 +63,7 @@ def check_tools(body: dict[str, Any], *, has_parser: bool, chat: bool) -> None:
     tools = body.get("tools")
     if not isinstance(tools, list) or not tools:
         raise RequestRefused(
-            f"tools is {shown(tools)}, and {named[0]} is set: give a list of tools, or leave it out"
+            f"tools is {seen(tools)}, and {named[0]} is set: give a list of tools, or leave it out"
         )
     if len(tools) > TOOLS_MAX:
         raise RequestRefused(f"tools has {len(tools)} entries, and may have {TOOLS_MAX}")
@@ -366,7 +366,7 @@ def _read(body: bytes) -> dict[str, Any]:
     except orjson.JSONDecodeError as error:
         raise RequestRefused(f"the body is not JSON: {error}") from error
     if not isinstance(read, dict):
-        raise RequestRefused(f"the body is {shown(read)}: give an object")
+        raise RequestRefused(f"the body is {seen(read)}: give an object")
     return read
 
 

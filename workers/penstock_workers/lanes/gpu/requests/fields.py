@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
+from penstock_producer.errors import seen
 from penstock_workers.lanes.gpu.engine.engines import RequestRefused
-from penstock_workers.lanes.shown import shown
 
 CHOICES_MAX: Final = 128  # answers to one request, as at OpenAI: each takes a place in the engine
 INT32: Final = 2**31 - 1
@@ -87,7 +87,7 @@ def check_types(body: Mapping[str, Any]) -> None:
     for name, value in body.items():
         kind = KINDS.get(name)
         if kind is not None and value is not None and not kind.fits(value):
-            raise RequestRefused(f"{name} is {shown(value)}: give {kind.words}")
+            raise RequestRefused(f"{name} is {seen(value)}: give {kind.words}")
 
 
 # Arguments of the tokenizer itself. A template is a program, which would run in the worker; the
@@ -146,7 +146,7 @@ def check_tokens(tokens: list[Any], field: str, vocabulary: int) -> list[int]:
     for place, token in enumerate(tokens):
         if type(token) is not int or not 0 <= token < vocabulary:
             raise RequestRefused(
-                f"{field}[{place}] is {shown(token)}: token ids of this model are integers from 0 "
+                f"{field}[{place}] is {seen(token)}: token ids of this model are integers from 0 "
                 f"to {vocabulary - 1}"
             )
     return tokens
@@ -177,6 +177,6 @@ def check_named_tokens(body: Mapping[str, Any], vocabulary: int) -> None:
             )
         if type(bias) not in (int, float) or not -BIAS_MOST <= bias <= BIAS_MOST:
             raise RequestRefused(
-                f"logit_bias[{token}] is {shown(bias)}: give a number from -{BIAS_MOST} to "
+                f"logit_bias[{token}] is {seen(bias)}: give a number from -{BIAS_MOST} to "
                 f"{BIAS_MOST}"
             )

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
+from penstock_producer.errors import seen
 from penstock_workers.lanes.gpu.engine.engines import EngineCall, RequestRefused, upstream
 from penstock_workers.lanes.gpu.requests.prompts import text_of
 from penstock_workers.lanes.gpu.settings import GpuSettings
-from penstock_workers.lanes.shown import shown
 
 
 class MediaMemory:
@@ -132,8 +132,8 @@ class Media:
             return {"type": "text", "text": text_of(part, field)}
         modality = _MODALITIES.get(kind) if isinstance(kind, str) else None
         if modality is None or not self._limits.get(modality):
-            seen = shown(part if kind is None else kind)
-            raise RequestRefused(f"{field} is {seen}, and {self._words()}: leave it out")
+            found = seen(part if kind is None else kind)
+            raise RequestRefused(f"{field} is {found}, and {self._words()}: leave it out")
         left.items -= 1
         if left.items < 0:
             most = self._settings.media_items_max
@@ -197,7 +197,7 @@ class Media:
         else:
             if not isinstance(given, dict) or not isinstance(given.get("format"), str):
                 raise RequestRefused(
-                    f"{field}.input_audio is {shown(given)}: give an object with data and format"
+                    f"{field}.input_audio is {seen(given)}: give an object with data and format"
                 )
             kind, data = (
                 given["format"],
@@ -205,7 +205,7 @@ class Media:
             )
         if not kind.replace("-", "").replace(".", "").isalnum():
             raise RequestRefused(
-                f"{field}: the format is {shown(kind)}: give one such as wav or mp3"
+                f"{field}: the format is {seen(kind)}: give one such as wav or mp3"
             )
         return {
             "type": "audio_url",
@@ -221,20 +221,20 @@ class Media:
             head, comma, data = url[5:].partition(",")
             kind, *options = head.split(";")
             if not comma or not kind.startswith(f"{modality}/") or "base64" not in options:
-                raise RequestRefused(f"{field} is {shown(url)}: give data:{modality}/…;base64,…")
+                raise RequestRefused(f"{field} is {seen(url)}: give data:{modality}/…;base64,…")
             return kind.partition("/")[2], self._decoded(data, field, left)
         if scheme == "file":
             return Path(urlsplit(url).path).suffix.lstrip(".") or "wav", self._file(
                 url, field, left
             )
         raise RequestRefused(
-            f"{field} is {shown(url)}: a worker fetches no address that a document names; send the "
+            f"{field} is {seen(url)}: a worker fetches no address that a document names; send the "
             f"content itself, as data:{modality}/…;base64,…"
         )
 
     def _decoded(self, text: Any, field: str, left: Allowance) -> bytes:
         if not isinstance(text, str) or not text:
-            raise RequestRefused(f"{field} is {shown(text)}: give base64")
+            raise RequestRefused(f"{field} is {seen(text)}: give base64")
         self._take(len(text) * 3 // 4 - text[-2:].count("="), field, left)
         try:
             return base64.b64decode(text, validate=True)
@@ -247,7 +247,7 @@ class Media:
         """Read a file, of the operator's folder only, links followed."""
         if self._folder is None:
             raise RequestRefused(
-                f"{field} is {shown(url)}: a worker reads no file that a document names, but from "
+                f"{field} is {seen(url)}: a worker reads no file that a document names, but from "
                 "gpu.media_folder, which is not set; send the content itself as data:…;base64,…"
             )
         parts = urlsplit(url)
@@ -264,7 +264,7 @@ class Media:
                 return opened.read(self._settings.media_bytes_max)
         except (OSError, ValueError, RuntimeError) as error:
             raise RequestRefused(
-                f"{field} is {shown(url)}: no file in gpu.media_folder that can be read"
+                f"{field} is {seen(url)}: no file in gpu.media_folder that can be read"
             ) from error
 
     def _take(self, size: int, field: str, left: Allowance) -> None:
@@ -280,5 +280,5 @@ def _url(given: Any, field: str) -> str:
     """Return an address: OpenAI has an object with it, and some clients give the address itself."""
     url = given.get("url") if isinstance(given, dict) else given
     if not isinstance(url, str):
-        raise RequestRefused(f"{field} is {shown(given)}: give an object with a url")
+        raise RequestRefused(f"{field} is {seen(given)}: give an object with a url")
     return url

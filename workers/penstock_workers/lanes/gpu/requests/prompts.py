@@ -15,10 +15,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from penstock_producer.errors import seen
 from penstock_workers.errors import BadEngineSettings, PackageMissing
 from penstock_workers.lanes.gpu.engine.engines import RequestRefused
 from penstock_workers.lanes.gpu.requests.fields import check_tokens
-from penstock_workers.lanes.shown import shown
 
 EFFORT: Final = "reasoning_effort"
 
@@ -133,7 +133,7 @@ def messages_of(body: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]
     for place, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise RequestRefused(
-                f"messages[{place}] is {shown(message)}: give an object with a role and a content"
+                f"messages[{place}] is {seen(message)}: give an object with a role and a content"
             )
         yield place, message
 
@@ -152,7 +152,7 @@ def template_variables(body: Mapping[str, Any], template: str) -> dict[str, Any]
         return given
     if EFFORT not in template:
         raise RequestRefused(
-            f"{EFFORT} is {shown(effort)}, and this model's chat template does not read it: leave "
+            f"{EFFORT} is {seen(effort)}, and this model's chat template does not read it: leave "
             "it out, or give the variable that the template reads in chat_template_kwargs"
         )
     return {EFFORT: effort} | given
@@ -178,8 +178,8 @@ def parts_of(content: Any, place: int) -> list[Any]:
     Raises RequestRefused."""
     if isinstance(content, list):
         return content
-    seen = "null" if content is None else shown(content)
-    raise RequestRefused(f"messages[{place}].content is {seen}: give a text")
+    found = "null" if content is None else seen(content)
+    raise RequestRefused(f"messages[{place}].content is {found}: give a text")
 
 
 def text_of(part: Any, field: str) -> str:
@@ -189,11 +189,11 @@ def text_of(part: Any, field: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else part
     if kind != "text":
         raise RequestRefused(
-            f"{field} is {shown(kind)}, and this model takes text only: leave it out"
+            f"{field} is {seen(kind)}, and this model takes text only: leave it out"
         )
     text = part.get("text") if isinstance(part, dict) else part
     if not isinstance(text, str):
-        raise RequestRefused(f"{field}.text is {shown(text)}: give a text")
+        raise RequestRefused(f"{field}.text is {seen(text)}: give a text")
     return text
 
 

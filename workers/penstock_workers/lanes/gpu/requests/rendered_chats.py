@@ -13,6 +13,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Final
 
+from penstock_producer.errors import seen
 from penstock_workers.lanes.gpu.engine.engines import RequestRefused, upstream
 from penstock_workers.lanes.gpu.requests.media import Allowance, Media
 from penstock_workers.lanes.gpu.requests.prompts import (
@@ -21,7 +22,6 @@ from penstock_workers.lanes.gpu.requests.prompts import (
     parts_of,
     template_variables,
 )
-from penstock_workers.lanes.shown import shown
 
 # Of a message: what templates read besides its content. All else is left out.
 _KEPT: Final = ("name", "tool_calls", "tool_call_id", "reasoning")
@@ -95,7 +95,7 @@ class RenderedChats:
         (one,) = rendered
         if "prompt_token_ids" not in one:
             raise RequestRefused(
-                f"this model takes prompts of another kind ({shown(one.get('type'))}): use the "
+                f"this model takes prompts of another kind ({seen(one.get('type'))}): use the "
                 "sidecar"
             )
         token_ids = list(one["prompt_token_ids"])

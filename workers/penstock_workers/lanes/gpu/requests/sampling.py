@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from penstock_producer.errors import seen
 from penstock_workers.lanes.gpu.engine.engines import RequestRefused, upstream
-from penstock_workers.lanes.shown import shown
 
 # Passed to SamplingParams under the same name.
 _SAME = frozenset(
@@ -117,7 +117,7 @@ def asked_tokens(body: Mapping[str, Any]) -> int | None:
     if asked is None:
         return None
     if type(asked) is not int or asked < 1:
-        raise RequestRefused(f"{name} is {shown(asked)}: give an integer of at least 1")
+        raise RequestRefused(f"{name} is {seen(asked)}: give an integer of at least 1")
     return asked
 
 
@@ -142,7 +142,7 @@ def _constraint(body: Mapping[str, Any], schema: Mapping[str, Any] | None) -> di
         return direct
     wanted = body.get("response_format")
     if wanted is not None and not isinstance(wanted, dict):
-        raise RequestRefused(f"response_format is {shown(wanted)}: give an object with a type")
+        raise RequestRefused(f"response_format is {seen(wanted)}: give an object with a type")
     kind = None if wanted is None else wanted.get("type")
     match kind:
         case None if not wanted:
@@ -159,5 +159,5 @@ def _constraint(body: Mapping[str, Any], schema: Mapping[str, Any] | None) -> di
                 "response_format.json_schema.schema is missing: give the JSON schema there"
             )
     raise RequestRefused(
-        f"response_format {shown(kind)} is not one of text, json_object, json_schema"
+        f"response_format {seen(kind)} is not one of text, json_object, json_schema"
     )

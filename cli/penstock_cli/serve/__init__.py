@@ -1,1 +1,0 @@
-"""`penstock serve`: a private Batch API on one machine, everything embedded."""

@@ -1,1 +1,0 @@
-"""Operations on what was accepted, each written once for all doors."""
