@@ -17,6 +17,7 @@ from explore.virtual import Entered
 from penstock_ledger import keys
 from penstock_ledger.model import Job, JobState
 from penstock_producer.feed.feeder import Feeder
+from penstock_producer.feed.leased_feed import republish
 from penstock_producer.feed.queues import queue_name
 from penstock_workers.control.feeds import reconcile
 from penstock_workers.control.job.balance import Balance
@@ -51,7 +52,7 @@ def _rewound(balance: Balance, job: Job, found: int) -> Any:
     return _rewind(balance, job, found)
 
 
-_republish: Final = reconcile.republish
+_republish: Final = republish
 _rewind: Final = Balance._rewind
 _reconcile: Any = reconcile
 _balance: Any = Balance
