@@ -101,6 +101,7 @@ class Sent:
     heard: bool = False  # its answer came to a process that lived
     cost: int = 0
     batch: str = ""  # its tag
+    is_stray: bool = False  # of a batch that nobody reads
 
 
 class Answering(NamedTuple):

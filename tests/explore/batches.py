@@ -48,6 +48,7 @@ class Batch:
     """One batch at the provider."""
 
     tag: str
+    by: Process
     lines: list[tuple[str, Sent]]
     made_at: float
     ends_at: float
@@ -65,13 +66,9 @@ class Batches:
     odds: tuple[float, float, float] = (0.0, 0.0, 0.0)  # no answer, fails, expires; of a thousand
     hides: float = 0.0  # of a thousand looks: a 404; of readings of an output: its second half
     made: list[Batch] = field(default_factory=list)
-    # that a process made which had stood still meanwhile: it cancels them as soon as it knows
-    thawed: set[str] = field(default_factory=set)
 
     def make(self, new: NewBatch, process: Process) -> int:
         lines = []
-        if process.frozen_until and any(batch.tag == new.tag for batch in self.made):
-            self.thawed.add(new.tag)
         for text in new.path.read_bytes().splitlines():
             line = orjson.loads(text)
             prompt = line["body"]["messages"][-1]["content"]
@@ -83,11 +80,10 @@ class Batches:
                 batch=new.tag,
             )
             self.provider.sent.append(sent)
-            self.provider.again[prompt] += new.tag in self.thawed
             lines.append((line["custom_id"], sent))
         takes = self.world.choices.chance(f"batch {len(self.made)}").uniform(5.0, 40.0)
         now = self.world.now
-        self.made.append(Batch(new.tag, lines, now, now + takes, file_id=new.file_id))
+        self.made.append(Batch(new.tag, process, lines, now, now + takes, file_id=new.file_id))
         return len(self.made) - 1
 
     def seen(self, number: int) -> BatchSeen:

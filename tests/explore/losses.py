@@ -7,7 +7,7 @@ Likewise a message that somebody holds and that is recorded nowhere is found by 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from explore.actors import LANE, Provider, Worker
@@ -17,7 +17,6 @@ from explore.virtual import Entered
 from penstock_ledger import keys
 from penstock_ledger.model import Job, JobState
 from penstock_producer.feed.feeder import Feeder
-from penstock_producer.feed.leased_feed import republish
 from penstock_producer.feed.queues import queue_name
 from penstock_workers.control.feeds import reconcile
 from penstock_workers.control.job.balance import Balance
@@ -52,9 +51,9 @@ def _rewound(balance: Balance, job: Job, found: int) -> Any:
     return _rewind(balance, job, found)
 
 
-_republish: Final = republish
-_rewind: Final = Balance._rewind
 _reconcile: Any = reconcile
+_republish: Final[Callable[..., int]] = _reconcile.republish
+_rewind: Final = Balance._rewind
 _balance: Any = Balance
 _reconcile.republish, _balance._rewind = _republished, _rewound
 
