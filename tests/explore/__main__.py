@@ -116,5 +116,10 @@ if __name__ == "__main__":
     if os.environ.get("PYTHONHASHSEED") != "0":
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, "-m", "tests.explore", *sys.argv[1:]])
-    sys.path[:0] = [str(ROOT), *(str(ROOT / name) for name in PACKAGES), str(ROOT / "tests"), str(ROOT / "tests/harness")]
+    sys.path[:0] = [
+        str(ROOT),
+        *(str(ROOT / name) for name in PACKAGES),
+        str(ROOT / "tests"),
+        str(ROOT / "tests/harness"),
+    ]
     sys.exit(main(sys.argv[1:]))

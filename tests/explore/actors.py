@@ -11,7 +11,7 @@ import contextvars
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -101,6 +101,7 @@ class Sent:
     heard: bool = False  # its answer came to a process that lived
     cost: int = 0
     batch: str = ""  # its tag
+    is_stray: bool = False  # of a batch that nobody reads
 
 
 class Answering(NamedTuple):
@@ -220,7 +221,7 @@ class Apart:
         self._provider, self._process = provider, process
 
     @asynccontextmanager
-    async def place(self, attempt: Attempt) -> Any:
+    async def place(self, attempt: Attempt) -> AsyncIterator[None]:
         self._provider.suspected(attempt)
         yield
 
@@ -260,7 +261,9 @@ class Asked:
 class Worker(Process):
     """A worker process. It is the engine thread of its own hand-over."""
 
-    def __init__(self, world: World, name: str, settings: WorkerSettings, provider: Provider) -> None:
+    def __init__(
+        self, world: World, name: str, settings: WorkerSettings, provider: Provider
+    ) -> None:
         super().__init__(world, name)
         self._settings, self._provider = settings, provider
         self.leases = Leases()
@@ -269,9 +272,8 @@ class Worker(Process):
         self.claimed: Callable[[str, Worker], None] = lambda tag, worker: None
         self.let_go: Callable[[Sequence[str]], None] = lambda tags: None
         self.acks = Acks(self.leases, lambda tags: None, self._soon)
-        self.handover = HandOver(
-            self, self.acks, LateAcks(), EventSample(0.0), self._wake_hub  # type: ignore[arg-type]
-        )
+        thread: Any = self
+        self.handover = HandOver(thread, self.acks, LateAcks(), EventSample(0.0), self._wake_hub)
 
     def start(self) -> None:
         self.act("starts", self._start)
@@ -306,13 +308,16 @@ class Worker(Process):
 
     def _claim(self, keys: Any) -> None:
         """Claim for as long as it lives, as the channel does."""
-        script, client, queue = ClaimScript(), self._connect(), queue_name(LANE)
+        script, queue = ClaimScript(), queue_name(LANE)
+        client: Any = self._connect()
         most = self._settings.concurrency * self._settings.prefetch_multiplier
         while True:
             room = min(BULK_MAX, most - len(self.leases))
             if room > 0:
                 try:
-                    reply = client.execute_command(*script.command(keys, [(queue, queue)], (), room))
+                    reply = client.execute_command(
+                        *script.command(keys, [(queue, queue)], (), room)
+                    )
                 except NoScriptError:
                     script.forget()
                     continue

@@ -48,6 +48,7 @@ class Batch:
     """One batch at the provider."""
 
     tag: str
+    by: Process
     lines: list[tuple[str, Sent]]
     made_at: float
     ends_at: float
@@ -71,12 +72,18 @@ class Batches:
         for text in new.path.read_bytes().splitlines():
             line = orjson.loads(text)
             prompt = line["body"]["messages"][-1]["content"]
-            sent = Sent(prompt, process, self.world.now, cost=round(cost_of(prompt) * DISCOUNT), batch=new.tag)
+            sent = Sent(
+                prompt,
+                process,
+                self.world.now,
+                cost=round(cost_of(prompt) * DISCOUNT),
+                batch=new.tag,
+            )
             self.provider.sent.append(sent)
             lines.append((line["custom_id"], sent))
         takes = self.world.choices.chance(f"batch {len(self.made)}").uniform(5.0, 40.0)
         now = self.world.now
-        self.made.append(Batch(new.tag, lines, now, now + takes, file_id=new.file_id))
+        self.made.append(Batch(new.tag, process, lines, now, now + takes, file_id=new.file_id))
         return len(self.made) - 1
 
     def seen(self, number: int) -> BatchSeen:
@@ -230,9 +237,7 @@ class NoControl:
 class BatchWorker(Process):
     """A worker of the `batch` lane."""
 
-    def __init__(
-        self, world: World, name: str, settings: WorkerSettings, batches: Batches
-    ) -> None:
+    def __init__(self, world: World, name: str, settings: WorkerSettings, batches: Batches) -> None:
         super().__init__(world, name)
         folder = Path(settings.database_url.removeprefix("sqlite:///")).parent / "packed" / name
         of_batch = settings.batch.model_copy(update={"folder": folder})

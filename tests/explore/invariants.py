@@ -105,7 +105,10 @@ class Invariants:
                 raise Violation(G2, f"{key} was {'lost' if key not in seen else 'changed'}")
         self._outcomes = seen
         for job_id, state, total in self._sql.execute("SELECT job_id, state, total FROM jobs"):
-            if keys[job_id] not in self.purged and state in (JobState.COMPLETED, JobState.CANCELLED):
+            if keys[job_id] not in self.purged and state in (
+                JobState.COMPLETED,
+                JobState.CANCELLED,
+            ):
                 visible = len({key[2] for key in seen if key[0] == job_id})
                 if visible != total:
                     raise Violation(G1, f"{job_id} is {state} with {visible} of {total} documents")
@@ -118,10 +121,15 @@ class Invariants:
             if fence < self._fences.get(feed, 0):
                 raise Violation(LEADER, f"the fence of {feed} went back to {fence}")
             moved = cursor != self._cursors.get(feed, cursor)
-            if moved and cursor not in ("", "{}") and owner not in (
-                process.name,
-                f"{process.name}-batch",
-                None,
+            if (
+                moved
+                and cursor not in ("", "{}")
+                and owner
+                not in (
+                    process.name,
+                    f"{process.name}-batch",
+                    None,
+                )
             ):
                 raise Violation(LEADER, f"{process.name} moved {feed}, which {owner} leads")
             self._fences[feed], self._cursors[feed] = fence, cursor
@@ -211,8 +219,8 @@ class Invariants:
         for job_id, key in self._jobs().items():
             if key not in self.purged:
                 self._look_at_end(job_id, documents[key])
-        self._look_at_calls()
         self._look_at_batches()
+        self._look_at_calls()
         self._look_at_money()
         self._look_at_plans()
         self._look_at_purged()
@@ -232,22 +240,42 @@ class Invariants:
     def _look_at_calls(self) -> None:
         asked = Counter(one.document for one in self._provider.sent)
         for document, calls in asked.items():
-            allowed = max(1, self._generations[document]) + self._provider.again[document] + self._causes[document]
+            allowed = (
+                max(1, self._generations[document])
+                + self._provider.again[document]
+                + self._causes[document]
+            )
             if calls > allowed:
                 raise Violation(
-                    G3, f"{document} was asked about {calls} times, and there are causes for {allowed}"
+                    G3,
+                    f"{document} was asked about {calls} times, and there are causes for {allowed}",
                 )
 
     def _look_at_batches(self) -> None:
-        """See that each batch of the provider is known, and settled."""
-        known = dict(self._sql.execute("SELECT tag, state FROM provider_batches"))
-        for tag, times in Counter(batch.tag for batch in self._batches.made).items():
-            if times > 1:
-                raise Violation(ORPHAN, f"batch {tag} was created {times} times")
+        """See that each batch of the provider is known and settled, or cancelled as a stray.
+
+        A process that was frozen as it created a batch may find that another has done it since; it
+        cancels its own, unless it dies over that, or leaves it to whoever leads the batch by now,
+        whose provider may not list it yet. So much is paid twice for a lease that was lost.
+        """
+        known = {
+            tag: (state, remote_id)
+            for tag, state, remote_id in self._sql.execute(
+                "SELECT tag, state, remote_id FROM provider_batches"
+            )
+        }
         for number, batch in enumerate(self._batches.made):
-            if known.get(batch.tag) != "settled" and not self.purged:
-                raise Violation(ORPHAN, f"batch {batch.tag} is {known.get(batch.tag)}")
+            state, remote_id = known.get(batch.tag, (None, None))
             self._batches.bill(number)
+            if remote_id == str(number):
+                if state != "settled":
+                    raise Violation(ORPHAN, f"batch {batch.tag} is {state}")
+            elif batch.cancelled_at is not None or batch.by.is_dead or batch.by.frozen_until:
+                for _, sent in batch.lines:
+                    self._causes[sent.document] += 1
+                    sent.is_stray = True
+            elif not self.purged:
+                raise Violation(ORPHAN, f"nobody knows batch {number} of {batch.tag}")
 
     def _look_at_money(self) -> None:
         """See that what was heard by a process that did not die with it is booked.
@@ -264,7 +292,8 @@ class Invariants:
             least = sum(
                 one.cost
                 for one in sent
-                if (one.billed if one.batch else one.heard and not one.by.is_dead)
+                if not one.is_stray
+                and (one.billed if one.batch else one.heard and not one.by.is_dead)
             )
             if sum_of < least:
                 raise Violation(MONEY, f"{name} has booked {sum_of} of {least} that were answered")

@@ -156,6 +156,7 @@ class Actor:
         self.process, self.what = process, what
         self.call = Call("", f"{what} begins", may_fail=False)
         self.in_transaction = False
+        self.woken = False  # by what it waited for
         self._work = work
         self._greenlet: Any = greenlet.greenlet(self._main)
         context = contextvars.copy_context()
@@ -421,9 +422,7 @@ class World:
             self.now += timeout
             return
         weights = [8.0, 4.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0][: min(len(awake), PICKED_AMONG)]
-        picked = awake[
-            0 if len(awake) == 1 else self.choices.choose(f"pick {self.steps}", weights)
-        ]
+        picked = awake[0 if len(awake) == 1 else self.choices.choose(f"pick {self.steps}", weights)]
         self.ready.remove(picked)
         self._let_go_on(picked)
 
