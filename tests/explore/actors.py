@@ -101,7 +101,7 @@ class Sent:
     heard: bool = False  # its answer came to a process that lived
     cost: int = 0
     batch: str = ""  # its tag
-    is_stray: bool = False  # of a batch that nobody reads
+    is_stray: bool = False  # of a batch that no process reads
 
 
 class Answering(NamedTuple):
@@ -417,7 +417,7 @@ class Desk(NamedTuple):
 
 
 class Person(Process):
-    """Somebody who submits jobs and does things to them, and tries again where that fails."""
+    """A person, who submits jobs and does things to them, and tries again where that fails."""
 
     def __init__(self, world: World, name: str, settings: WorkerSettings) -> None:
         super().__init__(world, name)

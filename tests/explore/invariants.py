@@ -63,7 +63,7 @@ class Invariants:
         self._cursors: dict[tuple[str, int], str] = {}
         self._accounts: dict[str, int] = {}
         self._held: Counter[str] = Counter()  # by documents: how often who held one has died
-        self._lost_starts = 0  # counted, and nobody has heard of it
+        self._lost_starts = 0  # counted, and no process has heard of it
         self._causes: Counter[str] = Counter()  # for another call, by document
         self._generations: Counter[str] = Counter()  # in which a document had an outcome
         self.purged: set[str] = set()  # keys of jobs that may be gone

@@ -1,8 +1,8 @@
-"""What must not be needed while Redis keeps its data, since the product mends it in silence.
+"""What must not be needed while Redis keeps its data, since the product repairs it in silence.
 
 A lost message costs two rounds of reconciling, and a lost document a reading of the whole source:
 then every document has its outcome in the end, and no other invariant sees that work did not go on.
-Likewise a message that somebody holds and that is recorded nowhere is found by reconciling only.
+Likewise a message that is held and that is recorded nowhere is found by reconciling only.
 """
 
 from __future__ import annotations

@@ -302,7 +302,7 @@ class Scenario:
         return self.invariants.all_over()
 
     def _make_peace(self) -> None:
-        """Let nothing fail any more, and somebody be there to go on."""
+        """Let nothing fail any more, and let a process be there to go on."""
         world = self.world
         world.is_peaceful = True
         world.note("world", "peace")

@@ -355,7 +355,7 @@ class Odds:
     lost: float = 0.0
     dies_before: float = 0.0
     dies_after: float = 0.0
-    time_passes: float = 0.0  # though somebody could go on
+    time_passes: float = 0.0  # though an actor could go on
 
     def weights(self, call: Call) -> list[float]:
         some = [self.refused, self.lost, self.dies_before, self.dies_after]
