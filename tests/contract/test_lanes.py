@@ -54,7 +54,7 @@ MAY_NAME_LANES = {
         "OpenAI's word for the purpose of a file, and the kind of an id"
     ),
     "gateway/penstock_gateway/files/form.py": "as above",
-    "gateway/penstock_gateway/ids.py": "as above",
+    "gateway/penstock_gateway/middleware.py": "as above",
     "gateway/penstock_gateway/jobs/schemas.py": "the examples of the OpenAPI document",
 }
 OUTSIDE = "simulate"  # it knows nothing of lanes: `batch` is a word of OpenAI's there
