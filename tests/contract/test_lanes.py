@@ -50,7 +50,7 @@ MAY_NAME_LANES = {
     "cli/penstock_cli/commands/run.py": "as above",
     "cli/penstock_cli/commands/plan.py": "as above",
     "penstock/calls.py": "the option api, which is about a provider's API",
-    "gateway/penstock_gateway/batches/calls.py": (
+    "gateway/penstock_gateway/batches/routes.py": (
         "OpenAI's word for the purpose of a file, and the kind of an id"
     ),
     "gateway/penstock_gateway/files/form.py": "as above",

@@ -539,9 +539,9 @@ def WebhookStore__forget_before(db: Database) -> Call:
 # What the second call answers, where that is not what the first would have said, and who takes it
 # for what it is.
 SAYS_IT_IS_DONE: dict[str, object] = {
-    # operations/jobs.py looks at the state; the control loop looks at live jobs again
+    # operations.py looks at the state; the control loop looks at live jobs again
     "JobStore.set_state": False,
-    # the digest is another: operations/jobs.py says that the job has changed meanwhile, and the
+    # the digest is another: operations.py says that the job has changed meanwhile, and the
     # same limit given to the job as it is now changes nothing
     "JobStore.amend": False,
     # of the dead letters none is visible any more; test_replays_asked_again
