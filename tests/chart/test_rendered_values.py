@@ -470,3 +470,33 @@ def test_one_pod_of_the_http_doors_may_be_evicted(render: Render) -> None:
         one["kind"] for one in release.manifests if one["metadata"]["name"].endswith("-gateway")
     }
     assert kinds == {"Deployment", "Service", "NetworkPolicy"}
+
+
+def test_helm_test_reaches_what_the_fleet_reaches(render: Render) -> None:
+    """Credentials of buckets come to control pods by variables as well as by the service account:
+    the check has all that the first control pool has."""
+    key = {
+        "name": "AWS_SECRET_ACCESS_KEY",
+        "valueFrom": {"secretKeyRef": {"name": "s3", "key": "k"}},
+    }
+    own = {
+        "env": {"AWS_REGION": "eu-1"},
+        "extraEnv": [key],
+        "envFrom": [{"secretRef": {"name": "bucket"}}],
+        "settings": {"s3_endpoint_url": "http://minio:9000"},
+    }
+    pools = {"control": own, "other": {"kind": "control", "env": {"OTHER": "1"}}}
+    (checked,) = pod_spec(render("minimal", {"workerPools": pools}).one("Pod"))["containers"]
+    assert key in checked["env"]
+    names = [one["name"] for one in checked["env"]]
+    assert {"AWS_REGION", "PENSTOCK_S3_ENDPOINT_URL"} <= set(names)
+    assert "OTHER" not in names
+    assert len(set(names)) == len(names)
+    assert checked["envFrom"] == own["envFrom"]
+
+
+def test_helm_test_needs_no_control_pool(render: Render) -> None:
+    """A fleet whose workers feed has none."""
+    release = render("minimal", {"workerPools": {"control": {"enabled": False}}})
+    (checked,) = pod_spec(release.one("Pod"))["containers"]
+    assert "envFrom" not in checked

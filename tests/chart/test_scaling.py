@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 from chart.conftest import CHART, Render
-from chart.pods import worker_env
+from chart.helm_library import Refused, Release
+from chart.pods import pool, worker_env
 
 from penstock_ledger import keys
 from penstock_producer.feed.queues import queue_name
@@ -191,11 +194,69 @@ def test_a_fresh_install_starts_at_the_minimum(render: Render) -> None:
     }
 
 
-def test_the_live_number_is_asked_for_at_an_upgrade() -> None:
-    """Offline `lookup` finds nothing, so all that can be held here is that the live Deployment is
-    asked for."""
-    text = (CHART / "templates" / "workers" / "_replicas.tpl").read_text()
-    assert 'lookup "apps/v1" "Deployment"' in text
+LOOKUP = 'lookup "apps/v1" "Deployment" .root.Release.Namespace .pool.fullname'
+TEMPLATE = {"f:template": {}}
+HELM_4 = {"manager": "helm", "operation": "Apply", "fieldsV1": {"f:spec": TEMPLATE}}
+HELM_3 = {"manager": "helm", "operation": "Update", "fieldsV1": {"f:spec": TEMPLATE}}
+SCALED = {
+    "manager": "keda-operator",
+    "operation": "Update",
+    "subresource": "scale",
+    "fieldsV1": {"f:spec": {"f:replicas": {}}},
+}
+
+
+@pytest.fixture
+def upgrade(render: Render, tmp_path: Path) -> Callable[..., Release]:
+    """Rendered as in a cluster where the Deployment of the pool `api` has so many pods, by these
+    managers: what `lookup` finds there stands in a copy of the chart in its place."""
+
+    def of(replicas: int, managers: list[Any], changes: dict[str, Any] | None = None) -> Release:
+        live = {"metadata": {"managedFields": managers}, "spec": {"replicas": replicas}}
+        its = '(eq .pool.fullname "fleet-penstock-api")'
+        found = f"ternary (fromJson `{json.dumps(live)}`) dict {its}"
+        chart = tmp_path / f"chart-{len(list(tmp_path.iterdir()))}"
+        shutil.copytree(CHART, chart)
+        template = chart / "templates" / "workers" / "_replicas.tpl"
+        text = template.read_text()
+        assert text.count(LOOKUP) == 1
+        template.write_text(text.replace(LOOKUP, found))
+        return render("karpenter", changes, chart)
+
+    return of
+
+
+def _replicas(release: Release, name: str = "api") -> int | None:
+    found: int | None = pool(release, name)["spec"].get("replicas")
+    return found
+
+
+def test_an_upgrade_leaves_a_number_alone_that_the_server_would_refuse(
+    upgrade: Callable[..., Release],
+) -> None:
+    """Helm 4 applies on the server, where the number is KEDA's once it has scaled: an upgrade while
+    it scales is no conflict. Until then, and under Helm 3, which would drop a number that is no
+    longer said, the live one is said."""
+    assert _replicas(upgrade(3, [HELM_4, SCALED])) is None
+    assert _replicas(upgrade(0, [HELM_4])) == 0
+    assert _replicas(upgrade(3, [HELM_4])) == 3
+    assert _replicas(upgrade(3, [HELM_3, SCALED])) == 3
+
+
+def test_keda_is_switched_off_whole_or_not_at_all(upgrade: Callable[..., Release]) -> None:
+    """Where the server would refuse the pool's number half way through, nothing is applied, and
+    what makes it right is named; with that done it is said."""
+    off = {"keda": {"enabled": False}, "workerPools": {"api": {"replicas": 2}}}
+    with pytest.raises(Refused) as refused:
+        upgrade(5, [HELM_4, SCALED], off)
+    for words in (
+        "has 5 pods",
+        "`kubectl -n penstock delete scaledobject fleet-penstock-api --ignore-not-found`",
+        "`kubectl -n penstock scale deployment fleet-penstock-api --replicas=2`",
+    ):
+        assert words in str(refused.value)
+    assert _replicas(upgrade(2, [HELM_4, SCALED], off)) == 2
+    assert _replicas(upgrade(5, [HELM_3, SCALED], off)) == 2
 
 
 def test_keda_gets_what_it_needs_from_the_secret(render: Render) -> None:

@@ -164,10 +164,15 @@ def test_budgets_hold_no_eviction_within_a_notice(render: Render) -> None:
     assert all(budget["spec"]["maxUnavailable"] == 1 for budget in budgets.values())
 
 
-def test_zones_are_spread_over_as_far_as_possible(render: Render) -> None:
-    """Spot capacity comes and goes by zone, so spreading never keeps a pod from running."""
-    (spread,) = pod_spec(pool(render("eks"), "api"))["topologySpreadConstraints"]
-    assert spread["whenUnsatisfiable"] == "ScheduleAnyway"
+def test_zones_and_nodes_are_spread_over_as_far_as_possible(render: Render) -> None:
+    """Spot capacity comes and goes by zone, and a node takes all its pods along; spreading never
+    keeps a pod from running."""
+    spreads = pod_spec(pool(render("eks"), "api"))["topologySpreadConstraints"]
+    assert [spread["topologyKey"] for spread in spreads] == [
+        "topology.kubernetes.io/zone",
+        "kubernetes.io/hostname",
+    ]
+    assert {spread["whenUnsatisfiable"] for spread in spreads} == {"ScheduleAnyway"}
 
 
 def test_no_worker_sleeps_before_it_drains(render: Render) -> None:

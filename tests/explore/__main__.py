@@ -21,15 +21,15 @@ def main(arguments: list[str]) -> int:
     """Run the seeds that are asked for; return 1 where one has failed."""
     asked = _asked(arguments)
     first, last = _range(asked.seeds)
-    from tests.explore import virtual
+    from explore import virtual
 
     virtual.install()
     import redis
     from servers import RedisServer
 
-    from tests.explore.history import shrunk, table
-    from tests.explore.scenarios import Ground, play
-    from tests.explore.seams import RedisOfWorld, Seams
+    from explore.history import kept, shrunk, table
+    from explore.scenarios import Ground, play
+    from explore.seams import RedisOfWorld, Seams
 
     if asked.log:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
@@ -47,8 +47,13 @@ def main(arguments: list[str]) -> int:
         ground = Ground(server, redis_server.url, folder)
         gc.freeze()
         gc.disable()  # when it runs would be a part of a history
-        for seed in range(first, last + 1):
-            run = play(ground, seed)
+        seeds_asked: list[tuple[int, frozenset[str] | None]] = [
+            (seed, None) for seed in range(first, last + 1)
+        ]
+        if asked.kept:
+            seeds_asked = [(one["seed"], frozenset(one["choices"])) for one in kept()]
+        for seed, choices in seeds_asked:
+            run = play(ground, seed, choices)
             if seed % 20 == 0:
                 gc.collect()
             seeds, steps, seconds = seeds + 1, steps + run.steps, seconds + run.seconds
@@ -83,6 +88,7 @@ def main(arguments: list[str]) -> int:
 def _asked(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.explore", description=__doc__)
     parser.add_argument("--seeds", default="200", help="how many, or FIRST:LAST")
+    parser.add_argument("--kept", action="store_true", help="play what is kept of failures")
     parser.add_argument("--stop-at-first-failure", action="store_true")
     parser.add_argument("--json", action="store_true", help="print one object with the figures")
     parser.add_argument("--log", action="store_true", help="show what the product logs")
@@ -102,7 +108,7 @@ def _in_words(figures: dict[str, object]) -> str:
 
 def _memory() -> str | None:
     """Return a folder in memory, where there is one: worlds commit thousands of times."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 if __name__ == "__main__":
@@ -110,5 +116,5 @@ if __name__ == "__main__":
     if os.environ.get("PYTHONHASHSEED") != "0":
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, "-m", "tests.explore", *sys.argv[1:]])
-    sys.path[:0] = [str(ROOT), *(str(ROOT / name) for name in PACKAGES), str(ROOT / "tests/harness")]
+    sys.path[:0] = [str(ROOT), *(str(ROOT / name) for name in PACKAGES), str(ROOT / "tests"), str(ROOT / "tests/harness")]
     sys.exit(main(sys.argv[1:]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -21,6 +22,8 @@ import orjson
 import redis
 from redis.exceptions import NoScriptError
 
+from explore.scheduler import PROCESS, Process, World
+from explore.virtual import Threading
 from penstock_ledger import (
     REDIS_TIMEOUT_S,
     JobNotFound,
@@ -45,15 +48,13 @@ from penstock_workers.broker.lease_scripts import ClaimScript, lane_keys
 from penstock_workers.broker.leases import BROKER_ERRORS, BrokerAction, Leases
 from penstock_workers.broker.messages import Message, payload_of
 from penstock_workers.settings import WorkerSettings
-from tests.explore.scheduler import PROCESS, Process, World
-from tests.explore.virtual import Threading
 
 LANE: Final = "api"
 CLAIMS_EVERY_S: Final = 5.0  # while there is nothing in the queue
 TOKENS_IN, TOKENS_OUT = 2, 5
 USD_PER_MTOK_IN, USD_PER_MTOK_OUT = 100.0, 200.0
 COST: Final = round(TOKENS_IN * USD_PER_MTOK_IN + TOKENS_OUT * USD_PER_MTOK_OUT)
-"""Of one answer, in millionths of a dollar."""
+"""Of one answer at most, in millionths of a dollar."""
 
 
 def _named() -> str:
@@ -125,11 +126,12 @@ class Provider:
     sent: list[Sent] = field(default_factory=list)
     again: Counter[str] = field(default_factory=Counter)  # answers after which it is asked again
     poison: set[str] = field(default_factory=set)  # documents whose request ends the worker
+    suspected: Callable[[Attempt], None] = lambda attempt: None
 
     async def ask(self, request: Request, process: Process, *, alone: bool = False) -> Tried:
         """Answer one request."""
         world, prompt = self.world, orjson.loads(request.body)["messages"][-1]["content"]
-        sent = Sent(prompt, process, world.now, cost=COST)
+        sent = Sent(prompt, process, world.now, cost=cost_of(prompt))
         self.sent.append(sent)
         name = f"answer {prompt} {sum(one.document == prompt for one in self.sent)}"
         odds = self.answering
@@ -160,14 +162,23 @@ class Provider:
         sent.heard = True
         if happens == 6:
             self.again[prompt] += 1
-        words = None if happens == 6 else f"about {prompt}"
-        return Answer(200, {}, answer_about(words), round(took * 1000))
+        return Answer(200, {}, answer_about(prompt, empty=happens == 6), round(took * 1000))
 
 
-def answer_about(words: str | None) -> bytes:
+def answer_about(prompt: str, *, empty: bool = False) -> bytes:
+    words = None if empty else f"about {prompt}"
     choice = {"message": {"role": "assistant", "content": words}, "finish_reason": "stop"}
-    usage = {"prompt_tokens": TOKENS_IN, "completion_tokens": TOKENS_OUT}
+    usage = {"prompt_tokens": TOKENS_IN, "completion_tokens": _tokens_about(prompt)}
     return orjson.dumps({"model": "m", "choices": [choice], "usage": usage})
+
+
+def cost_of(prompt: str) -> int:
+    """Return what an answer costs, in millionths of a dollar: some less than ``COST``."""
+    return round(TOKENS_IN * USD_PER_MTOK_IN + _tokens_about(prompt) * USD_PER_MTOK_OUT)
+
+
+def _tokens_about(prompt: str) -> int:
+    return 1 + zlib.crc32(prompt.encode()) % TOKENS_OUT
 
 
 def outside() -> Any:
@@ -210,6 +221,7 @@ class Apart:
 
     @asynccontextmanager
     async def place(self, attempt: Attempt) -> Any:
+        self._provider.suspected(attempt)
         yield
 
     async def infer(self, attempt: Attempt, prepared: Prepared, turn: Turn) -> Tried:
@@ -268,7 +280,7 @@ class Worker(Process):
         self.loop.call_soon(self._start_engine)
 
     def _start_engine(self) -> None:
-        self.loop.create_task(self._begin())
+        self.loop.create_task(self._begin()).add_done_callback(self.world.loop.see)
 
     async def _begin(self) -> None:
         lane = AskingLane(self._provider, self)

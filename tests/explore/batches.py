@@ -15,6 +15,9 @@ from typing import Any, Final
 
 import orjson
 
+from explore.actors import Provider, Sent, answer_about, cost_of, outside
+from explore.scheduler import FATES, Call, Fate, Process, World
+from penstock_ledger import DatabaseUnavailable
 from penstock_workers.lanes.batch import engine as engine_module
 from penstock_workers.lanes.batch import leader, led_batch, watching
 from penstock_workers.lanes.batch.apis import provider as apis
@@ -28,11 +31,8 @@ from penstock_workers.lanes.batch.apis.provider import (
 from penstock_workers.lanes.batch.engine import BatchEngine
 from penstock_workers.lanes.batch.records import NoQueue
 from penstock_workers.settings import WorkerSettings
-from tests.explore.actors import COST, Provider, Sent, answer_about, outside
-from tests.explore.scheduler import FATES, Call, Fate, Process, World
 
 DISCOUNT: Final = 0.5
-BATCH_COST: Final = round(COST * DISCOUNT)
 LISTED_AFTER_S: Final = 20.0  # a batch is in the provider's list this long after it was created
 PER_BATCH: Final = 3
 
@@ -63,6 +63,7 @@ class Batches:
     world: World
     provider: Provider
     odds: tuple[float, float, float] = (0.0, 0.0, 0.0)  # no answer, fails, expires; of a thousand
+    hides: float = 0.0  # of a thousand looks: a 404; of readings of an output: its second half
     made: list[Batch] = field(default_factory=list)
 
     def make(self, new: NewBatch, process: Process) -> int:
@@ -70,7 +71,7 @@ class Batches:
         for text in new.path.read_bytes().splitlines():
             line = orjson.loads(text)
             prompt = line["body"]["messages"][-1]["content"]
-            sent = Sent(prompt, process, self.world.now, cost=BATCH_COST, batch=new.tag)
+            sent = Sent(prompt, process, self.world.now, cost=round(cost_of(prompt) * DISCOUNT), batch=new.tag)
             self.provider.sent.append(sent)
             lines.append((line["custom_id"], sent))
         takes = self.world.choices.chance(f"batch {len(self.made)}").uniform(5.0, 40.0)
@@ -142,17 +143,19 @@ class BatchApi:
 
     async def look(self, batch_id: str) -> BatchSeen:
         async with self._call("look"):
+            if self._hides("look"):
+                raise apis.BatchGone(404, "not_found", "no such batch")
             return self._batches.seen(int(batch_id))
 
     async def answers(self, seen: BatchSeen) -> AsyncIterator[BatchAnswer | UnreadableLine]:
         batch = self._batches.made[int(seen.batch_id)]
         async with self._call("answers"):
-            pass
-        for custom_id, sent in batch.lines:
+            shown = len(batch.lines) // 2 if self._hides("output") else len(batch.lines)
+        for custom_id, sent in batch.lines[:shown]:
             comes_to = self._batches.comes_to(batch, custom_id)
             if comes_to == 0:
                 sent.heard = True
-                yield BatchAnswer(custom_id, 200, answer_about(f"about {sent.document}"), "req")
+                yield BatchAnswer(custom_id, 200, answer_about(sent.document), "req")
                 continue
             if not sent.heard:
                 self._batches.provider.again[sent.document] += 1
@@ -176,6 +179,17 @@ class BatchApi:
 
     async def close(self) -> None:
         """Close nothing."""
+
+    def _hides(self, what: str) -> bool:
+        """Return whether the provider does not show for a moment what it has."""
+        world, hides = self._world, self._batches.hides
+        if world.is_peaceful or not hides:
+            return False
+        name = f"{self._process.name} {self._process.calls} {what}"
+        if not world.choices.choose(name, [1000.0 - hides, hides]):
+            return False
+        world.fault("hides", "provider", what)
+        return True
 
     @contextlib.asynccontextmanager
     async def _call(self, what: str) -> AsyncIterator[None]:
@@ -229,7 +243,7 @@ class BatchWorker(Process):
         self.act("starts", lambda: self.world.loop.call_soon(self._begin))
 
     def _begin(self) -> None:
-        self.world.loop.create_task(self._run())
+        self.world.loop.create_task(self._run()).add_done_callback(self.world.loop.see)
 
     async def _run(self) -> None:
         of_engine: Any = engine_module
@@ -240,5 +254,5 @@ class BatchWorker(Process):
         of_engine.open_batches = before
         try:
             await engine.start(NoQueue())
-        except Exception:  # as it starts: its supervisor starts another one
+        except DatabaseUnavailable:  # as it starts: its supervisor starts another one
             self.world.loop.call_soon(self.world.kill, self, context=outside())

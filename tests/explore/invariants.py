@@ -10,13 +10,14 @@ import hashlib
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from explore.actors import Provider, Worker
+from explore.batches import Batches
+from explore.scheduler import Actor, Call, Fate, Process, Violation, World
 from penstock_ledger.model import JobState
-from tests.explore.actors import Provider, Worker
-from tests.explore.batches import Batches
-from tests.explore.scheduler import Actor, Call, Fate, Process, Violation, World
+from penstock_workers.item.attempt import Attempt
 
 G1: Final = "G1: each document has one visible outcome"
 G2: Final = "G2: an outcome never changes"
@@ -27,6 +28,8 @@ GROWS: Final = "money only grows"
 BUDGET: Final = "no budget is passed"
 ORPHAN: Final = "no batch is orphaned"
 PLANNED: Final = "a planned time starts one job"
+PURGED: Final = "nothing is left of a job that was purged"
+CAUSE: Final = "no item is suspected without a cause"
 LEADER: Final = "only the leader of a feed moves its cursor"
 
 SCHEDULED: Final = "nightly"
@@ -59,10 +62,14 @@ class Invariants:
         self._fences: dict[tuple[str, int], int] = {}
         self._cursors: dict[tuple[str, int], str] = {}
         self._accounts: dict[str, int] = {}
+        self._held: Counter[str] = Counter()  # by documents: how often who held one has died
+        self._lost_starts = 0  # counted, and nobody has heard of it
         self._causes: Counter[str] = Counter()  # for another call, by document
         self._generations: Counter[str] = Counter()  # in which a document had an outcome
         self.purged: set[str] = set()  # keys of jobs that may be gone
         self.budgets: dict[str, int] = {}  # by key of job, the largest that it was given
+        self.keys_of: Callable[[str], set[str]] = lambda job_id: set()  # that Redis has
+        self.left: dict[str, set[str]] = {}  # keys of jobs just after their purge
         self._keys: dict[str, str] = {}  # of jobs, by their ids
 
     def close(self) -> None:
@@ -72,6 +79,8 @@ class Invariants:
 
     def after_step(self, actor: Actor, call: Call, fate: Fate) -> None:
         """Look at what a write has changed."""
+        if call.what == "ItemScripts.begin" and fate is Fate.LOST:
+            self._lost_starts += 1
         if call.store != "sql" or not call.what.endswith("writes") or fate is Fate.REFUSED:
             return
         try:
@@ -144,6 +153,19 @@ class Invariants:
         """Note the calls that a dying process has made, and whose outcome is not in SQL."""
         for document in self._open_calls(process):
             self._causes[document] += 1
+        if isinstance(process, Worker):
+            self._held.update(map(self._document, process.leases.tags()))
+
+    def suspected(self, attempt: Attempt) -> None:
+        """See that an item which is tried apart was in flight when something died or hung.
+
+        Whose start may have been counted twice, since its answer was lost, counts as such."""
+        document = f"{self._jobs().get(attempt.key.job_id)}-{attempt.key.doc_id}"
+        causes = self._causes[document] + self._held[document] + self._lost_starts
+        if causes < attempt.crashes:
+            self._world.violation = self._world.violation or Violation(
+                CAUSE, f"{document} is tried apart for {attempt.crashes} crashes"
+            )
 
     def claimed(self, tag: str, worker: Worker) -> None:
         """Note that a message is claimed which another process that lives holds, too."""
@@ -153,18 +175,21 @@ class Invariants:
 
     def let_go(self, tags: Sequence[str]) -> None:
         """Note that a process stops working on messages whose leases it has lost."""
-        for job_id, _, doc_id in (tag.partition(":") for tag in tags):
-            self._causes[f"{self._jobs().get(job_id)}-{doc_id.partition('~')[0]}"] += 1
+        self._causes.update(map(self._document, tags))
+
+    def _document(self, tag: str) -> str:
+        job_id, _, doc_id = tag.partition(":")
+        return f"{self._jobs().get(job_id)}-{doc_id.partition('~')[0]}"
 
     def _open_calls(self, process: Process) -> list[str]:
-        ended = self._ended()
+        ended = self.ended()
         return [
             one.document
             for one in self._provider.sent
             if one.by is process and one.document not in ended
         ]
 
-    def _ended(self) -> set[str]:
+    def ended(self) -> set[str]:
         keys = self._jobs()
         return {
             f"{keys[job_id]}-{doc_id}"
@@ -190,6 +215,7 @@ class Invariants:
         self._look_at_batches()
         self._look_at_money()
         self._look_at_plans()
+        self._look_at_purged()
 
     def _look_at_end(self, job_id: str, number: int) -> None:
         visible: Counter[str] = Counter()
@@ -256,6 +282,16 @@ class Invariants:
         ).fetchall()
         if jobs:
             raise Violation(PLANNED, f"{jobs} were started for no time")
+
+    def _look_at_purged(self) -> None:
+        """See that nothing has come back of a job that was purged, but for its account."""
+        there = {job_id for (job_id,) in self._sql.execute("SELECT job_id FROM jobs")}
+        for job_id in self._jobs().keys() - there:
+            for table in ("outcomes", "feeds", "tallies", "paid_beside", "batch_remainders"):
+                if self.look(f"SELECT 1 FROM {table} WHERE job_id = ?", job_id):
+                    raise Violation(PURGED, f"{job_id} was purged and is in {table}")
+            if job_id in self.left and (new := self.keys_of(job_id) - self.left[job_id]):
+                raise Violation(PURGED, f"{job_id} was purged and has {', '.join(sorted(new))}")
 
     def look(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         return self._sql.execute(query, values).fetchall()

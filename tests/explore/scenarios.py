@@ -16,10 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from penstock_ledger import ScheduleExists, ScheduleNotFound, open_database
-from penstock_workers.settings import WorkerSettings
-from tests.explore import virtual
-from tests.explore.actors import (
+from explore import virtual
+from explore.actors import (
     COST,
     TOKENS_OUT,
     USD_PER_MTOK_IN,
@@ -32,10 +30,23 @@ from tests.explore.actors import (
     Worker,
     write_source,
 )
-from tests.explore.batches import DISCOUNT, Batches, BatchWorker
-from tests.explore.invariants import G4, SCHEDULED, Invariants
-from tests.explore.scheduler import Choices, Event, Odds, Process, Violation, World
-from tests.explore.seams import RedisOfWorld, end_connections
+from explore.batches import DISCOUNT, Batches, BatchWorker
+from explore.invariants import G4, SCHEDULED, Invariants
+from explore.losses import LOSES, Holdings
+from explore.scheduler import (
+    Actor,
+    Call,
+    Choices,
+    Event,
+    Fate,
+    Odds,
+    Process,
+    Violation,
+    World,
+)
+from explore.seams import RedisOfWorld, end_connections
+from penstock_ledger import ScheduleExists, ScheduleNotFound, open_database
+from penstock_workers.settings import WorkerSettings
 
 PEACE_AFTER_S: Final = 90.0
 """Faults stop then at the latest."""
@@ -123,11 +134,19 @@ class Scenario:
         self.lanes = self.chance.choice((["api"], ["api"], ["batch"], ["api", "batch"]))
         self.batch_workers: list[BatchWorker] = []
         rates = (self.chance.choice((0.0, 0.0, 100.0)) for _ in range(3))
-        self.batches = Batches(self.world, self.provider, (next(rates), next(rates), next(rates)))
+        self.batches = Batches(
+            self.world,
+            self.provider,
+            (next(rates), next(rates), next(rates)),
+            self.chance.choice((0.0, 0.0, 150.0)),
+        )
         self.invariants = Invariants(
             self.world, self.provider, self.batches, str(ground.path), self.workers
         )
-        self.world.after_step = self.invariants.after_step
+        self.provider.suspected = self.invariants.suspected
+        self.invariants.keys_of = self._keys_of
+        self.holdings = Holdings(self.world, ground.server, self.provider, self.workers)
+        self.world.after_step = self._after_step
         self.world.died = self._died
         self.person, self._people = Person(self.world, "person-1", self.settings), 1
         self.world.spawn(self.person)
@@ -169,8 +188,8 @@ class Scenario:
         return Odds(
             refused=rate(0, 0, 4, 15),
             lost=rate(0, 0, 4, 15, 40),
-            dies_before=rate(0, 0, 1, 3),
-            dies_after=rate(0, 0, 1, 3),
+            dies_before=rate(0, 0, 1, 3, 8),
+            dies_after=rate(0, 0, 1, 3, 8),
             time_passes=rate(0, 5, 30),
         )
 
@@ -234,6 +253,23 @@ class Scenario:
         wait_s = self.world.choices.chance(f"after {process.name}").uniform(1.0, 10.0)
         self.world.loop.call_later(wait_s, start)
 
+    def _after_step(self, actor: Actor, call: Call, fate: Fate) -> None:
+        self.invariants.after_step(actor, call, fate)
+        try:
+            if call.what.startswith("LeaseScripts."):
+                self.holdings.look()
+            elif call.what.endswith("writes"):
+                self.holdings.look_at_slots(self.invariants.ended(), self.settings.concurrency)
+        except Violation as violation:
+            self.world.violation = self.world.violation or violation
+
+    def _keys_of(self, job_id: str) -> set[str]:
+        """Return the keys of a job that are not for late workers, where Redis has kept those."""
+        if not LOSES.isdisjoint(self.world.faults):
+            return set()
+        found: list[bytes] = self.ground.server.ask("KEYS", f"penstock:{job_id}:*")
+        return {key.decode() for key in found} - {f"penstock:{job_id}:state"}
+
     # -- the play ----------------------------------------------------------------------------------
 
     async def _play(self) -> None:
@@ -281,9 +317,9 @@ class Scenario:
 
     async def _nature(self) -> None:
         """Do what happens to servers and machines, now and then."""
-        world, choices = self.world, self.world.choices
+        choices = self.world.choices
         pace = self.chance.choice((6.0, 15.0, 40.0))
-        often = [20.0, *(self.chance.choice((0.0, 0.0, 3.0, 10.0)) for _ in range(6))]
+        often = [20.0, *(self.chance.choice((0.0, 0.0, 3.0, 10.0)) for _ in range(8))]
         turn = 0
         while True:
             await asyncio.sleep(self.world.choices.chance(f"pace {turn}").expovariate(1 / pace))
@@ -315,6 +351,14 @@ class Scenario:
                 frozen = chance.choice(living)
                 frozen.frozen_until = world.now + chance.uniform(5.0, 70.0)
                 world.fault("freezes", frozen.name, f"until {frozen.frozen_until:.1f}")
+        elif what == 7:
+            store = chance.choice(("sql", "sql", "redis"))
+            who = chance.choice(("", *(one.name for one in self._living())))
+            until = world.away[store, who] = world.now + chance.uniform(5.0, 60.0)
+            world.fault("is away", store, f"for {who or 'all'} until {until:.1f}")
+        elif what == 8:
+            server.behind_s += 3600.0
+            world.fault("steps back", "redis", "its clock, by an hour")
         else:
             living = self._living()
             if living:
@@ -360,7 +404,7 @@ class Scenario:
 
     def _deeds(self) -> list[Callable[[str], object]]:
         deeds: list[Callable[[str], object]] = [
-            self._pause, self._cancel, self._replay, self._purge
+            self._pause, self._cancel, self._replay, self._purge, self._be_rid_of
         ]  # fmt: skip
         return [*deeds, self._move, self._move] if len(self.lanes) > 1 else deeds
 
@@ -411,8 +455,20 @@ class Scenario:
             desk.operations.check_purge(job)
             self.invariants.purged.add(name)
             desk.operations.purge(job)
+            self.invariants.left[job.job_id] = self._keys_of(job.job_id)
 
         self.person.does(f"purges {name}", work)
+
+    def _be_rid_of(self, name: str) -> None:
+        """Cancel and purge a job while a worker of it stands still."""
+        living = [one for one in self.workers if not one.is_dead]
+        if living:
+            frozen = self.chance.choice(living)
+            frozen.frozen_until = self.world.now + self.chance.uniform(60.0, 150.0)
+            self.world.fault("freezes", frozen.name, f"until {frozen.frozen_until:.1f}")
+        self._cancel(name)
+        for seconds in (40.0, 55.0, 70.0):
+            self._at(seconds, partial(self._purge, name))
 
     def _move(self, name: str) -> None:
         def work(desk: Desk) -> None:

@@ -320,6 +320,11 @@ class Loop(asyncio.SelectorEventLoop):
             start()
         return future
 
+    def see(self, task: asyncio.Task[None]) -> None:
+        """See that a task that a world has made ended well."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._report(self, {"exception": error})
+
     def _write_to_self(self) -> None:
         """Do nothing: there is no other thread to be woken by."""
 
@@ -373,6 +378,8 @@ class World:
     ready: list[Actor] = field(default_factory=list)
     history: list[Event] = field(default_factory=list)
     faults: Counter[str] = field(default_factory=Counter)
+    # until when a store refuses all that a process asks of it; "" is every process
+    away: dict[tuple[str, str], float] = field(default_factory=dict)
     violation: Violation | None = None
     processes: list[Process] = field(default_factory=list)
     after_step: Callable[[Actor, Call, Fate], None] = lambda *_: None
@@ -439,6 +446,8 @@ class World:
             fate = FATES[
                 self.choices.choose(f"{process.name} {process.calls}", self.odds.weights(call))
             ]
+            if any(self.away.get((call.store, who), 0.0) > self.now for who in ("", process.name)):
+                fate = Fate.REFUSED
         if fate is not Fate.ANSWERED:
             self.faults[fate.value] += 1
         if call.store:

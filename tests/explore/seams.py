@@ -19,12 +19,12 @@ import redis.client
 import redis.exceptions
 from sqlalchemy import URL, Engine, event
 
+from explore.scheduler import Call, Fate, Killed, current_actor
+from explore.virtual import Entered, Local, server_time
 from penstock_ledger.errors import DatabaseUnavailable
 from penstock_ledger.sql import database as database_module
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.sqlite_file import CACHE_KIB
-from tests.explore.scheduler import Call, Fate, Killed, current_actor
-from tests.explore.virtual import Entered, Local, server_time
 
 NOW: Final = "explore:now"
 EXPIRES: Final = "explore:expires"
@@ -92,6 +92,7 @@ for _, key in ipairs(redis.call('ZRANGEBYSCORE', 'explore:expires', '-inf', ARGV
   redis.call('ZREM', 'explore:expires', key)
 end
 """
+TICKED_S: Final = 0.001  # what happens at one moment of the world, it need not be told apart
 CONNECTIONS: Final = 100  # of all processes of a world, which share a pool
 OF_TIME: Final = frozenset(("EXPIRE", "PEXPIRE", "TTL", "PTTL", "PERSIST"))
 
@@ -105,6 +106,7 @@ class RedisOfWorld:
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
         self._ticked = -1.0
+        self.behind_s = 0.0  # of its clock
         self._runs = 1
         self._copy: list[tuple[bytes, bytes]] = []
         self._texts: dict[str, str] = {}  # digest of a script as the product has it -> as it is run
@@ -119,6 +121,7 @@ class RedisOfWorld:
         _execute(self._client, "SCRIPT", "FLUSH")
         self._texts.clear()
         self._ticked, self._runs, self._copy = -1.0, 1, []
+        self.behind_s = 0.0
 
     def ask(self, *command: str | bytes | int | float) -> Any:
         """Ask for something without a stop."""
@@ -126,8 +129,8 @@ class RedisOfWorld:
 
     def tick(self) -> None:
         """Let the server know what time it is."""
-        now = server_time()
-        if now != self._ticked:
+        now = server_time() - self.behind_s
+        if abs(now - self._ticked) >= TICKED_S:
             self._ticked = now
             _execute(self._client, "EVAL", TICK, 0, f"{now:.6f}", self.run_id)
 
@@ -199,7 +202,8 @@ class Seams:
         databases.one_read = _bound(self._one_read, Database.one_read)
         databases.__init__ = _bound(self._open, Database.__init__)
         of_database: Any = database_module
-        of_database.open_sqlite = cache(partial(_engine, database_module.open_sqlite))
+        shared = cache(partial(_engine, database_module.open_sqlite))
+        of_database.open_sqlite = lambda url, pool_size, cache_kib: shared(url)
 
     # -- Redis -------------------------------------------------------------------------------------
 
@@ -210,7 +214,7 @@ class Seams:
         with _stop("redis", _caller() or name.lower(), _redis_error):
             self.server.tick()
             if name == "TIME":
-                seconds, micros = f"{server_time():.6f}".split(".")
+                seconds, micros = f"{server_time() - self.server.behind_s:.6f}".split(".")
                 return int(seconds), int(micros)
             return self._seen(real(client, *self.server.rewritten(command), **options))
 
@@ -295,7 +299,7 @@ def _bound(seam: Callable[..., Any], real: Callable[..., Any]) -> Callable[..., 
     return method
 
 
-def _engine(real: Callable[..., Engine], url: URL, *_: object) -> Engine:
+def _engine(real: Callable[..., Engine], url: URL) -> Engine:
     """Return the engine of a file, one for all worlds: statements are compiled once."""
     engine = real(url, CONNECTIONS, CACHE_KIB)
     event.listen(engine, "connect", _tell_time)

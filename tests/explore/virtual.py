@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import greenlet
 
-from tests.explore.scheduler import EPOCH, PROCESS, Actor, Process, World, current_actor
+from explore.scheduler import EPOCH, PROCESS, Actor, Process, World, current_actor
 
 _REAL: Final = {name: getattr(time, name) for name in ("time", "monotonic", "sleep", "thread_time")}
 _URANDOM: Final = os.urandom

@@ -137,12 +137,17 @@ api_key_env = {{ include "penstock.providerKeyVariable" $name | toJson }}
 {{- end }}
 {{- end }}
 {{- include "penstock.engineEnv" .pool }}
-{{- include "penstock.settingsEnv" .pool.settings }}
-{{- range $name, $value := .pool.env }}
+{{- include "penstock.ownEnv" .pool }}
+{{- end -}}
+
+{{/* What a pool's values add. */}}
+{{- define "penstock.ownEnv" -}}
+{{- include "penstock.settingsEnv" .settings }}
+{{- range $name, $value := .env }}
 - name: {{ $name }}
   value: {{ $value | quote }}
 {{- end }}
-{{- with .pool.extraEnv }}
+{{- with .extraEnv }}
 {{ toYaml . }}
 {{- end }}
 {{- end -}}

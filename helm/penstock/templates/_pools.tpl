@@ -69,3 +69,12 @@ engine in the worker ends with its processes within 10 s (drain.py).
 {{- if and (eq .kind "control") (gt (int64 .replicas) 0) -}}true{{- end -}}
 {{- end -}}
 {{- end -}}
+
+{{/* The first control pool as JSON, of none an empty object. */}}
+{{- define "penstock.controlPool" -}}
+{{- $found := dict -}}
+{{- range include "penstock.pools" . | fromJson -}}
+{{- if and (eq .kind "control") (not $found) -}}{{- $found = . -}}{{- end -}}
+{{- end -}}
+{{- toJson $found -}}
+{{- end -}}

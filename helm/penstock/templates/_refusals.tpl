@@ -17,12 +17,13 @@
 {{- end -}}
 
 {{- define "penstock.refuseSettings" -}}
-{{- range $name, $fix := dict
+{{- $instead := dict
   "redis_url" "broker.existingSecret" "broker_url" "rabbitmq.existingSecret" "database_url" "database.existingSecret" "providers" "providers" "lane" "workerPools.<name>.kind"
   "concurrency" "workerPools.<name>.concurrency" "drain_seconds" "workerPools.<name>.drainSeconds" "control" "a pool of kind control"
   "probe_dir" "nothing: the chart sets it" "metrics_host" "nothing: the chart sets it" "metrics_port" "metrics.port"
   "gateway" "gateway.files and gateway.settings" "trace_share" "tracing.share" "spot_notices" "spot.notices"
 }}
+{{- range $name, $fix := $instead }}
 {{- if hasKey $.Values.settings $name }}
 - settings.{{ $name }} would be overruled; use {{ $fix }}
 {{- end }}
@@ -35,7 +36,8 @@
 {{- range $pool, $values := .Values.workerPools }}
 {{- range $name, $_ := $values.env }}
 {{- if hasPrefix "PENSTOCK_" $name }}
-- workerPools.{{ $pool }}.env.{{ $name }} is a setting; use workerPools.{{ $pool }}.settings.{{ $name | trimPrefix "PENSTOCK_" | lower }}
+{{- $setting := $name | trimPrefix "PENSTOCK_" | lower }}
+- workerPools.{{ $pool }}.env.{{ $name }} is a setting; use {{ get $instead $setting | default (printf "workerPools.%s.settings.%s" $pool $setting) }}
 {{- end }}
 {{- end }}
 {{- end }}

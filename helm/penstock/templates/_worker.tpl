@@ -135,6 +135,13 @@ topologySpreadConstraints:
     labelSelector:
       matchLabels:
         {{- include "penstock.poolSelector" . | nindent 8 }}
+  # One node that goes takes no more than its share along.
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- include "penstock.poolSelector" . | nindent 8 }}
 {{- end }}
 {{- with .pool.priorityClassName }}
 priorityClassName: {{ . }}

@@ -141,6 +141,11 @@ class BatchFigures:
         )
         return bool(self._db.read(lambda connection: connection.execute(query).scalar_one()))
 
+    def get(self, tag: str) -> ProviderBatch | None:
+        """Return a batch; None for one of a job that was purged."""
+        rows = self._db.rows(select(table).where(table.c.tag == tag))
+        return batch_of(rows[0]) if rows else None
+
     def is_handed_over(self, tag: str) -> bool:
         query = select(table.c.handed_at).where(table.c.tag == tag)
         return (

@@ -10,6 +10,7 @@ import orjson
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    Integer,
     Row,
     bindparam,
     func,
@@ -61,7 +62,11 @@ REPLAYED_IN: Final = (JobState.RUNNING, JobState.PAUSED, JobState.COMPLETED)
 # Built once: putting a statement together costs more than what the database does with it.
 _MOVE: Final = (
     update(jobs)
-    .where(jobs.c.job_id == bindparam("job"), jobs.c.state.in_(bindparam("from", expanding=True)))
+    .where(
+        jobs.c.job_id == bindparam("job"),
+        jobs.c.state.in_(bindparam("from", expanding=True)),
+        jobs.c.generation == func.coalesce(bindparam("of", type_=Integer), jobs.c.generation),
+    )
     .values(
         state=bindparam("to"),
         reason=bindparam("why"),
@@ -126,12 +131,14 @@ class JobStore(FeedStore):
         why: Reason | None = None,
         expect: Collection[JobState],
         resume_at: float | None = None,
+        generation: int | None = None,
     ) -> bool:
         """Move a job to ``to`` if it is in one of ``expect``; else return False.
 
         It is False without such a job, too. ``resume_at`` (Unix seconds) is when a pause ends by
-        itself: the control loop resumes the job then. Letting a job go on that a stop-loss has
-        paused, or pausing it by hand, accepts what it was paused for.
+        itself: the control loop resumes the job then. ``generation``: the one that has ended; where
+        the job has another by now, a replay has begun and the job goes on. Letting a job go on that
+        a stop-loss has paused, or pausing it by hand, accepts what it was paused for.
         """
         why = None if why is None else without_secrets(why)
         moved = {
@@ -142,6 +149,7 @@ class JobStore(FeedStore):
             "pause": None if why is None else stored_reason(why),
             "ended": time.time() if to.final else None,
             "until": resume_at,
+            "of": generation,
         }
 
         def move(connection: Connection) -> bool:

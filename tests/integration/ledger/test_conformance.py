@@ -187,6 +187,14 @@ def test_states_move_only_from_where_they_are_expected(jobs: JobStore) -> None:
     assert not jobs.set_state("job-x", JobState.PAUSED, expect={JobState.RUNNING})
 
 
+def test_a_job_ends_in_the_generation_that_was_counted_only(jobs: JobStore) -> None:
+    """Who names the generation that has ended does not end a job that was replayed meanwhile."""
+    jobs.create(new_job())
+    expect = {JobState.RUNNING}
+    assert not jobs.set_state("job-a", JobState.COMPLETED, expect=expect, generation=2)
+    assert jobs.set_state("job-a", JobState.COMPLETED, expect=expect, generation=1)
+
+
 def test_lists_are_newest_first_and_live_ones_are_not_final(jobs: JobStore) -> None:
     """People see the newest job first; the control loop sees each job that is not over."""
     for n in range(5):

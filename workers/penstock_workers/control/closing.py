@@ -126,8 +126,9 @@ class Closing:
         for part in (self._balance, self._cancelling, self._sinks, self.ending):
             part.keep_only(live)
 
-    def cancel(self, job: Job, led: Led) -> None:
-        self._cancelling.step(job, queue_name(job.lane), led.feeds, led.every_shard)
+    def cancel(self, job: Job, led: Led, held: Sequence[str]) -> None:
+        """Take a step of a cancel; ``held`` are the queues of lanes that the job has left."""
+        self._cancelling.step(job, [queue_name(job.lane), *held], led.feeds, led.every_shard)
 
     def end_if_done(self, live: LiveJob, seen: JobSeen, led: Led) -> None:
         """Go on with results that are written while the job runs, and end it where all is done.

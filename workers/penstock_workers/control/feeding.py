@@ -195,7 +195,8 @@ class Feeding:
         """
         feeder = led.feeder
         room, feeder.urgent = self._share(job, feeder)
-        documents = min(self._limits.within_budget(job, room), FEED_MAX)
+        affordable = self._limits.within_budget(job, room)
+        documents = min(affordable, FEED_MAX)
         if is_open(feeder.feed):
             documents = (documents + 1) // 2
         rows = (
@@ -204,6 +205,8 @@ class Feeding:
             else iter(())
         )
         waiting = list(islice(rows, documents))
+        # what does not wait is left for what the feed reads
+        self._limits.give_back(job, affordable - len(waiting))
         if waiting:
             published, looked = publish_waiting(feeder, waiting, within_s=WAITING_S)
             self._failpoints.hit("move_arriving")

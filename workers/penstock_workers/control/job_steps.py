@@ -75,7 +75,7 @@ class JobSteps:
         led = self.leading.of(live)
         if job.state is JobState.CANCELLING:
             self._stopping.unpark_cancelled(job, seen)
-            self._closing.cancel(job, led)
+            self._closing.cancel(job, led, self.leading.held_elsewhere(job))
             return
         if self._stopping.stops(job, seen):
             return

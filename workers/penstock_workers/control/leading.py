@@ -171,6 +171,10 @@ class Leading:
                 return True
         return False
 
+    def held_elsewhere(self, job: Job) -> Sequence[str]:
+        """Return the queues of lanes that the job has left and whose workers may hold items."""
+        return self._leaving.held_elsewhere(job)
+
     def feed(self, live: LiveJob, led: Led, outstanding: Sequence[int]) -> None:
         """Feed what is led of a job; ``outstanding``: by generation, as the round found it."""
         job = live.job

@@ -26,7 +26,7 @@ from penstock_ledger.model import DeadLetter, ItemKey, Job, JobState, Result
 from penstock_producer import Producer, ProducerSettings
 from penstock_producer.feed.wire import ItemMessage
 from penstock_workers.control.job import cancel
-from penstock_workers.control.job.balance import REWINDS_MAX
+from penstock_workers.control.job.balance import REWINDS_MAX, Balance
 from penstock_workers.control.loop import Control
 from penstock_workers.item.attempt import Attempt, Item
 from penstock_workers.item.deliveries import Delivery
@@ -179,6 +179,34 @@ def test_books_that_never_balance_pause_the_job(house: House) -> None:
     assert state is JobState.PAUSED
     assert "only 2 of 3 documents have an outcome" in reason
     assert house.fences(job)[0] <= 2 * (REWINDS_MAX + 1)
+
+
+def test_a_replay_that_begins_while_its_job_is_completed_is_fed(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A person replays dead letters just after the last count of a job: it is not completed over
+    them, since nothing would feed them any more."""
+    job = house.submit(2)
+    house.control.tick()
+    house.settle(job, ["d0"])
+    house.settle(job, ["d1"], dead=True)
+    counted = Balance.close
+
+    def replayed_after_the_count(balance: Balance, found: Job) -> object:
+        counts = counted(balance, found)
+        if house.jobs.get(job.job_id).generation == 1:
+            house.producer.replay(job.job_id)
+        return counts
+
+    monkeypatch.setattr(Balance, "close", replayed_after_the_count)
+    for _ in range(3):
+        house.control.tick()
+    assert house.now(job)[0] is JobState.RUNNING
+    assert house.hot.outstanding(job.job_id, 2) == 1, "the document waits for a worker"
+    house.settle(job, ["d1"], generation=2)
+    for _ in range(3):
+        house.control.tick()
+    assert house.now(job)[0] is JobState.COMPLETED
 
 
 def test_a_read_only_redis_is_told_once_for_all_jobs(

@@ -47,7 +47,7 @@ from penstock_ledger import (
     purge_job,
 )
 from penstock_ledger.keys import queues as queues_of
-from penstock_ledger.keys import unacked
+from penstock_ledger.keys import unacked, unacked_index
 from penstock_ledger.reasons import By, Code, Reason
 from penstock_producer import Producer
 from penstock_producer.feed import leased_feed
@@ -464,6 +464,25 @@ def test_documents_go_on_in_the_other_lanes_queue(house: House) -> None:
     assert (counts.succeeded, counts.calls, counts.answered_twice) == (150, 150, 0)
 
 
+def test_a_cancel_waits_for_calls_in_the_lane_that_was_left(house: House) -> None:
+    """What a worker of the first lane has paid for is a result, though its job is cancelled."""
+    job = house.submit(3)
+    house.control.tick()
+    house.hold(API, "d1", job)
+    house.redis.zadd(unacked_index(API), {item_tag(ItemKey(job.job_id, 1, "d1")): time.time()})
+    assert house.begin(job, "d1", "api") is BeginReply.GO
+    house.move(job, "gpu")
+    house.control.tick()
+    house.producer.cancel(job.job_id)
+    for _ in range(5):
+        house.control.tick()
+    assert house.jobs.get(job.job_id).state is JobState.CANCELLING
+    house.finish(job, ["d1"])
+    house.tick_until(lambda: house.jobs.get(job.job_id).state is JobState.CANCELLED)
+    counts = house.outcomes.counts(job.job_id)
+    assert (counts.succeeded, counts.dead_by_reason) == (1, {"cancelled": 2})
+
+
 def test_what_a_worker_holds_too_long_goes_on_as_well(house: House) -> None:
     """A worker of the first lane that waits for a quota, or hangs, keeps no document for ever."""
     house.settings = house.settings.model_copy(
@@ -716,6 +735,23 @@ def test_what_is_left_of_a_budget_is_without_what_all_lanes_have_cost(house: Hou
     now, lanes = facts.of(house.jobs.get(job), [], 1)
     assert now.usd_left == pytest.approx(1.0 - 2 * 5e-6 - 0.4)
     assert [one.lane for one in lanes] == ["api"]
+
+
+def test_a_job_with_a_budget_is_fed_after_it_has_moved(house: House) -> None:
+    """What the budget pays for is shared by documents that wait for the lane and those that the
+    feed reads; where none wait, the feed has all of it."""
+    priced = ProviderSettings.model_validate({"usd_per_mtok_in": 1, "usd_per_mtok_out": 2})
+    settings = house.settings.model_copy(update={"providers": {"default": priced}})
+    with Producer(settings, database=house.database) as producer:
+        job = house.jobs.get(
+            producer.submit(
+                _three(house), {"prompt": "{text}", "model": "m", "budget_usd": 1.0}
+            ).job_id
+        )
+    house.move(job, "batch")
+    house.tick_until(lambda: house.moves.of(job.job_id)[-1].left_at is not None)
+    house.move(job, "api")
+    house.tick_until(lambda: house.queued(API) == names(0, 1, 2))
 
 
 def _three(house: House) -> Path:

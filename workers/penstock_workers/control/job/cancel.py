@@ -53,18 +53,22 @@ class Cancelling:
         self._since: dict[str, float] = {}  # job -> monotonic time of the first look
 
     def step(
-        self, job: Job, queue: str, feeds: Sequence[LedFeed], shards: Sequence[LedFeed]
+        self,
+        job: Job,
+        queues: Sequence[str],
+        feeds: Sequence[LedFeed],
+        shards: Sequence[LedFeed],
     ) -> None:
         """Cancel a bounded number of the job's documents.
 
-        ``feeds`` and ``shards`` are those that this process leads. The job ends when all are
-        written off.
+        ``queues``: of the lanes whose workers may have calls under way. ``feeds`` and ``shards``
+        are those that this process leads. The job ends when all are written off.
         """
         if job.total is None:
             # an open job takes no more documents; the next round knows how many there are
             self._jobs.close(job.job_id)
             return
-        if self._waits_for_calls(job, queue, [*feeds, *shards]):
+        if self._waits_for_calls(job, queues, [*feeds, *shards]):
             self._failpoints.hit("cancel_waiting")
             return  # calls under way may still end with a result; no more are started
         whole = [led for led in feeds if not led.feeder.feed.shards]
@@ -87,7 +91,7 @@ class Cancelling:
         """Forget jobs that have ended."""
         self._since = {job_id: since for job_id, since in self._since.items() if job_id in live}
 
-    def _waits_for_calls(self, job: Job, queue: str, feeds: Sequence[LedFeed]) -> bool:
+    def _waits_for_calls(self, job: Job, queues: Sequence[str], feeds: Sequence[LedFeed]) -> bool:
         now = time.monotonic()
         if now >= self._since.setdefault(job.job_id, now) + CANCEL_WAIT_S:
             return False
@@ -98,6 +102,7 @@ class Cancelling:
         return any(
             self._hot.under_way(queue, job.job_id, generation, item_tag, self._lease_s)
             for generation in generations
+            for queue in queues
         )
 
     def _end(self, job: Job) -> None:

@@ -22,8 +22,14 @@ class JobStates:
     def move(self, job: Job, to: JobState, why: Reason | None) -> bool:
         """Move a job from the state in which this round found it.
 
-        Return False when others have moved it meanwhile."""
-        moved = self._jobs.set_state(job.job_id, to, why=why, expect={job.state})
+        Return False when others have moved it meanwhile, or have replayed it where it is over."""
+        moved = self._jobs.set_state(
+            job.job_id,
+            to,
+            why=why,
+            expect={job.state},
+            generation=job.generation if to.final else None,
+        )
         if moved:
             self._hot.set_job_state(job.job_id, to)
         return moved

@@ -118,6 +118,12 @@ class JobLimits:
         self._looks[job.job_id] = look._replace(documents=look.documents - documents)
         return documents
 
+    def give_back(self, job: Job, documents: int) -> None:
+        """Put so many back of what ``within_budget`` has returned: they were not fed."""
+        look = self._looks.get(job.job_id)
+        if look is not None:
+            self._looks[job.job_id] = look._replace(documents=look.documents + documents)
+
     def to_unpark(self, job: Job, parked: int, most: int) -> int:
         """Return how many of the messages that wait outside the queue go back to it.
 

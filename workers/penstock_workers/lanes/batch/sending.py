@@ -11,10 +11,11 @@ import time
 from dataclasses import replace
 from typing import Final
 
-from penstock_ledger import BatchFailure, BatchState, JobState
+from penstock_ledger import BatchFailure, BatchLost, BatchState, JobState, ProviderBatch
 from penstock_workers.errors import PricesMissing, stop_reason
 from penstock_workers.lanes.batch.apis.provider import (
     AccountStopped,
+    BatchError,
     BatchGone,
     BatchRefused,
     BatchSeen,
@@ -92,7 +93,11 @@ class Sending:
             await led.unreserve()
             raise
         led.hit("batch_after_create")
-        await self._created(seen)
+        try:
+            await self._created(seen)
+        except BatchLost:
+            await self._cancel_if_unknown(seen)
+            raise
 
     async def _is_absent(self, creating_at: float) -> bool:
         """Return whether a create whose answer was lost has made no batch.
@@ -114,6 +119,36 @@ class Sending:
             return False
         await led.write(creating_at=None)
         return True
+
+    async def _cancel_if_unknown(self, seen: BatchSeen) -> None:
+        """Cancel what was created after another process had taken over, unless it knows of it.
+
+        Nobody would read its answers, which are paid for. While the journal has the time of this
+        create, who leads the batch by now looks for it at the provider."""
+        led, batch = self._led, self._led.batch
+        now: ProviderBatch | None = await led.in_thread(led.journal.store.get, batch.tag)
+        if now is not None and (
+            now.remote_id == seen.batch_id or now.creating_at == batch.creating_at
+        ):
+            return
+        log.warning(
+            "provider batch %s of job %s: another process went on while this one created %s, which "
+            "is cancelled",
+            batch.tag,
+            batch.job_id,
+            seen.batch_id,
+        )
+        try:
+            await led.provider.cancel(seen.batch_id)
+        except BatchError as error:
+            log.error(
+                "provider batch %s: %s runs on at %s, is paid for and read by nobody: %s; cancel "
+                "it there",
+                batch.tag,
+                seen.batch_id,
+                batch.provider,
+                error,
+            )
 
     def _file_may_be_gone(self) -> bool:
         uploaded_at = self._led.batch.uploaded_at
@@ -168,8 +203,9 @@ class Sending:
             return False
         led, batch = self._led, self._led.batch
         cap = self._settings.provider(batch.provider).batch_enqueued_tokens
-        if await led.in_thread(led.journal.store.begin_create, batch, led.journal.owner, cap):
-            led.batch = replace(batch, creating_at=time.time())
+        store, owner, at = led.journal.store, led.journal.owner, time.time()
+        if await led.in_thread(store.begin_create, batch, owner, cap, at):
+            led.batch = replace(batch, creating_at=at)
             return True
         await led.unreserve()
         await led.wait_for_room(

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from batch_house import USAGE, House, Memory, batch_house, good, quick
 from servers import RedisServer
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from penstock_ledger import (
     BOUNDLESS,
@@ -47,7 +47,7 @@ from penstock_ledger import (
 from penstock_ledger.door_stores import spending as tenant_costs
 from penstock_ledger.model import Feed, Job, JobState
 from penstock_ledger.reasons import by_hand
-from penstock_ledger.sql.tables import spending
+from penstock_ledger.sql.tables import provider_batches, spending
 from penstock_producer.reporting.batches import batch_troubles, batches_line
 from penstock_workers.lanes.batch import ending, leader, sending, troubles, watching
 from penstock_workers.lanes.batch.apis.provider import (
@@ -59,6 +59,7 @@ from penstock_workers.lanes.batch.apis.provider import (
     BatchSeen,
     Counts,
     LineProblem,
+    NewBatch,
     TokenCapReached,
     TryLater,
     Unclear,
@@ -238,6 +239,39 @@ async def test_a_list_that_shows_a_batch_late_gets_no_second_one(
     house.set_batch(unclear_s=0.3)
     counts = await house.all_settled(house.submit(4))
     assert (counts.succeeded, len(house.provider.made), looks) == (4, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("journal", "is_cancelled"),
+    [
+        ({"creating_at": None}, True),
+        ({"creating_at": 2.0, "remote_id": "another"}, True),
+        ({"creating_at": 2.0, "remote_id": "0"}, False),
+        ({}, False),
+    ],
+    ids=["not found", "made again", "adopted", "looked for"],
+)
+async def test_a_create_of_a_process_that_leads_no_more_is_read_or_cancelled(
+    house: House, monkeypatch: pytest.MonkeyPatch, journal: dict[str, Any], is_cancelled: bool
+) -> None:
+    """A process is frozen before its create and thaws when another one has gone on: what it makes
+    then is cancelled, unless the other has found it or is about to look for it."""
+    created = house.provider.create
+    database = house.producer._database
+
+    async def thawed(batch: NewBatch) -> BatchSeen:
+        taken = update(provider_batches).values(owner="other", fence=9, **journal)
+        database.write(lambda connection: connection.execute(taken))
+        return await created(batch)
+
+    monkeypatch.setattr(house.provider, "create", thawed)
+    monkeypatch.setattr(
+        house.provider, "_seen", lambda nth: BatchSeen(str(nth), "runs", False, None)
+    )
+    house.submit(4)
+    async with house.working():
+        await house.until(lambda: len(house.provider.made) == 1)
+    assert house.provider.cancelled == ({"0"} if is_cancelled else set())
 
 
 async def test_a_full_account_waits(house: House) -> None:

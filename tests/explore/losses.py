@@ -1,0 +1,101 @@
+"""What must not be needed while Redis keeps its data, since the product mends it in silence.
+
+A lost message costs two rounds of reconciling, and a lost document a reading of the whole source:
+then every document has its outcome in the end, and no other invariant sees that work did not go on.
+Likewise a message that somebody holds and that is recorded nowhere is found by reconciling only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from explore.actors import LANE, Provider, Worker
+from explore.scheduler import Violation, World
+from explore.seams import RedisOfWorld
+from explore.virtual import Entered
+from penstock_ledger import keys
+from penstock_ledger.model import Job, JobState
+from penstock_producer.feed.feeder import Feeder
+from penstock_producer.feed.queues import queue_name
+from penstock_workers.control.feeds import reconcile
+from penstock_workers.control.job.balance import Balance
+
+KEPT: Final = "no message is lost while Redis keeps its data"
+READ: Final = "no source is read again while Redis keeps its data"
+HELD: Final = "what a worker holds is recorded"
+SLOTS: Final = "no more answers wait to be stored than a worker has slots"
+LOSES: Final = frozenset(("Redis forgets", "Redis restarts empty", "Redis is restored"))
+RENEWED_S: Final = 30.0
+"""A worker that stood still for no longer than this has renewed its leases in time."""
+
+
+def _has_lost(world: World) -> bool:
+    return not LOSES.isdisjoint(world.faults)
+
+
+def _is_needed(invariant: str, what: str) -> None:
+    world = Entered.world
+    if world is not None and world.violation is None and not _has_lost(world):
+        world.violation = Violation(invariant, what)
+
+
+def _republished(feeder: Feeder, missing: Sequence[tuple[str, str]]) -> int:
+    _is_needed(KEPT, f"{feeder.feed.job_id}: {', '.join(doc_id for doc_id, _ in missing)}")
+    return _republish(feeder, missing)
+
+
+def _rewound(balance: Balance, job: Job, found: int) -> Any:
+    if job.state is not JobState.CANCELLING:  # which reads again what was fed before it
+        _is_needed(READ, f"{job.job_key}: {found} of {job.total} outcomes")
+    return _rewind(balance, job, found)
+
+
+_republish: Final = reconcile.republish
+_rewind: Final = Balance._rewind
+_reconcile: Any = reconcile
+_balance: Any = Balance
+_reconcile.republish, _balance._rewind = _republished, _rewound
+
+
+class Holdings:
+    """What the workers of one world hold."""
+
+    def __init__(
+        self, world: World, server: RedisOfWorld, provider: Provider, workers: Sequence[Worker]
+    ) -> None:
+        self._world, self._server, self._provider = world, server, provider
+        self._workers = workers
+        self._stored: set[str] = set()  # documents
+
+    def look(self) -> None:
+        """Look at the records of what is held, after a step that has changed them."""
+        if _has_lost(self._world):
+            return
+        recorded: set[str] | None = None
+        for worker in self._workers:
+            away = (self._world.away.get(("redis", who), -RENEWED_S) for who in ("", worker.name))
+            if worker.is_dead or max(worker.frozen_until, *away) + RENEWED_S > self._world.now:
+                continue
+            for tag in worker.leases.tags():
+                recorded = self._recorded() if recorded is None else recorded
+                if tag not in recorded:
+                    raise Violation(HELD, f"{worker.name} holds {tag}")
+
+    def look_at_slots(self, ended: set[str], concurrency: int) -> None:
+        """Look at the answers that came and are not stored; ``ended`` are documents."""
+        self._stored |= ended
+        for worker in self._workers:
+            if worker.is_dead:
+                continue
+            waiting = {
+                one.document
+                for one in self._provider.sent
+                if one.by is worker and one.heard and one.document not in self._stored
+            }
+            if len(waiting) > concurrency:
+                raise Violation(SLOTS, f"{worker.name} has {', '.join(sorted(waiting))}")
+
+    def _recorded(self) -> set[str]:
+        found: list[bytes] = self._server.ask("HKEYS", keys.unacked(queue_name(LANE)))
+        return {tag.decode() for tag in found}
