@@ -92,6 +92,10 @@ KEYS_LIST: Final = _examples("penstock keys list")
 KEYS_REVOKE: Final = _examples("penstock keys revoke key_4c1f0e9a2b7d5e8f3a6c1b90")
 LIMITS: Final = _examples("penstock limits --watch", "penstock limits --lift default")
 DOCTOR: Final = _examples("penstock doctor", "penstock doctor --state results/.penstock")
+CHAOS: Final = _examples(
+    "penstock chaos --faults kill,flushall",
+    "penstock chaos --minutes 30 --lane batch --seed 7",
+)
 SIMULATE: Final = _examples("penstock simulate --port 8080 --rpm 600")
 DLQ_LIST: Final = _examples(
     "penstock dlq list tickets --reason context_overflow",

@@ -10,6 +10,7 @@ CliError (a PenstockError)   1  failed
 ├── DatabaseAway             1  the database did not answer within the time given
 ├── WorkersKeepCrashing      1  worker processes end right after their start, again and again
 ├── JobStopped               1  the job is paused, cancelled or failed: says what to fix
+├── PromiseBroken            4  `penstock chaos` saw the fleet break a promise: says how to see it again
 └── Interrupted            130  Ctrl-C or SIGTERM; resumable
 """
 
@@ -30,6 +31,7 @@ __all__ = [
     "Interrupted",
     "JobStopped",
     "NoRedisServer",
+    "PromiseBroken",
     "RedisNotRunning",
     "StateBusy",
     "UsageProblem",
@@ -90,6 +92,12 @@ class WorkersKeepCrashing(CliError):
 
 class JobStopped(CliError):
     """The job cannot go on by itself."""
+
+
+class PromiseBroken(CliError):
+    """`penstock chaos` saw the fleet break a promise."""
+
+    exit_status = 4
 
 
 class Interrupted(CliError):

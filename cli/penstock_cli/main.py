@@ -69,6 +69,7 @@ COMMANDS: Mapping[str, Command] = {
     "limits": Command(FLEET, "penstock_cli.commands.limits:limits", command_help.LIMITS),
     "refused": Command(FLEET, "penstock_cli.commands.fleet:refused", command_help.REFUSED),
     "doctor": Command(FLEET, "penstock_cli.commands.worker:doctor", command_help.DOCTOR),
+    "chaos": Command(ONE_MACHINE, "penstock_cli.chaos.command:chaos", command_help.CHAOS),
     "simulate": Command(ONE_MACHINE, "penstock_simulate.command:simulate", command_help.SIMULATE),
 }
 """In the order of `penstock --help`."""

@@ -144,7 +144,7 @@ INTERNAL_SURFACE = {
         "settings",
         "stores",
     },
-    "penstock_simulate": set(),
+    "penstock_simulate": {"hostile"},
     "penstock_gateway": set(),
     "penstock_cli": {"errors", "run.child", "run.preview", "state"},
     "penstock": set(),

@@ -9,7 +9,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from fault_table import SCENARIOS
+
+from penstock_cli.chaos.table import FAULTS
 
 TESTS = Path(__file__).parents[1]
 DOCS = TESTS.parent / "docs"
@@ -51,7 +52,7 @@ def test_the_rows_of_the_table_are_those_of_the_page() -> None:
     """Each fault that is done to fleets is on the page, and the page claims none that is not
     done."""
     claimed = {name.strip() for name in re.findall(r"row of faults: ([\w -]+)", PAGE)}
-    assert claimed == {scenario.name for scenario in SCENARIOS}
+    assert claimed == {fault.name for fault in FAULTS}
 
 
 @pytest.mark.parametrize(

@@ -1,143 +1,118 @@
-"""Faults in any order and at once, drawn from a printed seed: the accounts add up all the same."""
+"""`penstock chaos` as an operator runs it: what it says, how it ends, and that nothing of it is
+left."""
 
 from __future__ import annotations
 
+import json
 import os
-import random
 import signal
+import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from fleet import Fleet, Process
+from fleet import until
+from forked import Penstock, run
 
-from penstock_ledger.model import JobState
+LIMIT_S = 900
 
-WORKERS, CONCURRENCY = 3, 8
-PREFETCH = 2 * CONCURRENCY
-FAULTS = 25
-PROVIDER = (
-    "--latency-ms",
-    "250",
-    "--error-rate",
-    "0.02",
-    "--throttle-rate",
-    "0.01",
-    "--retry-after-s",
-    "0.3",
+
+def chaos(tmp: Path, *words: str, limit_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
+    """Its temporary folders are below ``tmp``."""
+    return run(["chaos", *words], limit_s, env=os.environ | {"TMPDIR": str(tmp)})
+
+
+def holds(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    print(done.stderr)
+    assert done.returncode == 0, done.stdout
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def processes_in(folder: Path) -> list[str]:
+    """Command lines and folders of processes that name a folder."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            said = (place / "cmdline").read_bytes() + str((place / "cwd").readlink()).encode()
+            variables = (place / "environ").read_bytes()
+        except OSError:
+            continue
+        ours = int(place.name) == os.getpid()
+        if not ours and (os.fsencode(folder) in said or os.fsencode(f"{folder}/") in variables):
+            found.append(said.decode(errors="replace"))
+    return found
+
+
+def test_a_kill_and_a_redis_that_forgets(tmp_path: Path) -> None:
+    """A worker dies and Redis forgets all: every promise holds, and nothing is left behind."""
+    done = chaos(
+        tmp_path, "--json", "--seed", "1", "--documents", "100", "--faults", "kill,flushall"
+    )
+    found = holds(done)
+    assert {name for one in found["faults"] for name in one["faults"]} == {"kill", "flushall"}
+    assert all(one["holds"] for one in found["faults"])
+    assert "everything that was started has ended" in done.stderr
+    assert (list(tmp_path.iterdir()), processes_in(tmp_path)) == ([], [])
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("lane", ["api", "batch"])
+def test_minutes_of_it(tmp_path: Path, lane: str) -> None:
+    """Whatever comes by a new seed, alone and in pairs: every promise holds."""
+    assert holds(chaos(tmp_path, "--json", "--minutes", "2.5", "--lane", lane))["holds"]
+
+
+@pytest.mark.whole
+def test_with_postgresql_between_proxies(tmp_path: Path, postgres_url: str) -> None:
+    """The database commits and its answers are lost; it is out of reach; it ends connections."""
+    names = "committed-and-reply-lost,partition-from-the-database,database-away"
+    words = ("--json", "--database-url", postgres_url, "--break-mine", "--faults", names)
+    assert len(holds(chaos(tmp_path, *words))["faults"]) == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill -9"])
+def test_nothing_outlives_it(tmp_path: Path, number: signal.Signals) -> None:
+    """Ctrl-C and kill -9 end Redis, provider and workers, and its folder is gone."""
+    with (tmp_path / "screen").open("wb") as screen:
+        running = Penstock(
+            ["chaos", "--faults", "kill"],
+            stdout=screen,
+            stderr=screen,
+            env=os.environ | {"TMPDIR": str(tmp_path)},
+        )
+    shown = tmp_path / "screen"
+    until(lambda: "[1/1]" in shown.read_text() or running.poll() is not None, 120, "it begins")
+    assert running.poll() is None, shown.read_text()
+    assert len(processes_in(tmp_path)) > 3
+    running.send_signal(number)
+    running.wait(60)
+    until(lambda: processes_in(tmp_path) == [], 30, "nothing of it runs")
+    until(
+        lambda: [path.name for path in tmp_path.iterdir()] == ["screen"], 30, "its folder is gone"
+    )
+    if number is signal.SIGINT:
+        assert running.returncode == 130
+        assert "everything that was started has ended" in shown.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--faults", "kil"), "there is no fault or group 'kil'"),
+        (("--faults", "batches-expire"), "none of batches-expire is of lane api"),
+        (("--lane", "gpu"), "chaos knows api and batch"),
+        (("--redis-url", "redis://127.0.0.1:1/0"), "--break-mine"),
+        (("--redis-url", "redis://127.0.0.1:1/0", "--break-mine"), "no Redis answers there"),
+        (("--folder", "/"), "is there already"),
+    ],
 )
-
-
-class Chaos:
-    """Draws faults and does them; ``ambiguous`` bounds the calls that they may have made
-    worthless."""
-
-    def __init__(self, fleet: Fleet, seed: int) -> None:
-        self.fleet = fleet
-        self.luck = random.Random(seed)
-        self.ambiguous = 0
-        self.done: list[str] = []
-        self._frozen: list[Process] = []
-
-    def start_worker(self) -> Process:
-        return self.fleet.worker(CONCURRENCY, control=True, window=500)
-
-    def strike(self) -> None:
-        faults = (
-            [self.kill_worker] * 4
-            + [self.freeze_worker] * 2
-            + [
-                self.drain_worker,
-                self.restart_redis,
-                self.wipe_redis,
-                self.flush_redis,
-                self.restart_provider,
-            ]
-        )
-        fault = self.luck.choice(faults)
-        self.done.append(fault.__name__)
-        fault()
-
-    def kill_worker(self) -> None:
-        if workers := self._working():
-            self.luck.choice(workers).kill()
-            self.ambiguous += PREFETCH
-
-    def freeze_worker(self) -> None:
-        if workers := self._working():
-            victim = self.luck.choice(workers)
-            victim.send(signal.SIGSTOP)
-            self._frozen.append(victim)
-            self.ambiguous += PREFETCH
-
-    def thaw(self, share: float) -> None:
-        for process in [frozen for frozen in self._frozen if self.luck.random() < share]:
-            process.send(signal.SIGCONT)
-            self._frozen.remove(process)
-
-    def drain_worker(self) -> None:
-        if workers := self._working():
-            self.luck.choice(workers).send(signal.SIGTERM)
-
-    def restart_redis(self) -> None:
-        self.fleet.redis.restart()
-        self.ambiguous += WORKERS * PREFETCH
-
-    def wipe_redis(self) -> None:
-        self.fleet.redis.restart(wipe=True)
-        self.ambiguous += WORKERS * PREFETCH
-
-    def flush_redis(self) -> None:
-        self.fleet.redis.flush()
-        self.ambiguous += WORKERS * PREFETCH
-
-    def restart_provider(self) -> None:
-        self.fleet.provider.kill()
-        self.fleet.provider.start(*PROVIDER)
-        self.ambiguous += WORKERS * PREFETCH
-
-    def _working(self) -> list[Process]:
-        heard_of = self.fleet.heard_of()
-        ours = [
-            worker for worker in self.fleet.processes if worker.alive and worker not in self._frozen
-        ]
-        return sorted(
-            (worker for worker in ours if worker.popen.pid in heard_of),
-            key=lambda worker: worker.name,
-        )
-
-
-def run_chaos(folder: Path, documents: int, faults: int) -> None:
-    seed = int(os.environ.get("CHAOS_SEED") or time.time_ns() % 1_000_000)
-    print(f"CHAOS_SEED={seed}")
-    with Fleet(folder) as fleet:
-        fleet.provider.start(*PROVIDER)
-        chaos = Chaos(fleet, seed)
-        fleet.ready(*(chaos.start_worker() for _ in range(WORKERS)))
-        job = fleet.submit(documents, max_attempts=30)
-        fleet.wait_for_outcomes(job, 1)
-        while len(chaos.done) < faults and fleet.state(job) is JobState.RUNNING:
-            time.sleep(chaos.luck.uniform(0.3, 2.5))
-            chaos.strike()
-            chaos.thaw(0.3)
-            fleet.replace_dead(chaos.start_worker)
-        chaos.thaw(1.0)
-        finished = fleet.finished(job)
-        fleet.wait_for(job, JobState.COMPLETED, 150, lambda: fleet.replace_dead(chaos.start_worker))
-        account = fleet.account(job, documents)
-        retries = sum(result.attempts - 1 for result in fleet.producer.results(job.job_id))
-        print(
-            f"{chaos.done}: {finished} finished by then, {account.extra_calls} calls twice, "
-            f"{retries} of them retries"
-        )
-        assert account.dead == {}
-        # the last: throttled calls
-        assert account.extra_calls <= chaos.ambiguous + retries + documents // 20
-        assert fleet.counters(job)["succeeded"] == documents
-
-
-@pytest.mark.soak
-def test_chaos(tmp_path: Path) -> None:
-    """Kills, freezes, drains, a Redis that dies and forgets, a provider that is gone: one result
-    for every document."""
-    run_chaos(tmp_path, 3_000, FAULTS)
+def test_what_it_refuses(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    """A wrong word, a server without permission or without an answer: refused before anything is
+    broken, with the reason, and nothing is left."""
+    began = time.monotonic()
+    done = chaos(tmp_path, *words, limit_s=60)
+    assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+    assert time.monotonic() - began < 30
+    assert list(tmp_path.iterdir()) == []

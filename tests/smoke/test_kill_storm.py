@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fleet import LEASE_S, Fleet, Process, until
-from sqlalchemy import create_engine, make_url, text
 
+from penstock_cli.chaos.injections import standing_still
 from penstock_ledger.model import JobState
 
 WORKERS, CONCURRENCY = 4, 8
@@ -86,28 +85,6 @@ def test_kill_storm_of_an_evening(tmp_path: Path) -> None:
     """Seventy kills over 20,000 items, where stock Celery loses a dozen: none is lost."""
     with Fleet(tmp_path) as fleet:
         storm(fleet, 70, 20_000, pause_s=(0.5, 2.5), latency_ms=150, settle_s=600)
-
-
-@contextlib.contextmanager
-def standing_still(database_url: str) -> Iterator[None]:
-    """No outcome can be stored meanwhile, and all else can be read: another client is in a long
-    transaction."""
-    if database_url.startswith("sqlite"):
-        with contextlib.closing(
-            sqlite3.connect(
-                database_url.removeprefix("sqlite:///"), isolation_level=None, timeout=30
-            )
-        ) as other:
-            other.execute("begin immediate")
-            yield
-            other.execute("rollback")
-        return
-    engine = create_engine(make_url(database_url).set(drivername="postgresql+psycopg"))
-    with engine.connect() as other:
-        other.execute(text("lock table outcomes in share row exclusive mode"))
-        yield
-        other.rollback()
-    engine.dispose()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

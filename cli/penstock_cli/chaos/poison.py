@@ -1,4 +1,4 @@
-"""Hooks for the table of faults: one document's end their process."""
+"""Hooks for jobs of `penstock chaos`: one document ends the process that works on it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ DEADLY = "doc-30"
 
 
 def die_before(item: Any) -> Any:
+    """End the process before the call of one document."""
     if item.doc_id == DEADLY:
         os._exit(3)
     return item
 
 
 def die_after(item: Any, response: Any) -> Any:
+    """End the process after the call of one document, which is paid for."""
     if item.doc_id == DEADLY:
         os._exit(3)
     return response
