@@ -11,7 +11,7 @@ import contextvars
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -221,7 +221,7 @@ class Apart:
         self._provider, self._process = provider, process
 
     @asynccontextmanager
-    async def place(self, attempt: Attempt) -> Any:
+    async def place(self, attempt: Attempt) -> AsyncIterator[None]:
         self._provider.suspected(attempt)
         yield
 

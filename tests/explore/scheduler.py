@@ -156,6 +156,7 @@ class Actor:
         self.process, self.what = process, what
         self.call = Call("", f"{what} begins", may_fail=False)
         self.in_transaction = False
+        self.woken = False  # by what it waited for, and not by the time
         self._work = work
         self._greenlet: Any = greenlet.greenlet(self._main)
         context = contextvars.copy_context()
@@ -417,7 +418,7 @@ class World:
                 if any(process.is_frozen for process in self.processes):
                     self.now = min(p.frozen_until for p in self.processes if p.is_frozen)
                     return
-                raise RuntimeError("nobody can go on, and nobody waits for a time to come")
+                raise RuntimeError("none can go on, and none waits for a time to come")
             self.now += timeout
             return
         weights = [8.0, 4.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0][: min(len(awake), PICKED_AMONG)]
