@@ -156,7 +156,7 @@ class Actor:
         self.process, self.what = process, what
         self.call = Call("", f"{what} begins", may_fail=False)
         self.in_transaction = False
-        self.woken = False  # by what it waited for, and not by the time
+        self.woken = False  # by what it waited for
         self._work = work
         self._greenlet: Any = greenlet.greenlet(self._main)
         context = contextvars.copy_context()
