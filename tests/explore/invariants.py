@@ -255,8 +255,8 @@ class Invariants:
         """See that each batch of the provider is known and settled, or cancelled as a stray.
 
         A process that was frozen as it created a batch may find that another has done it since; it
-        cancels its own, unless it dies over that, or leaves it to whoever leads the batch by now,
-        whose provider may not list it yet. So much is paid twice for a lease that was lost.
+        cancels its own, unless it dies over that, or leaves it to the process that leads
+        the batch by now, whose list may not show it yet. So much is paid twice for a lease that was lost.
         """
         known = {
             tag: (state, remote_id)
@@ -275,7 +275,7 @@ class Invariants:
                     self._causes[sent.document] += 1
                     sent.is_stray = True
             elif not self.purged:
-                raise Violation(ORPHAN, f"nobody knows batch {number} of {batch.tag}")
+                raise Violation(ORPHAN, f"no process knows batch {number} of {batch.tag}")
 
     def _look_at_money(self) -> None:
         """See that what was heard by a process that did not die with it is booked.

@@ -418,7 +418,7 @@ class World:
                 if any(process.is_frozen for process in self.processes):
                     self.now = min(p.frozen_until for p in self.processes if p.is_frozen)
                     return
-                raise RuntimeError("nobody can go on, and nobody waits for a time to come")
+                raise RuntimeError("none can go on, and none waits for a time to come")
             self.now += timeout
             return
         weights = [8.0, 4.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0][: min(len(awake), PICKED_AMONG)]

@@ -93,7 +93,7 @@ for _, key in ipairs(redis.call('ZRANGEBYSCORE', 'explore:expires', '-inf', ARGV
   redis.call('ZREM', 'explore:expires', key)
 end
 """
-TICKED_S: Final = 0.001  # what happens at one moment of the world, has one time
+TICKED_S: Final = 0.001  # what happens within it has one time
 CONNECTIONS: Final = 100  # of all processes of a world, which share a pool
 OF_TIME: Final = frozenset(("EXPIRE", "PEXPIRE", "TTL", "PTTL", "PERSIST"))
 
