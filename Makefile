@@ -12,6 +12,7 @@ AIRFLOW ?= .venv-airflow
 AUDIT ?= .venv-audit
 FRAMEWORKS ?= .venv-frameworks
 VERCEL := tests/integration/gateway/vercel
+SEEDS ?= 1000
 # Half of the tests' time is waiting for processes, leases and retries: two tests for each of two cores.
 TEST_PROCESSES ?= 4
 # What needs more than this environment, or an hour.
@@ -28,7 +29,7 @@ define make_venv
 @$(1)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 endef
 
-.PHONY: help demo demo-embed demo-clean test test-all test-fast test-images test-servers test-vllm test-airflow test-frameworks docs pages chart check monitoring format bench bench-vllm chaos soak known-faults audit clean
+.PHONY: help demo demo-embed demo-clean test test-all test-fast test-cluster test-images test-servers test-vllm test-airflow test-frameworks docs pages chart check monitoring format bench bench-vllm chaos soak explore known-faults audit clean
 
 help: ## list these commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +72,10 @@ test-fast: $(STAMP) ## run the unit and contract tests only: a minute, while you
 
 test-servers: $(STAMP) ## run the tests that need PgBouncer, RabbitMQ, MariaDB, nginx, a Redis with TLS and its Sentinel, Azurite (tests of missing servers are skipped)
 	@$(BIN)/python -m pytest -q -m servers tests/stores tests/contract/test_http_clients.py
+
+test-cluster: $(STAMP) ## run the chart in the cluster that KUBECONFIG names (kind, k3d): a namespace and a node come and go, pods are processes here
+	@test -n "$$KUBECONFIG" || { echo "name a cluster that tests may use: make test-cluster KUBECONFIG=~/.kube/config"; exit 2; }
+	@$(BIN)/python -m pytest -q -s tests/chart/test_with_cluster.py
 
 test-images: $(STAMP) ## build the images and run the compose file with podman (needs podman as root; debootstrap without a registry)
 	@$(BIN)/python $(INSTALL) --group images
@@ -147,6 +152,9 @@ chaos: $(STAMP) ## break a fleet in every way that penstock chaos knows, in each
 
 soak: $(STAMP) ## run every fault of the table of penstock chaos on both databases, and the long kill storms (about an hour; seeds: FAULT_SEEDS=1,2)
 	@$(BIN)/python -m pytest -q -m soak
+
+explore: $(STAMP) ## try interleavings of the real code with seeded faults in virtual time (SEEDS=1000, or FIRST:LAST; four seeds a second)
+	@$(BIN)/python -m tests.explore --seeds $(SEEDS)
 
 known-faults: $(STAMP) ## put each fault of tests/explore/known_faults/ back, and show after how many seeds the explorer finds it (FAULTS=names)
 	@$(BIN)/python -m tests.explore.known_faults $(FAULTS)

@@ -1,26 +1,89 @@
-"""What every request passes before its route: its id, its path, and room on the disk."""
+"""What every request passes before its route: its id, its path, and room on the disk.
+
+The ids that the doors give are a prefix that says of what, and 27 random letters and digits. One
+from a caller is matched whole before anything is looked up by it, so that no path, pattern or
+statement is made of another text.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
+import secrets
+import string
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 from urllib.parse import unquote, unquote_to_bytes
 
 from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock_gateway.errors import answer_to, refused_for
-from penstock_gateway.ids import new_id
 from penstock_gateway.metrics import metrics_of, route_of
 from penstock_gateway.refused import Refused
 from penstock_gateway.settings import GatewaySettings
 from penstock_producer.storage import free_bytes
 
-__all__ = ["ACCEPT_BYTES", "Paths", "RequestIds", "Room", "request_id_of"]
+__all__ = [
+    "ACCEPT_BYTES",
+    "Kind",
+    "Paths",
+    "RequestIds",
+    "Room",
+    "is_id",
+    "is_shown",
+    "new_id",
+    "request_id_of",
+]
+
+
+Kind = Literal[
+    "file", "batch", "msgbatch", "batch_req", "req", "key", "chatcmpl", "cmpl", "msg", "we", "evt"
+]
+
+_LETTERS: Final = string.digits + string.ascii_letters
+_LENGTH: Final = 27  # 160 bits, although some letters are a little likelier than others:
+# one random byte makes one
+_LETTER_OF: Final = bytes(ord(_LETTERS[byte % len(_LETTERS)]) for byte in range(256))
+_TAIL: Final = "[A-Za-z0-9]{24,64}"
+SHOWN_CHARS: Final = 80  # more than any id has, here or at OpenAI
+_PREFIX: Final[dict[Kind, str]] = {
+    "file": "file-",
+    "batch": "batch_",
+    "msgbatch": "msgbatch_",
+    "batch_req": "batch_req_",
+    "req": "req_",
+    "key": "key_",
+    "chatcmpl": "chatcmpl-",
+    "cmpl": "cmpl-",
+    "msg": "msg_",
+    "we": "we_",
+    "evt": "evt_",
+}
+_SHAPE: Final = {kind: re.compile(re.escape(prefix) + _TAIL) for kind, prefix in _PREFIX.items()}
+
+
+def new_id(kind: Kind) -> str:
+    """Return a new id from one read of the system's random numbers.
+
+    Each request needs two ids.
+    """
+    return _PREFIX[kind] + secrets.token_bytes(_LENGTH).translate(_LETTER_OF).decode()
+
+
+def is_id(kind: Kind, text: str) -> bool:
+    return _SHAPE[kind].fullmatch(text) is not None
+
+
+def is_shown(text: str) -> bool:
+    """Return whether a text that names nothing here may be repeated to its caller.
+
+    Such an id is looked up like any other and found nowhere; it may be no longer than one that is.
+    """
+    return 0 < len(text) <= SHOWN_CHARS and text.isascii() and text.isprintable()
+
 
 log = logging.getLogger("penstock.gateway")
 

@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller, caller_with, whose
-from penstock_gateway.ids import is_id, new_id
+from penstock_gateway.middleware import is_id, new_id
 from penstock_gateway.refused import Refused, not_found
 from penstock_gateway.routing import Router
 from penstock_gateway.webhook_delivery import URL_MAX, NotAllowed, check_host, check_url

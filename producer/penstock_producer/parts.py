@@ -86,7 +86,9 @@ class Index:
     ) -> Self:
         """Write an index with these parts in the place of this one, and return it.
 
-        Raises SinkTaken where another process has replaced it.
+        Raises SinkTaken where another process has replaced it. It is this process where the answer
+        was lost and the client has asked again: no other writes the same, for parts have names by
+        chance.
         """
         content = {
             "version": _VERSION,
@@ -97,7 +99,13 @@ class Index:
         }
         condition = {"IfMatch": self.etag} if self.etag else ABSENT
         body = orjson.dumps(content, option=orjson.OPT_INDENT_2)
-        etag = bucket.put(INDEX_NAME, body, condition=condition if conditional else None)
+        try:
+            etag = bucket.put(INDEX_NAME, body, condition=condition if conditional else None)
+        except SinkTaken:
+            there = bucket.read(INDEX_NAME)
+            if there is None or there[0] != body:
+                raise
+            etag = there[1]
         return type(self)(self.job_id, parts, cursor, etag)
 
 
@@ -123,7 +131,7 @@ class GrowingOutput:
         self._conditional = conditional
         # it was complete before: what a replay adds is written at the end
         self._is_replayed: bool | None = None
-        # None until it was read, and after another process has replaced it
+        # None until it was read, and after a write of it that has failed or was another process's
         self._index: Index | None = None
 
     def grow(self, results: int) -> None:
@@ -146,9 +154,6 @@ class GrowingOutput:
                     self._job.job_id,
                 )
                 index = self._replaced(index, (), None)
-            except SinkTaken:
-                self._index = None
-                raise
 
     def complete(self, results: int, *, keep: bool) -> str:
         """Make `output.jsonl` once all outcomes are there; return its place.
@@ -211,6 +216,7 @@ class GrowingOutput:
             raise
 
     def _replaced(self, index: Index, parts: tuple[Part, ...], cursor: str | None) -> Index:
+        self._index = None  # read again after a failure: it may have been written all the same
         self._index = index.write(
             self._bucket, parts=parts, cursor=cursor, conditional=self._conditional
         )

@@ -195,7 +195,7 @@ def test_a_fresh_install_starts_at_the_minimum(render: Render) -> None:
 
 
 LOOKUP = 'lookup "apps/v1" "Deployment" .root.Release.Namespace .pool.fullname'
-TEMPLATE = {"f:template": {}}
+TEMPLATE: dict[str, Any] = {"f:template": {}}
 HELM_4 = {"manager": "helm", "operation": "Apply", "fieldsV1": {"f:spec": TEMPLATE}}
 HELM_3 = {"manager": "helm", "operation": "Update", "fieldsV1": {"f:spec": TEMPLATE}}
 SCALED = {

@@ -50,11 +50,11 @@ MAY_NAME_LANES = {
     "cli/penstock_cli/commands/run.py": "as above",
     "cli/penstock_cli/commands/plan.py": "as above",
     "penstock/calls.py": "the option api, which is about a provider's API",
-    "gateway/penstock_gateway/batches/calls.py": (
+    "gateway/penstock_gateway/batches/routes.py": (
         "OpenAI's word for the purpose of a file, and the kind of an id"
     ),
     "gateway/penstock_gateway/files/form.py": "as above",
-    "gateway/penstock_gateway/ids.py": "as above",
+    "gateway/penstock_gateway/middleware.py": "as above",
     "gateway/penstock_gateway/jobs/schemas.py": "the examples of the OpenAPI document",
 }
 OUTSIDE = "simulate"  # it knows nothing of lanes: `batch` is a word of OpenAI's there

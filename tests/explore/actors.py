@@ -11,7 +11,7 @@ import contextvars
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -101,6 +101,7 @@ class Sent:
     heard: bool = False  # its answer came to a process that lived
     cost: int = 0
     batch: str = ""  # its tag
+    is_stray: bool = False  # of a batch that no process reads
 
 
 class Answering(NamedTuple):
@@ -220,7 +221,7 @@ class Apart:
         self._provider, self._process = provider, process
 
     @asynccontextmanager
-    async def place(self, attempt: Attempt) -> Any:
+    async def place(self, attempt: Attempt) -> AsyncIterator[None]:
         self._provider.suspected(attempt)
         yield
 
@@ -271,13 +272,8 @@ class Worker(Process):
         self.claimed: Callable[[str, Worker], None] = lambda tag, worker: None
         self.let_go: Callable[[Sequence[str]], None] = lambda tags: None
         self.acks = Acks(self.leases, lambda tags: None, self._soon)
-        self.handover = HandOver(
-            self,
-            self.acks,
-            LateAcks(),
-            EventSample(0.0),
-            self._wake_hub,  # type: ignore[arg-type]
-        )
+        thread: Any = self
+        self.handover = HandOver(thread, self.acks, LateAcks(), EventSample(0.0), self._wake_hub)
 
     def start(self) -> None:
         self.act("starts", self._start)
@@ -312,7 +308,8 @@ class Worker(Process):
 
     def _claim(self, keys: Any) -> None:
         """Claim for as long as it lives, as the channel does."""
-        script, client, queue = ClaimScript(), self._connect(), queue_name(LANE)
+        script, queue = ClaimScript(), queue_name(LANE)
+        client: Any = self._connect()
         most = self._settings.concurrency * self._settings.prefetch_multiplier
         while True:
             room = min(BULK_MAX, most - len(self.leases))
@@ -420,7 +417,7 @@ class Desk(NamedTuple):
 
 
 class Person(Process):
-    """Somebody who submits jobs and does things to them, and tries again where that fails."""
+    """A person, who submits jobs and does things to them, and tries again where that fails."""
 
     def __init__(self, world: World, name: str, settings: WorkerSettings) -> None:
         super().__init__(world, name)

@@ -48,6 +48,7 @@ class Batch:
     """One batch at the provider."""
 
     tag: str
+    by: Process
     lines: list[tuple[str, Sent]]
     made_at: float
     ends_at: float
@@ -82,7 +83,7 @@ class Batches:
             lines.append((line["custom_id"], sent))
         takes = self.world.choices.chance(f"batch {len(self.made)}").uniform(5.0, 40.0)
         now = self.world.now
-        self.made.append(Batch(new.tag, lines, now, now + takes, file_id=new.file_id))
+        self.made.append(Batch(new.tag, process, lines, now, now + takes, file_id=new.file_id))
         return len(self.made) - 1
 
     def seen(self, number: int) -> BatchSeen:

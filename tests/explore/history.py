@@ -58,7 +58,8 @@ def shrunk(ground: Ground, run: Run) -> Run:
     while runs < RUNS_MAX and best.taken:
         names = sorted(best.taken)
         size = max(1, len(names) // parts)
-        if any([without(names[at : at + size]) for at in range(0, len(names), size)]):
+        tried = [without(names[at : at + size]) for at in range(0, len(names), size)]
+        if any(tried):
             parts = max(2, parts - 1)
         elif size == 1:
             break

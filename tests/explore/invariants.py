@@ -63,7 +63,7 @@ class Invariants:
         self._cursors: dict[tuple[str, int], str] = {}
         self._accounts: dict[str, int] = {}
         self._held: Counter[str] = Counter()  # by documents: how often who held one has died
-        self._lost_starts = 0  # counted, and nobody has heard of it
+        self._lost_starts = 0  # counted, and no process has heard of it
         self._causes: Counter[str] = Counter()  # for another call, by document
         self._generations: Counter[str] = Counter()  # in which a document had an outcome
         self.purged: set[str] = set()  # keys of jobs that may be gone
@@ -219,8 +219,8 @@ class Invariants:
         for job_id, key in self._jobs().items():
             if key not in self.purged:
                 self._look_at_end(job_id, documents[key])
-        self._look_at_calls()
         self._look_at_batches()
+        self._look_at_calls()
         self._look_at_money()
         self._look_at_plans()
         self._look_at_purged()
@@ -252,15 +252,30 @@ class Invariants:
                 )
 
     def _look_at_batches(self) -> None:
-        """See that each batch of the provider is known, and settled."""
-        known = dict(self._sql.execute("SELECT tag, state FROM provider_batches"))
-        for tag, times in Counter(batch.tag for batch in self._batches.made).items():
-            if times > 1:
-                raise Violation(ORPHAN, f"batch {tag} was created {times} times")
+        """See that each batch of the provider is known and settled, or cancelled as a stray.
+
+        A process that was frozen as it created a batch may find that another has done it since; it
+        cancels its own, unless it dies over that, or leaves it to the process that leads
+        the batch by now, whose list may not show it yet. So much is paid twice for a lease that was lost.
+        """
+        known = {
+            tag: (state, remote_id)
+            for tag, state, remote_id in self._sql.execute(
+                "SELECT tag, state, remote_id FROM provider_batches"
+            )
+        }
         for number, batch in enumerate(self._batches.made):
-            if known.get(batch.tag) != "settled" and not self.purged:
-                raise Violation(ORPHAN, f"batch {batch.tag} is {known.get(batch.tag)}")
+            state, remote_id = known.get(batch.tag, (None, None))
             self._batches.bill(number)
+            if remote_id == str(number):
+                if state != "settled":
+                    raise Violation(ORPHAN, f"batch {batch.tag} is {state}")
+            elif batch.cancelled_at is not None or batch.by.is_dead or batch.by.frozen_until:
+                for _, sent in batch.lines:
+                    self._causes[sent.document] += 1
+                    sent.is_stray = True
+            elif not self.purged:
+                raise Violation(ORPHAN, f"no process knows batch {number} of {batch.tag}")
 
     def _look_at_money(self) -> None:
         """See that what was heard by a process that did not die with it is booked.
@@ -277,7 +292,8 @@ class Invariants:
             least = sum(
                 one.cost
                 for one in sent
-                if (one.billed if one.batch else one.heard and not one.by.is_dead)
+                if not one.is_stray
+                and (one.billed if one.batch else one.heard and not one.by.is_dead)
             )
             if sum_of < least:
                 raise Violation(MONEY, f"{name} has booked {sum_of} of {least} that were answered")

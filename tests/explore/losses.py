@@ -1,13 +1,13 @@
-"""What must not be needed while Redis keeps its data, since the product mends it in silence.
+"""What must not be needed while Redis keeps its data, since the product repairs it in silence.
 
 A lost message costs two rounds of reconciling, and a lost document a reading of the whole source:
 then every document has its outcome in the end, and no other invariant sees that work did not go on.
-Likewise a message that somebody holds and that is recorded nowhere is found by reconciling only.
+Likewise a message that is held and that is recorded nowhere is found by reconciling only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from explore.actors import LANE, Provider, Worker
@@ -51,9 +51,9 @@ def _rewound(balance: Balance, job: Job, found: int) -> Any:
     return _rewind(balance, job, found)
 
 
-_republish: Final = reconcile.republish
-_rewind: Final = Balance._rewind
 _reconcile: Any = reconcile
+_republish: Final[Callable[..., int]] = _reconcile.republish
+_rewind: Final = Balance._rewind
 _balance: Any = Balance
 _reconcile.republish, _balance._rewind = _republished, _rewound
 

@@ -83,25 +83,26 @@ class Ground:
             left.unlink()
         shutil.copyfile(self.template, self.path)
         self.server.clear()
-        return WorkerSettings(
-            redis_url=self.redis_url,
-            database_url=f"sqlite:///{self.path}",
-            control=False,
-            concurrency=4,
-            control_interval_s=7.0,
-            reconcile_interval_s=10.0,
-            visibility_timeout_s=30.0,
-            retry_base_s=1.0,
-            retry_cap_s=10.0,
-            providers={
+        settings: dict[str, Any] = {
+            "redis_url": self.redis_url,
+            "database_url": f"sqlite:///{self.path}",
+            "control": False,
+            "concurrency": 4,
+            "control_interval_s": 7.0,
+            "reconcile_interval_s": 10.0,
+            "visibility_timeout_s": 30.0,
+            "retry_base_s": 1.0,
+            "retry_cap_s": 10.0,
+            "providers": {
                 "default": {
                     "usd_per_mtok_in": USD_PER_MTOK_IN,
                     "usd_per_mtok_out": USD_PER_MTOK_OUT,
                     "batch_discount": DISCOUNT,
                 }
             },
-            batch={"poll_first_s": 5.0, "poll_cap_s": 15.0, "lost_after_s": 60.0},
-        )
+            "batch": {"poll_first_s": 5.0, "poll_cap_s": 15.0, "lost_after_s": 60.0},
+        }
+        return WorkerSettings(**settings)
 
 
 @dataclass
@@ -282,7 +283,7 @@ class Scenario:
             self.start_batch_worker()
         self._plan()
         nature = world.loop.create_task(self._nature())
-        while world.now < PEACE_AFTER_S and not self._is_over():
+        while world.now < PEACE_AFTER_S and not self._is_over():  # noqa: ASYNC110  # it is asked of SQL
             await asyncio.sleep(LOOK_S)
         nature.cancel()
         self._make_peace()
@@ -301,7 +302,7 @@ class Scenario:
         return self.invariants.all_over()
 
     def _make_peace(self) -> None:
-        """Let nothing fail any more, and somebody be there to go on."""
+        """Let nothing fail any more, and let a process be there to go on."""
         world = self.world
         world.is_peaceful = True
         world.note("world", "peace")
@@ -322,7 +323,7 @@ class Scenario:
         often = [20.0, *(self.chance.choice((0.0, 0.0, 3.0, 10.0)) for _ in range(8))]
         turn = 0
         while True:
-            await asyncio.sleep(self.world.choices.chance(f"pace {turn}").expovariate(1 / pace))
+            await asyncio.sleep(choices.chance(f"pace {turn}").expovariate(1 / pace))
             turn += 1
             name = f"nature {turn}"
             what = choices.choose(name, often)

@@ -156,6 +156,7 @@ class Actor:
         self.process, self.what = process, what
         self.call = Call("", f"{what} begins", may_fail=False)
         self.in_transaction = False
+        self.woken = False  # by what it waited for
         self._work = work
         self._greenlet: Any = greenlet.greenlet(self._main)
         context = contextvars.copy_context()
@@ -354,7 +355,7 @@ class Odds:
     lost: float = 0.0
     dies_before: float = 0.0
     dies_after: float = 0.0
-    time_passes: float = 0.0  # though somebody could go on
+    time_passes: float = 0.0  # though an actor could go on
 
     def weights(self, call: Call) -> list[float]:
         some = [self.refused, self.lost, self.dies_before, self.dies_after]
@@ -417,7 +418,7 @@ class World:
                 if any(process.is_frozen for process in self.processes):
                     self.now = min(p.frozen_until for p in self.processes if p.is_frozen)
                     return
-                raise RuntimeError("nobody can go on, and nobody waits for a time to come")
+                raise RuntimeError("none can go on, and none waits for a time to come")
             self.now += timeout
             return
         weights = [8.0, 4.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0][: min(len(awake), PICKED_AMONG)]

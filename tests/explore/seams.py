@@ -12,12 +12,13 @@ import hashlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
+from types import FrameType
 from typing import Any, Final
 
 import redis
 import redis.client
 import redis.exceptions
-from sqlalchemy import URL, Engine, event
+from sqlalchemy import URL, Connection, Engine, event
 
 from explore.scheduler import Call, Fate, Killed, current_actor
 from explore.virtual import Entered, Local, server_time
@@ -92,12 +93,12 @@ for _, key in ipairs(redis.call('ZRANGEBYSCORE', 'explore:expires', '-inf', ARGV
   redis.call('ZREM', 'explore:expires', key)
 end
 """
-TICKED_S: Final = 0.001  # what happens at one moment of the world, it need not be told apart
+TICKED_S: Final = 0.001  # what happens within it has one time
 CONNECTIONS: Final = 100  # of all processes of a world, which share a pool
 OF_TIME: Final = frozenset(("EXPIRE", "PEXPIRE", "TTL", "PTTL", "PERSIST"))
 
-_execute: Final = redis.Redis.execute_command
-_execute_pipeline: Final = redis.client.Pipeline.execute
+_execute: Final[Any] = redis.Redis.execute_command
+_execute_pipeline: Final[Any] = redis.client.Pipeline.execute
 
 
 class RedisOfWorld:
@@ -197,12 +198,11 @@ class Seams:
         databases: Any = Database
         clients.execute_command = _bound(self._command, _execute)
         pipelines.execute = _bound(self._pipeline, _execute_pipeline)
-        databases.write_unchecked = _bound(self._write, Database.write_unchecked)
         databases.read = _bound(self._read, Database.read)
         databases.one_read = _bound(self._one_read, Database.one_read)
         databases.__init__ = _bound(self._open, Database.__init__)
         of_database: Any = database_module
-        shared = cache(partial(_engine, database_module.open_sqlite))
+        shared = cache(partial(_engine, of_database.open_sqlite))
         of_database.open_sqlite = lambda url, pool_size, cache_kib: shared(url)
 
     # -- Redis -------------------------------------------------------------------------------------
@@ -239,12 +239,7 @@ class Seams:
     def _open(self, real: Any, database: Any, *args: Any, **options: Any) -> None:
         real(database, *args, **options)
         database._of_thread = Local()
-
-    def _write(self, real: Any, database: Database, work: Callable[[Any], Any]) -> Any:
-        if Entered.world is None:
-            return real(database, work)
-        with _stop("sql", f"{_caller()} writes", partial(_sql_error, database)):
-            return real(database, work)
+        database._writer = _Writer(database, database._writer)
 
     def _read(self, real: Any, database: Database, work: Callable[[Any], Any]) -> Any:
         if Entered.world is None or database._shared() is not None:
@@ -280,6 +275,19 @@ def _stop(store: str, what: str, error: Callable[[], Exception]) -> Iterator[Non
         actor.in_transaction = False
     if fate is Fate.LOST:
         raise error()
+
+
+class _Writer:
+    """Begins the transactions of one database that write: one stop for each, until its commit."""
+
+    def __init__(self, database: Database, engine: Engine) -> None:
+        self._database, self._engine = database, engine
+
+    @contextlib.contextmanager
+    def begin(self) -> Iterator[Connection]:
+        lost = partial(_sql_error, self._database)
+        with _stop("sql", f"{_caller()} writes", lost), self._engine.begin() as connection:
+            yield connection
 
 
 def _redis_error() -> Exception:
@@ -329,10 +337,10 @@ def _julianday(*_: object) -> float:
 
 def _caller() -> str:
     """Return which function of the product makes a call."""
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
         if name.startswith("penstock_") and name != "penstock_ledger.sql.database":
             return frame.f_code.co_qualname.partition(".<locals>")[0]
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return ""

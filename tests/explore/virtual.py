@@ -120,7 +120,7 @@ def _of_actor(local: Local) -> dict[str, Any]:
 
 
 class Condition:
-    """A condition of actors. There is one thread, so nobody has to be locked out."""
+    """A condition of actors. There is one thread, so none has to be locked out."""
 
     def __init__(self, lock: object = None) -> None:
         self._waking: list[Callable[[], object]] = []
@@ -129,7 +129,7 @@ class Condition:
         return True
 
     def __exit__(self, *_: object) -> None:
-        """Let nobody in: nobody was out."""
+        """Do nothing: there was no lock."""
 
     def wait_for(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
         until = None if timeout is None else _monotonic() + timeout

@@ -11,8 +11,8 @@ from typing import Any
 
 from sqlalchemy import Table, insert
 
-from penstock_gateway.ids import new_id
 from penstock_gateway.jobs.names import stored_key
+from penstock_gateway.middleware import new_id
 from penstock_gateway.settings import GatewaySettings
 from penstock_ledger import ApiKeyStore, Database, NewApiKey
 from penstock_ledger.sql.tables import door_batches, door_files, webhook_endpoints

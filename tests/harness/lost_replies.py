@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sqlite3
 import threading
 from collections import defaultdict
@@ -60,18 +61,22 @@ def fail(dialect: str, connection: Any) -> None:
 
 
 @contextmanager
-def some_answers_lost(monkeypatch: pytest.MonkeyPatch, each: int) -> Iterator[list[int]]:
-    """Lose each so-manieth answer to a commit, whatever database of this process it is of.
+def some_answers_lost(
+    monkeypatch: pytest.MonkeyPatch, share: float, seed: int
+) -> Iterator[list[int]]:
+    """Lose such a share of answers to commits, whatever database of this process they are of.
 
-    Yields the numbers of the commits whose answers were lost."""
+    By chance, not each third one: a loop of three commits would never hear of the same one. Yields
+    the numbers of the commits whose answers were lost."""
     numbers, lost, lock = count(1), list[int](), threading.Lock()
+    chance = random.Random(seed)
     commit: Any = DefaultDialect.do_commit
 
     def do_commit(self: DefaultDialect, connection: Any) -> None:
         commit(self, connection)
         with lock:
             number = next(numbers)
-            if number % each:
+            if chance.random() >= share:
                 return
             lost.append(number)
         fail(self.name, connection)

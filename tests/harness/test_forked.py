@@ -37,6 +37,7 @@ def test_a_forked_process_is_a_process_as_any(tmp_path: Path, session: bool) -> 
         text=True,
         start_new_session=session,
     )
+    assert process.stdout is not None
     said = json.loads(process.stdout.readline())
     assert said == [os.getpid(), session, str(tmp_path), "x", ["a", "b c"]]
     process.send_signal(signal.SIGTERM)

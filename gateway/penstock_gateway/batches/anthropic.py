@@ -29,7 +29,7 @@ from penstock_gateway.batches.specs import ANTHROPIC, input_path, spec_of, spec_
 from penstock_gateway.batches.steps import BatchMade
 from penstock_gateway.callers.caller import Caller, caller_with, whose
 from penstock_gateway.files.store import FileStore
-from penstock_gateway.ids import new_id
+from penstock_gateway.middleware import new_id
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
 from penstock_gateway.webhook_delivery import URL_MAX

@@ -29,7 +29,7 @@ from penstock_gateway.batches.validation import first_model
 from penstock_gateway.bodies import object_of
 from penstock_gateway.callers.caller import Caller, caller_with, pause_for, whose
 from penstock_gateway.files.store import FileStore
-from penstock_gateway.ids import is_id, new_id
+from penstock_gateway.middleware import is_id, new_id
 from penstock_gateway.refused import Refused, not_found
 from penstock_gateway.routing import Router
 from penstock_gateway.webhooks import call_back, check_receiver

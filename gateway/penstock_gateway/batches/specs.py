@@ -12,7 +12,7 @@ from penstock_gateway.backend import Backend
 from penstock_gateway.bodies import checked_metadata, refused_metadata
 from penstock_gateway.callers.caller import Caller
 from penstock_gateway.files.store import FileStore
-from penstock_gateway.ids import is_shown
+from penstock_gateway.middleware import is_shown
 from penstock_gateway.refused import Refused
 from penstock_gateway.settings import GatewaySettings
 from penstock_ledger import DoorBatch, Whose

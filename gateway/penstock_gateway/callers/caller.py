@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 from starlette.requests import HTTPConnection, Request
 
-from penstock_gateway.ids import is_id
+from penstock_gateway.middleware import is_id
 from penstock_gateway.refused import Refused
 from penstock_ledger import SCOPES, Whose
 from penstock_ledger.model import DeadLetter, Job

@@ -32,9 +32,9 @@ from penstock_gateway.files.form import BATCH, BATCH_LIVES_S, UploadForm
 from penstock_gateway.files.multipart import FormPart
 from penstock_gateway.files.store import FileStore
 from penstock_gateway.files.uploads import uploaded
-from penstock_gateway.ids import is_id
 from penstock_gateway.jobs.schemas import NewJob, PreviewResponse, RequestResponse
 from penstock_gateway.jobs.submitting import previewed, submit
+from penstock_gateway.middleware import is_id
 from penstock_gateway.refused import Refused, not_found
 from penstock_gateway.routing import Router
 from penstock_ledger import DoorFile, PenstockError

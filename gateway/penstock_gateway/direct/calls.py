@@ -33,7 +33,7 @@ from penstock_gateway.direct.fields import unsupported
 from penstock_gateway.direct.fleet import Fleet
 from penstock_gateway.direct.open_jobs import CallJob, OpenJobs, Waiting, close_old, too_many
 from penstock_gateway.direct.streams import LiveAnswer
-from penstock_gateway.ids import new_id
+from penstock_gateway.middleware import new_id
 from penstock_gateway.refused import Refused
 from penstock_ledger import (
     REDIS_CONNECT_TIMEOUT_S,

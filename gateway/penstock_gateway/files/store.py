@@ -19,7 +19,7 @@ from typing import Final
 from urllib.parse import quote
 
 from penstock_gateway.files.form import OUTPUT
-from penstock_gateway.ids import is_id, new_id
+from penstock_gateway.middleware import is_id, new_id
 from penstock_gateway.refused import Refused
 from penstock_gateway.settings import GatewaySettings
 from penstock_ledger import Database, DoorFile, DoorFiles, FileDetails, PenstockError, Whose

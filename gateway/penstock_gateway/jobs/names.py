@@ -17,8 +17,8 @@ from penstock_gateway.backend import Backend
 from penstock_gateway.callers.admission import Shares
 from penstock_gateway.callers.caller import Caller, caller_with
 from penstock_gateway.files.store import FileStore
-from penstock_gateway.ids import is_id
 from penstock_gateway.jobs.schemas import NewJob
+from penstock_gateway.middleware import is_id
 from penstock_gateway.refused import Refused, not_found
 from penstock_ledger import JobNotFound, JobStore, Whose
 from penstock_ledger.model import Job

@@ -528,8 +528,9 @@ def _delivery_of(row: Row[Any]) -> Delivery:
 
 def _signing(endpoint: Row[Any], now: float) -> list[str]:
     """Return the secrets that deliveries are signed with, the newest first."""
-    is_overlap = endpoint.old_secret is not None and endpoint.old_until > now
-    return [endpoint.secret, *(endpoint.old_secret.split() if is_overlap else ())]
+    if endpoint.old_secret is None or endpoint.old_until <= now:
+        return [endpoint.secret]
+    return [endpoint.secret, *endpoint.old_secret.split()]
 
 
 def _due_of(row: Row[Any], endpoint: Row[Any], now: float) -> DueDelivery:

@@ -253,18 +253,14 @@ class ProviderBatchStore(BatchFigures):
 
         return self._db.write(write)
 
-    def begin_create(
-        self, batch: ProviderBatch, owner: str, cap: int | None, at: float | None = None
-    ) -> bool:
-        """Note that the batch is about to be created, ``at`` (Unix seconds; None: now).
+    def begin_create(self, batch: ProviderBatch, owner: str, cap: int | None) -> bool:
+        """Note that the batch is about to be created.
 
         False, and nothing is noted, where there is no room for it.
 
         Its tokens must fit into the account's ``cap`` beside those of all batches that are at the
         provider; the only batch of an account always fits. Raises BatchLost.
         """
-
-        began_at = time.time() if at is None else at
 
         def reserve(connection: Connection) -> bool | None:
             if cap is not None:
@@ -274,7 +270,7 @@ class ProviderBatchStore(BatchFigures):
                     return False
             led = {"its_tag": batch.tag, "by": owner, "its_fence": batch.fence}
             noted = connection.execute(
-                update(table).where(*_LED).values(creating_at=began_at), led
+                update(table).where(*_LED).values(creating_at=time.time()), led
             ).rowcount
             return True if noted == 1 else None
 

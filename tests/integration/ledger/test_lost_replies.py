@@ -539,12 +539,12 @@ def WebhookStore__forget_before(db: Database) -> Call:
 # What the second call answers, where that is not what the first would have said, and who takes it
 # for what it is.
 SAYS_IT_IS_DONE: dict[str, object] = {
-    # operations/jobs.py looks at the state; the control loop looks at live jobs again
+    # the operation looks at the state that it has then; the control loop looks at live jobs again
     "JobStore.set_state": False,
-    # the digest is another: operations/jobs.py says that the job has changed meanwhile, and the
-    # same limit given to the job as it is now changes nothing
+    # the digest is another: the operation says that the job has changed meanwhile, and the same
+    # limit given to the job as it is now changes nothing
     "JobStore.amend": False,
-    # of the dead letters none is visible any more; test_replays_asked_again
+    # of the dead letters none is visible any more: the replay is under way
     "JobStore.replay": NothingToReplay,
     # none is new; pushes ask for conflicts, not for the number
     "Spool.append": 0,

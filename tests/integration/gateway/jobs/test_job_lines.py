@@ -16,7 +16,7 @@ from doors import door
 from jobs_api import SPEC, Client, place, settings_with_roots, settle, submitted, uploaded
 from sqlalchemy import insert, select, update
 
-from penstock_gateway.ids import new_id
+from penstock_gateway.middleware import new_id
 from penstock_gateway.settings import GatewaySettings
 from penstock_ledger import (
     Database,

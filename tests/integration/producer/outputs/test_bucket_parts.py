@@ -3,6 +3,7 @@ of them, over real HTTP."""
 
 from __future__ import annotations
 
+import contextlib
 import random
 from base64 import b64encode
 from collections import Counter
@@ -13,6 +14,7 @@ from uuid import uuid4
 
 import orjson
 import pytest
+from botocore.exceptions import ConnectionClosedError
 from servers import S3Server
 
 from penstock_ledger import Database, JobStore, OutcomeStore, open_database
@@ -47,10 +49,19 @@ class Client:
     something."""
 
     def __init__(
-        self, client: Any, *, dies_at: int = 0, without: frozenset[str] = frozenset()
+        self,
+        client: Any,
+        *,
+        dies_at: int = 0,
+        loses_at: int = 0,
+        is_told: bool = False,
+        without: frozenset[str] = frozenset(),
     ) -> None:
+        """``loses_at``: the change whose answer is lost. boto3 asks again by itself then, unless
+        the answers to all its tries are lost, which its caller ``is_told``."""
         self._client = client
         self._dies_at, self._without = dies_at, without
+        self._loses_at, self._is_told = loses_at, is_told
         self.asked: Counter[str] = Counter()
         self.dead = False
 
@@ -68,6 +79,10 @@ class Client:
             self.dead = name in WRITES and writes == self._dies_at
             if self.dead:
                 raise Killed
+            if name in WRITES and writes == self._loses_at:
+                if self._is_told:
+                    raise ConnectionClosedError(endpoint_url="s3")
+                return method(**given)
             return answer
 
         return ask
@@ -250,6 +265,66 @@ def test_a_process_may_die_between_any_two_steps(small_parts: House) -> None:
         work(house.client)
         assert house.objects() == {"output.jsonl": wanted}, dies_at
         assert house.unfinished() == [], dies_at
+
+
+@pytest.mark.parametrize(
+    "is_told",
+    [
+        pytest.param(False, id="boto3 asks again"),
+        pytest.param(True, id="it gives up", marks=pytest.mark.whole),
+    ],
+)
+def test_a_change_that_is_not_answered_is_made_once(
+    small_parts: House, is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever change it is, each index names parts that are there, and the control loop, which
+    comes again after a failure, ends with the same bytes, once."""
+    house = small_parts
+    house.settle(4 * RESULTS_MIN)
+    wanted = house.lines()
+
+    def work(client: Any) -> None:
+        leader, is_done = house.leader(client), False
+        for step in (
+            lambda: leader.grow(house.results - 50),
+            lambda: leader.complete(house.results, keep=True),
+        ):
+            for _ in range(2):
+                with contextlib.suppress(SinkError):
+                    step()
+                    is_done = True
+                    break
+            else:
+                is_done = False
+            check_index(house)
+        assert is_done, "it has come to an end at its second try"
+
+    whole = Client(house.client)
+    work(whole)
+    steps = sum(number for name, number in whole.asked.items() if name in WRITES)
+    assert whole.asked.keys() >= {"put_object", "complete_multipart_upload", "upload_part_copy"}
+    number = len(house.objects()) - 2
+    assert number > 1
+    for loses_at in range(1, steps + 1):
+        for name in house.objects():
+            house.client.delete_object(Bucket=house.name, Key=f"{PREFIX}/{name}")
+        work(Client(house.client, loses_at=loses_at, is_told=is_told))
+        objects = house.objects()
+        assert objects.pop("output.jsonl") == wanted, loses_at
+        parts = [part["name"] for part in orjson.loads(objects.pop("parts.json"))["parts"]]
+        assert sorted(objects) == sorted(parts), loses_at
+        # none where the whole could not be made of them at the first try
+        assert len(parts) in (number, 0), loses_at
+        # who comes next ends what was begun twice
+        house.leader().complete(house.results, keep=True)
+        assert house.unfinished() == [], loses_at
+
+
+def check_index(house: House) -> None:
+    """Every part that the index names is there, as it was written."""
+    objects = house.objects()
+    for part in orjson.loads(objects.get("parts.json", b'{"parts": []}'))["parts"]:
+        assert len(objects.get(part["name"], b"")) == part["bytes"], "the index names a part"
 
 
 def test_of_two_leaders_one_stops(house: House) -> None:

@@ -123,13 +123,11 @@ class Sending:
     async def _cancel_if_unknown(self, seen: BatchSeen) -> None:
         """Cancel what was created after another process had taken over, unless it knows of it.
 
-        Nobody would read its answers, which are paid for. While the journal has the time of this
-        create, who leads the batch by now looks for it at the provider."""
+        Nobody would read its answers, which are paid for. Who leads the batch by now may have
+        looked for it already, or too early for the provider's list."""
         led, batch = self._led, self._led.batch
         now: ProviderBatch | None = await led.in_thread(led.journal.store.get, batch.tag)
-        if now is not None and (
-            now.remote_id == seen.batch_id or now.creating_at == batch.creating_at
-        ):
+        if now is not None and now.remote_id == seen.batch_id:
             return
         log.warning(
             "provider batch %s of job %s: another process went on while this one created %s, which "
@@ -203,9 +201,8 @@ class Sending:
             return False
         led, batch = self._led, self._led.batch
         cap = self._settings.provider(batch.provider).batch_enqueued_tokens
-        store, owner, at = led.journal.store, led.journal.owner, time.time()
-        if await led.in_thread(store.begin_create, batch, owner, cap, at):
-            led.batch = replace(batch, creating_at=at)
+        if await led.in_thread(led.journal.store.begin_create, batch, led.journal.owner, cap):
+            led.batch = replace(batch, creating_at=time.time())
             return True
         await led.unreserve()
         await led.wait_for_room(

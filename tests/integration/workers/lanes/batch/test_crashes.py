@@ -120,15 +120,14 @@ async def test_a_death_at_every_failpoint_costs_nothing(
     assert again == {*memory.names[4], "d3"}
 
 
-@pytest.mark.parametrize("each", [3, 5])
 async def test_commits_of_an_engine_that_are_not_answered(
-    each: int, house: House, monkeypatch: pytest.MonkeyPatch
+    house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each third or fifth of them: the engine packs, creates, collects and settles on, and nothing
-    is submitted twice, counted twice or left open."""
+    """A quarter of them: the engine packs, creates, collects and settles on, and nothing is
+    submitted twice, counted twice or left open."""
     monkeypatch.setattr(leader, "FAULT_CAP_S", 0.05)
     job = house.submit(8 * SIZE, batch_max_requests=SIZE)
-    with some_answers_lost(monkeypatch, each) as lost:
+    with some_answers_lost(monkeypatch, 0.25, seed=5) as lost:
         counts = await house.all_settled(job)
     assert len(lost) >= 8, "answers were lost"
     assert (counts.succeeded, counts.dead) == (8 * SIZE, 0)

@@ -1,0 +1,84 @@
+"""Interleavings of real code that the explorer tries: a part of them here, more by
+``make explore SEEDS=...``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SEEDS = 80
+"""A quarter of a second of CPU each."""
+
+
+def explore(*options: str) -> tuple[int, str]:
+    """Run the explorer, in a process of its own: it takes the clock and all that is random."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.explore", *options],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode in (0, 1), done.stderr
+    return done.returncode, done.stdout
+
+
+def found_by(seeds: str) -> dict[str, Any]:
+    """Return the figures of some seeds, of which each must hold."""
+    status, said = explore("--seeds", seeds, "--stop-at-first-failure", "--json")
+    figures: dict[str, Any] = json.loads(said)
+    seed = figures["failed_seed"]
+    assert status == 0, (
+        f"{figures['invariant']}: see `python -m tests.explore --seeds {seed}:{seed}`"
+    )
+    return figures
+
+
+def test_whatever_happens_in_between_every_promise_holds() -> None:
+    """In no seed does a document have no outcome or two, is a call made again without a cause, a
+    dollar unbooked, a budget passed, a batch orphaned, or work left lying; and every kind of fault
+    is among what happens."""
+    injected = found_by(f"0:{SEEDS - 1}")["faults"]
+    assert injected.keys() == {
+        "answer lost",
+        "dies",
+        "dies after it",
+        "dies before it",
+        "freezes",
+        "hides",
+        "is away",
+        "Redis forgets",
+        "Redis is restored",
+        "Redis restarts",
+        "Redis restarts empty",
+        "refused",
+        "steps back",
+        "wrong clock",
+    }
+
+
+@pytest.mark.whole
+def test_a_thousand_more() -> None:
+    """The same of many more seeds."""
+    assert found_by(f"{SEEDS}:{SEEDS + 999}")["seeds"] == 1_000
+
+
+def test_a_seed_is_one_history() -> None:
+    """Wherever it stands among others: what a seed has found can be looked at again."""
+    _, alone = explore("--seeds", "5:5", "--history")
+    _, after = explore("--seeds", "3:5", "--history")
+    table = alone[: alone.index("\nseeds: ")]
+    assert after.count("\n step ") == 2
+    assert after[after.rindex(" step ") :].startswith(table[table.index(" step ") :])
+
+
+def test_what_was_found_stays_mended() -> None:
+    """Seeds that found a fault, with the choices that it takes."""
+    status, said = explore("--kept")
+    assert status == 0, said
