@@ -19,6 +19,7 @@ from __future__ import annotations
 from penstock_ledger.errors import EXIT_USAGE, PenstockError
 
 __all__ = [
+    "EXIT_BROKEN",
     "EXIT_DEAD_LETTERS",
     "EXIT_FAILED",
     "EXIT_INTERRUPTED",
@@ -41,6 +42,7 @@ __all__ = [
 EXIT_OK = 0
 EXIT_FAILED = PenstockError.exit_status  # of every error that names no other
 EXIT_DEAD_LETTERS = 3
+EXIT_BROKEN = 4
 EXIT_INTERRUPTED = 130
 
 
@@ -97,7 +99,7 @@ class JobStopped(CliError):
 class PromiseBroken(CliError):
     """`penstock chaos` saw the fleet break a promise."""
 
-    exit_status = 4
+    exit_status = EXIT_BROKEN
 
 
 class Interrupted(CliError):

@@ -11,6 +11,7 @@ import penstock_ledger.errors
 import penstock_producer
 import penstock_producer.errors
 import penstock_workers.errors
+from penstock_cli.errors import EXIT_BROKEN
 from penstock_ledger.errors import EXIT_FAILED, EXIT_USAGE
 from penstock_ledger.model import ItemKey, Result
 from penstock_producer import PenstockError
@@ -51,7 +52,7 @@ def test_every_error_is_a_penstock_error_with_an_exit_status(kind: type[Penstock
     """One `except PenstockError` catches whatever Penstock raises on purpose, and each says how a
     command ends (C7)."""
     assert issubclass(kind, PenstockError)
-    assert kind.exit_status in (EXIT_FAILED, EXIT_USAGE, 130)
+    assert kind.exit_status in (EXIT_FAILED, EXIT_USAGE, EXIT_BROKEN, 130)
 
 
 def test_what_a_producer_raises_and_returns_is_exported() -> None:

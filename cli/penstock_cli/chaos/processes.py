@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 from penstock_cli.errors import CliError
 from penstock_cli.redis_server import EmbeddedRedis
@@ -105,9 +105,10 @@ class Guard:
 
 def start_penstock(words: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     """Start a `penstock` command as a process."""
-    return subprocess.Popen(  # noqa: S603 -- ourselves
+    started: Any = subprocess.Popen(  # noqa: S603 -- ourselves
         [*PENSTOCK, *words], stdin=subprocess.DEVNULL, **options
     )
+    return cast("subprocess.Popen[bytes]", started)
 
 
 Start = Callable[..., subprocess.Popen[bytes]]  # called as ``start_penstock`` is

@@ -204,8 +204,8 @@ class Database:
 
         It runs again after a lost deadlock, so it must only use the connection. ``named``: what it
         writes has names that its caller has chosen, so that doing it again changes nothing, and it
-        runs again where the connection is lost: whoever asks again chooses other names, and has it
-        twice if the answer to a commit was lost. Raises SchemaError, DatabaseUnavailable, and
+        runs again where the connection is lost: a caller who asks again chooses other names, and
+        has it twice if the answer to a commit was lost. Raises SchemaError, DatabaseUnavailable, and
         SQLAlchemy's errors for what the database refuses."""
         assert self._shared() is None, "a write inside one_read would wait for a second connection"
         self._check_schema()

@@ -587,7 +587,7 @@ SAYS_IT_IS_DONE: dict[str, object] = {
     "WebhookStore.failed": False,
     "WebhookStore.forget_before": 0,
 }
-# Done twice by who asks twice, for what they make has a new name each time: a key that nobody has,
+# Done twice by who asks twice, for what they make has a new name each time: a key that none has,
 # a test event. Nothing is paid for either.
 TWICE = {
     "ApiKeyStore.create": "api_keys",

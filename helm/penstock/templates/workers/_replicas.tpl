@@ -2,7 +2,7 @@
 Where KEDA scales, what it chose stays: without a number an upgrade would start at one GPU, with a number of the chart's it would drop the scale.
 GitOps tools render without a cluster and are configured to ignore /spec/replicas (docs/kubernetes.md).
 
-Helm 4 applies on the server, which refuses a number that somebody else has set, and stops half way: of such a Deployment it says none, and
+Helm 4 applies on the server, which refuses a number that another client has set, and stops half way: of such a Deployment it says none, and
 where the number has to change, nothing is applied and the way is named. Helm 3 would drop what it no longer says, so there the number is said.
 */}}
 {{- define "penstock.replicas" -}}

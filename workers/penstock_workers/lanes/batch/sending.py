@@ -123,7 +123,7 @@ class Sending:
     async def _cancel_if_unknown(self, seen: BatchSeen) -> None:
         """Cancel what was created after another process had taken over, unless it knows of it.
 
-        Nobody would read its answers, which are paid for. Who leads the batch by now may have
+        Its answers would be paid for and never read. Who leads the batch by now may have
         looked for it already, or too early for the provider's list."""
         led, batch = self._led, self._led.batch
         now: ProviderBatch | None = await led.in_thread(led.journal.store.get, batch.tag)
@@ -140,8 +140,8 @@ class Sending:
             await led.provider.cancel(seen.batch_id)
         except BatchError as error:
             log.error(
-                "provider batch %s: %s runs on at %s, is paid for and read by nobody: %s; cancel "
-                "it there",
+                "provider batch %s: %s runs on at %s, is paid for and never read: %s; cancel it "
+                "there",
                 batch.tag,
                 seen.batch_id,
                 batch.provider,
