@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
@@ -18,7 +19,7 @@ from penstock_gateway.metrics import metrics_of, route_of
 from penstock_gateway.refused import Refused, not_json
 from penstock_gateway.routing import json_kept
 from penstock_gateway.settings import GatewayFields
-from penstock_producer.json_bounds import huge_integer, overfull
+from penstock_producer.json_bounds import fits, huge_integer, overfull
 
 __all__ = [
     "MAX_DEPTH",
@@ -110,14 +111,33 @@ def parsed(body: bytes) -> Any:
 def refuse_huge_integer(body: bytes) -> None:
     """Raise Refused for an integer beyond 64 bits, which parsing would alter."""
     number = huge_integer(body)
-    if number is not None:
-        shown = number if len(number) <= SHOWN_DIGITS else f"{number[:SHOWN_DIGITS]}…"
-        raise Refused(
-            400,
-            f"The body has the integer {shown}, which 64 bits cannot hold: send a smaller one, or "
-            "a text.",
-            code="invalid_number",
-        )
+    if number is None:
+        return
+    shown = number if len(number) <= SHOWN_DIGITS else f"{number[:SHOWN_DIGITS]}…"
+    try:
+        place = _place_of_huge(json.loads(body))
+    except (ValueError, RecursionError):  # no JSON, or thousands of digits
+        place = None
+    raise Refused(
+        400,
+        f"Invalid value for '{place or 'the body'}': 64 bits cannot hold the integer {shown}; send "
+        "a smaller one, or a text.",
+        code="invalid_number",
+        param=place,
+    )
+
+
+def _place_of_huge(value: Any) -> str | None:
+    """Return where the first integer beyond 64 bits is, as in `messages.0.seed`."""
+    waiting: list[tuple[str, Any]] = [("", value)]
+    while waiting:
+        place, one = waiting.pop()
+        if isinstance(one, dict | list):
+            inner = one.items() if isinstance(one, dict) else enumerate(one)
+            waiting += [(f"{place}.{str(name)[:MAX_KEY]}", part) for name, part in inner][::-1]
+        elif type(one) is int and not fits(str(one)):
+            return place[1:] or None
+    return None
 
 
 def object_of(value: Any) -> dict[str, Any]:

@@ -90,6 +90,8 @@ def test_an_integer_that_parsing_would_alter_is_found(body: bytes, integer: str 
         with pytest.raises(Refused, match="64 bits cannot hold") as refused:
             parsed(body)
         assert (refused.value.status, refused.value.code) == (400, "invalid_number")
+        if body.startswith(b"{"):
+            assert refused.value.param == "seed"
 
 
 @given(

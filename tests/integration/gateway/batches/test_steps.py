@@ -81,13 +81,13 @@ class Mortal:
             self._at_work = False
         return True
 
-    def write(self, work: Callable[[Any], Any]) -> Any:
+    def write(self, work: Callable[[Any], Any], *, named: bool = False) -> Any:
         if not self._at_work:
-            return self._write(work)
+            return self._write(work, named=named)
         self.writes += 1
         if self.writes == self.at:
             raise Killed
-        return self._write(work)
+        return self._write(work, named=named)
 
 
 @pytest.fixture
