@@ -379,7 +379,7 @@ def test_while_redis_has_forgotten_nobody_is_a_stranger(hot: RedisLedger, client
     """Items that workers hold while Redis is emptied go on, as no window is left to look them up in
     (B6)."""
     client.flushall()
-    assert hot.begin([begin("a")]) == [Begun(GO, 0)]
+    assert hot.begin([begin("a")]) == [Begun(GO, 0, is_sure=False)]
     hot.install_epoch()
     assert hot.begin([begin("b")])[0].reply is UNKNOWN_SINCE_REBUILT
 
