@@ -115,7 +115,8 @@ def _orders() -> socket.socket:
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ORDER_BYTES)
     subprocess.Popen(
-        [sys.executable, __file__, str(theirs.fileno())],
+        [sys.executable, str(Path(__file__).resolve()), str(theirs.fileno())],
+        cwd="/",  # tests ask which processes are at work in their folders
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,
     )

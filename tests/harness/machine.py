@@ -34,7 +34,8 @@ class Simulator:
 @contextmanager
 def simulator(*flags: str) -> Iterator[Simulator]:
     words = ["simulate", "--port", "0", "--latency-ms", "5", *flags]
-    process = Penstock(words, stdout=subprocess.PIPE, text=True)
+    # not in the folder of a test, which asks who is at work there
+    process = Penstock(words, stdout=subprocess.PIPE, text=True, cwd="/")
     assert process.stdout is not None
     try:
         yield Simulator(process.stdout.readline().split()[-1])

@@ -64,10 +64,10 @@ print(repr(answers))
 
 
 def at_work(folder: Path) -> list[str]:
-    """Return the processes in the folder that are neither this one, the provider nor a kernel."""
+    """Return the processes in the folder that are neither this one nor a kernel."""
     this = Path("/proc/self/cmdline").read_text().replace("\0", " ")
-    told = [one for one in Machine(folder).leftovers() if one != this]
-    return [one for one in told if "simulate" not in one and "ipykernel" not in one]
+    there = Machine(folder).leftovers()
+    return [one for one in there if one != this and "ipykernel" not in one]
 
 
 def has_called(provider: Simulator, times: int) -> bool:

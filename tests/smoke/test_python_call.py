@@ -251,9 +251,9 @@ def test_answers_come_while_the_job_runs(folder: Path) -> None:
 
 
 def at_work(folder: Path) -> list[str]:
-    """Return the processes in the folder that are neither this one nor a simulated provider."""
+    """Return the processes in the folder but for this one."""
     this = Path("/proc/self/cmdline").read_text().replace("\0", " ")
-    return [one for one in Machine(folder).leftovers() if one != this and "simulate" not in one]
+    return [one for one in Machine(folder).leftovers() if one != this]
 
 
 async def test_it_runs_beside_other_coroutines_and_in_threads(provider: Simulator) -> None:
