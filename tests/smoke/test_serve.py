@@ -46,6 +46,7 @@ class Served:
             "--no-progress",
         ]
         self.process: subprocess.Popen[str] | None = None
+        self._told = ""  # by the process so far
 
     @property
     def url(self) -> str:
@@ -56,12 +57,19 @@ class Served:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=5)
 
     def start(self) -> None:
+        """Return once it says that it serves, which it looks for less often than this test would."""
         self.process = self.machine.start(*self.flags)
+        assert self.process.stdout is not None
+        self._told = ""
+        for line in self.process.stdout:
+            self._told += line
+            if "serving on" in line:
+                break
         eventually(self.healthy, STARTED_S)
 
     def healthy(self) -> bool:
         assert self.process is not None
-        assert self.process.poll() is None, self.process.communicate()[0]
+        assert self.process.poll() is None, self._told + self.process.communicate()[0]
         with (
             contextlib.suppress(OSError),
             urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer,
@@ -73,7 +81,7 @@ class Served:
         assert self.process is not None
         self.process.send_signal(number)
         told, _ = self.process.communicate(timeout=STARTED_S)
-        return self.process.returncode, told
+        return self.process.returncode, self._told + told
 
     def processes(self) -> list[str]:
         """Those that work in the folder."""
