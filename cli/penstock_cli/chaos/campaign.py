@@ -74,7 +74,7 @@ def _stroke(faults: tuple[Fault, ...], seed: int, turn: int) -> Stroke:
 
 @dataclass
 class Campaign:
-    """What was done and what came of it."""
+    """Holds what was done and what came of it."""
 
     seed: int
     lane: str

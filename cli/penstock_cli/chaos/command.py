@@ -108,7 +108,7 @@ def chaos(
 
 
 class Place(NamedTuple):
-    """Where it is done, as given."""
+    """Names the folder and the servers that were given."""
 
     folder: Path | None
     redis_url: str | None

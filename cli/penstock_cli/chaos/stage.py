@@ -138,7 +138,7 @@ class Stage:
 
     @property
     def slots(self) -> int:
-        """How many calls may be made twice: none in batches, which are in a journal."""
+        """Return how many calls may be made twice: none in batches, which are in a journal."""
         if self.lane.name == "batch":
             return 0
         return (self.died + self.deaths) * SLOTS + self.ambiguous
@@ -170,7 +170,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a job under faults."""
+    """Holds what came of a job under faults."""
 
     faults: tuple[str, ...]
     seed: int
@@ -191,7 +191,7 @@ class Verdict:
 
     @property
     def lost_tokens(self) -> int | None:
-        """What was billed and is not in the books; None where the bill is not known."""
+        """Return what was billed and is not in the books; None where the bill is not known."""
         return None if self.billed is None else self.billed - self.booked
 
 
