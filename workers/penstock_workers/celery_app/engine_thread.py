@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import gc
 import logging
 import threading
@@ -96,12 +97,14 @@ class EngineThread:
         spare_the_collector()
 
     def _give_up(self) -> None:
-        """Cancel the start of the engine, which ends what it has begun."""
+        """Cancel the start of the engine, which ends what it has begun.
+
+        One that is up by then is stopped: it holds nothing yet."""
         serving = self._serving
         if serving is not None:
             log.warning("a signal to stop came while the engine starts; its start is given up")
             self.call(serving.cancel)
-            concurrent.futures.wait([self._ready], GIVE_UP_S)
+            self._thread.join(GIVE_UP_S)
 
     def abort(self, delivery: Delivery, why: str) -> None:
         self.call(lambda: self.running.abort(delivery, why))
@@ -178,7 +181,8 @@ class EngineThread:
             return
         self._ready.set_result(None)
         beating = asyncio.create_task(self._beat(), name="item loop's beat")
-        await self._ended.wait()
+        with contextlib.suppress(asyncio.CancelledError):  # by ``_give_up``
+            await self._ended.wait()
         try:
             await self._engine.stop()
         except Exception:

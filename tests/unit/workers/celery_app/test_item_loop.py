@@ -7,8 +7,11 @@ import gc
 import sys
 import threading
 from collections.abc import Iterator
+from unittest.mock import AsyncMock
 
 import pytest
+from celery.exceptions import WorkerShutdown
+from celery.worker import state
 
 from penstock_cli.doctor.checks import _loop
 from penstock_workers.celery_app import engine_thread
@@ -71,3 +74,21 @@ def test_the_collector_walks_seldom_and_never_what_was_there_at_start(thresholds
         engine_thread.MIDDLE_WALKS,
     )
     assert gc.get_freeze_count() > 10_000
+
+
+def test_an_engine_that_is_up_when_its_worker_is_asked_to_stop_is_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The signal came while it started, and was looked for after that."""
+    engine = AsyncMock()
+    hosting = engine_thread.EngineThread(lambda: engine)
+    monkeypatch.setattr(state, "should_stop", None)
+
+    def signal_comes() -> None:
+        monkeypatch.setattr(state, "should_stop", 0)
+
+    with pytest.raises(WorkerShutdown):
+        hosting.start(AsyncMock(), signal_comes)
+    engine.start.assert_awaited_once()
+    engine.stop.assert_awaited_once()
+    assert hosting.stop(0)  # its thread has ended
