@@ -19,7 +19,15 @@ from penstock_simulate.answers.answers import (
     embedding_body,
     forced_function,
 )
-from penstock_simulate.answers.calls import CHAT, COMPLETIONS, EMBEDDINGS, GENERATE, MESSAGES, Call
+from penstock_simulate.answers.calls import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    FLEX_TIER,
+    GENERATE,
+    MESSAGES,
+    Call,
+)
 from penstock_simulate.answers.faults import Draw, Fates, Fault, Poison, document_of
 from penstock_simulate.answers.headers import WRITERS, Meters, RetryHeaders
 from penstock_simulate.answers.messages import Answer, forced_tool, message_body
@@ -123,6 +131,9 @@ class Replies:
 
     def _infer(self, call: Call, draw: Draw, meters: Meters, now: float) -> Reply:
         config = self._config
+        if call.tier == FLEX_TIER and self._fates.is_flex_full(call.document, call.number):
+            full = refusals.no_room_in_flex if call.endpoint == CHAT else refusals.overloaded
+            return self.refuse(full(config.retry_after_s), meters, now)
         match draw.fault:
             case None | Fault.TRUNCATE | Fault.DROP:
                 return self._answer(call, draw, meters, now)

@@ -186,7 +186,11 @@ def _fallbacks(spec: JobSpec, providers: Collection[str]) -> Iterator[JobSpec]:
     """Yield the spec as each fallback model is asked."""
     for name in spec.fallback or ():
         provider, model = provider_and_model(name, providers)
-        yield spec.model_copy(update={"model": model, "provider": provider or spec.provider})
+        # the tiers of one provider are not those of another
+        tier = spec.tier if provider in (None, spec.provider) else None
+        yield spec.model_copy(
+            update={"model": model, "provider": provider or spec.provider, "tier": tier}
+        )
 
 
 def _provider_of(spec: JobSpec, settings: WorkerSettings) -> ProviderSettings:
