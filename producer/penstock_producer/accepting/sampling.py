@@ -26,7 +26,6 @@ from penstock_producer.accepting.acceptance import beyond_budget, check_estimate
 from penstock_producer.accepting.estimates import Estimate, Measure, TokenMeter
 from penstock_producer.accepting.survey import Survey, Surveyed, check_bad_rows, job_meter, survey
 from penstock_producer.errors import SourceError
-from penstock_producer.job.lanes import packs
 from penstock_producer.job.provider_facts import ProviderFacts
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.job.tiers import in_tier
@@ -167,7 +166,7 @@ def preview(
 
 
 def _in_its_tier(request: Document, spec: JobSpec) -> Document:
-    if spec.tier is None or packs(spec.first_lane):
+    if spec.tier is None or spec.tier_in(spec.first_lane) is None:
         return request
     endpoint = request.endpoint or spec.endpoint
     return request._replace(body=in_tier(request.body, endpoint, spec.tier))

@@ -42,7 +42,6 @@ from penstock_producer.job.lanes import (
     LaneAsked,
     has_own_model,
     lanes_in_words,
-    packs,
     permitted,
 )
 from penstock_producer.job.options import OPTIONS, SINK_FIELDS
@@ -288,8 +287,10 @@ class JobSpec(BaseModel):
         return self.permitted_lanes[0]
 
     def tier_in(self, lane: str) -> str | None:
-        """Return the service tier that its requests name, as flex; batches have none."""
-        return None if packs(lane) else self.tier or tier_named(self.params)
+        """Return the service tier that its requests name, as flex.
+
+        None in lanes in which no provider answers in real time."""
+        return (self.tier or tier_named(self.params)) if LANES[lane].is_real_time else None
 
     @property
     def asks_a_provider(self) -> bool:

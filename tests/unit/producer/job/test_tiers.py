@@ -82,16 +82,11 @@ def test_a_tier_that_cannot_be_asked_for_is_refused_at_submit(
     assert [problem.pointer for problem in refused.value.problems] == ["/tier"]
 
 
-@pytest.mark.parametrize(("lane", "tier"), [("api", "flex"), ("batch", None)])
-def test_batches_have_no_tier(lane: str, tier: str | None) -> None:
-    """A job that may go to either asks for it where it is answered in real time."""
+@pytest.mark.parametrize(("lane", "tier"), [("api", "flex"), ("batch", None), ("gpu", None)])
+def test_only_a_provider_in_real_time_has_tiers(lane: str, tier: str | None) -> None:
+    """A job that may go to several lanes asks for it where it is answered in real time."""
+    lanes = ["api", "batch", "gpu"]
     spec = JobSpec.model_validate(
-        {
-            "prompt": "{text}",
-            "model": "m",
-            "tier": "flex",
-            "lane": "auto",
-            "lanes": ["api", "batch"],
-        }
+        {"prompt": "{text}", "model": "m", "tier": "flex", "lane": "auto", "lanes": lanes}
     )
     assert spec.tier_in(lane) == tier

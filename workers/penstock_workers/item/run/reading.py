@@ -148,6 +148,8 @@ def read_job(
             spec = spec.model_copy(update={"endpoint": endpoint})
         if job.moves or len(spec.permitted_lanes) > 1:
             spec = spec.model_copy(update={"lane": settings.lane})
+        if spec.tier is not None:
+            spec = spec.model_copy(update={"tier": spec.tier_in(spec.lane)})
         flow, provider = flow_of(job.job_id, spec), _provider_of(spec, settings)
         tenant_usd = None if tenants is None else tenants.of(spec.tenant)
         awaited = bool(job.source.get(AWAITED))
