@@ -125,12 +125,6 @@ class Books:
         account = None if redis is None else redis.budgets.seen(job.job_id)
         return account, {} if account is None else BatchFigures(self.database).may_cost(job.job_id)
 
-    def batches_created(self, job: Job) -> tuple[int, int]:
-        """Return how many of them providers took, and the requests in them."""
-        from penstock_ledger import BatchFigures
-
-        return BatchFigures(self.database).created(job.job_id)
-
     def batches_lasted(self, provider: str, most: int) -> list[float]:
         """Return how many seconds the last batches of a provider took."""
         from penstock_ledger import BatchFigures

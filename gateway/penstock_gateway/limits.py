@@ -16,8 +16,6 @@ from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
 from penstock_ledger import COUNTED, Cause, QuotaSeen, quotas_seen
 
-__all__ = ["FailureResponse", "QuotaAccount", "QuotaList", "QuotaResponse"]
-
 _FAILURE: Final[dict[str, Any]] = {
     "job_id": "job_k3v7q2m4n6p8r2t4w6y2",
     "name": "out_of_money",

@@ -18,7 +18,7 @@ from penstock_producer.job.lanes import DEFAULT_LANE, LANES, LaneAsked, has_own_
 from penstock_producer.settings import DoorFiles, ProducerSettings
 from penstock_producer.storage import check_destination
 
-__all__ = ["DEFAULT_PORT", "BatchFields", "GatewayFields", "GatewaySettings", "is_loopback"]
+__all__ = ["BatchFields", "GatewayFields", "GatewaySettings", "is_loopback"]
 
 MIB: Final = 1024 * 1024
 DAY_S: Final = 86_400.0

@@ -158,7 +158,6 @@ class ProviderBatch(NewProviderBatch):
     creating_at: float | None
     created_at: float | None
     ended_at: float | None
-    settled_at: float | None
     fence: int
     handed_at: float | None
     trouble: BatchTrouble | None = None

@@ -38,9 +38,6 @@ from penstock_ledger.errors import EXIT_USAGE, PenstockError, shown_ids
 from penstock_ledger.texts import SetOption, Text
 
 __all__ = [
-    "MAX_FAULTS_SHOWN",
-    "MAX_LINES_SHOWN",
-    "MAX_ROWS_KEPT",
     "MAX_SEEN_CHARS",
     "BadMessage",
     "BadReference",

@@ -24,7 +24,6 @@ from penstock_producer.storage import Writer, open_sink
 __all__ = [
     "ERRORS_NAME",
     "OUTPUT_NAME",
-    "WrittenFiles",
     "error_line",
     "on_one_line",
     "output_line",

@@ -21,7 +21,7 @@ from penstock_producer.errors import SinkError, SinkTaken
 from penstock_producer.outputs import OUTPUT_NAME
 from penstock_producer.tables.reading import Lines
 
-__all__ = ["INDEX_NAME", "PARTS", "GrowingOutput", "Index", "Part"]
+__all__ = ["PARTS", "GrowingOutput", "Index", "Part"]
 
 INDEX_NAME: Final = "parts.json"
 # A part is two PUTs, with the index; so one PUT is for 200 results or more.

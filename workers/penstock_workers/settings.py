@@ -37,7 +37,6 @@ from penstock_workers.lanes.lane_fields import LaneFields, suitable_concurrency
 
 __all__ = [
     "CONTROL_LANE",
-    "DEFAULT_BASE_URL",
     "DEFAULT_PROVIDER",
     "CostSettings",
     "ProviderSettings",

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from penstock_producer.job.spec import JobSpec
     from penstock_producer.reporting.account import Report
 
-__all__ = ["fix_of"]
-
 
 def fix_of(letter: DeadLetter, spec: JobSpec, url: str | None) -> str | None:
     """Return what to do about a failure; None where its own words say all.

@@ -40,6 +40,7 @@ def plain_table(*headings: str) -> Table:
 
 MAX_ALIGNED = 40  # columns
 LOG_TAIL_BYTES = 8192  # enough for the traceback at the end of a log
+LOG_TAIL_LINES = 12
 
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -70,7 +71,7 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def last_lines(path: Path, lines: int = 12) -> str:
+def last_lines(path: Path) -> str:
     """Return the end of a log, escaped; empty when there is no log."""
     try:
         with path.open("rb") as file:
@@ -78,7 +79,7 @@ def last_lines(path: Path, lines: int = 12) -> str:
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return ""
-    return "\n".join(safe(line) for line in text.splitlines()[-lines:])
+    return "\n".join(safe(line) for line in text.splitlines()[-LOG_TAIL_LINES:])
 
 
 def this_command() -> str:

@@ -17,7 +17,7 @@ from penstock_producer.job.endpoints import EMBEDDINGS
 from penstock_producer.reporting.advice import over_http
 from penstock_producer.sources import BadRow, Document, FileSource, open_source
 
-__all__ = ["ERRORS_MAX", "LineChecks", "faults_in", "first_model", "of_the_batch", "one_model"]
+__all__ = ["LineChecks", "faults_in", "first_model", "of_the_batch", "one_model"]
 
 ERRORS_MAX: Final = 100  # that are listed; one more says that there are others
 

@@ -37,14 +37,11 @@ from penstock_ledger import (
 __all__ = [
     "COOKIE",
     "SESSION_S",
-    "FailedTries",
     "Found",
     "KnownKeys",
     "Session",
     "keys_of",
-    "new_session",
     "read_session",
-    "secret_in",
     "signed_session",
 ]
 

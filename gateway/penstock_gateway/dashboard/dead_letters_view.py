@@ -52,7 +52,6 @@ __all__ = [
     "EDIT_MAX",
     "GROUPED_MAX",
     "Answered",
-    "DeadLetterRow",
     "Group",
     "Sample",
     "alike",

@@ -49,7 +49,7 @@ from penstock_producer.reporting.words import (
     twice_line,
 )
 
-__all__ = ["JobView", "Note", "Reason", "Tier", "Tile", "job_view", "options_told"]
+__all__ = ["JobView", "Note", "Reason", "job_view", "options_told"]
 
 
 REASON_CHARS: Final = 800
@@ -147,9 +147,8 @@ class JobView:
     read_at: str
 
 
-def job_view(seen: JobSeenNow, now: float | None = None) -> JobView:
-    at = time.time() if now is None else now
-    job, report = seen.job, seen.report
+def job_view(seen: JobSeenNow) -> JobView:
+    at, job, report = time.time(), seen.job, seen.report
     return JobView(
         job_id=job.job_id,
         key=one_line(job.job_key, REASON_CHARS),

@@ -16,8 +16,6 @@ from penstock_producer.reporting.text import count, duration, one_line, percent
 
 __all__ = [
     "Calls",
-    "JobRow",
-    "RefusedBatch",
     "Tab",
     "ago",
     "calls_row",

@@ -33,16 +33,12 @@ from penstock_producer.reporting.reasons import INTERRUPTED
 from penstock_producer.reporting.text import one_line
 
 __all__ = [
-    "THEME",
-    "THEMES",
     "TOKEN",
-    "VISIT",
     "JobHead",
     "Viewer",
     "check_form",
     "check_origin",
     "check_token",
-    "give_cookie",
     "head_of",
     "job_of",
     "page",

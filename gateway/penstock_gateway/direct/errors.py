@@ -43,7 +43,6 @@ from penstock_producer.feed.routes import GENERATION
 
 __all__ = [
     "CALLER_GONE",
-    "MAY_BE_TRIED_AGAIN",
     "TIMED_OUT",
     "Answers",
     "Outcome",

@@ -26,7 +26,7 @@ from penstock_ledger.model import DeadLetter, Job
 from penstock_producer.accepting.sampling import input_line
 from penstock_producer.outputs import error_line
 
-__all__ = ["DeadLetterList", "DeadLetterResponse", "DeadLetterView", "Replay", "Replayed"]
+__all__ = ["Replay", "Replayed"]
 
 DOCS_MAX: Final = 10_000  # ids that one replay names
 

@@ -45,7 +45,6 @@ __all__ = [
     "LockedKeys",
     "NewApiKey",
     "digest_of_key",
-    "forget_sessions_of",
     "is_tenant_of_key",
     "looks_like_key",
 ]

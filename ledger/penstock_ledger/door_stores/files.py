@@ -32,7 +32,7 @@ from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import door_batches, door_files, jobs
 from penstock_ledger.stores.jobs import LIVE
 
-__all__ = ["BATCHES_AT_WORK", "DoorFile", "DoorFiles", "FileDetails", "FilePage", "needed_by"]
+__all__ = ["DoorFile", "DoorFiles", "FileDetails", "needed_by"]
 
 # they may read their input again
 BATCHES_AT_WORK: Final = ("validating", "in_progress", "finalizing", "cancelling")

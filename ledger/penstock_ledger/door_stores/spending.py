@@ -33,7 +33,6 @@ from penstock_ledger.stores.account import cost_of_jobs, cost_of_tenant
 from penstock_ledger.stores.outcome_rows import DEAD
 
 __all__ = [
-    "LAST_YEAR",
     "Conditions",
     "Month",
     "Spending",

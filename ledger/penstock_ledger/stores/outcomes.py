@@ -273,12 +273,12 @@ class OutcomeStore:
         query = select(*RESULT_COLUMNS).where(outcomes.c.job_id == job_id, _VISIBLE, _IS_RESULT)
         return self._paged(query, page, result_from)
 
-    def timed_results(self, job_id: str, page: int = PAGE) -> Iterator[tuple[Result, float]]:
+    def timed_results(self, job_id: str) -> Iterator[tuple[Result, float]]:
         """Return the same, each with the Unix time at which it was stored."""
         query = select(*RESULT_COLUMNS, outcomes.c.created_at).where(
             outcomes.c.job_id == job_id, _VISIBLE, _IS_RESULT
         )
-        return self._paged(query, page, _timed_result)
+        return self._paged(query, PAGE, _timed_result)
 
     def vectors(self, job_id: str, page: int = PAGE) -> Iterator[tuple[ItemKey, Vectors]]:
         """Yield visible results kept as vectors, in the order of ``results``, without JSON."""

@@ -40,7 +40,7 @@ from penstock_producer.refusals import refused
 from penstock_producer.rows import BadRow
 from penstock_producer.settings import ProducerSettings
 
-__all__ = ["check_tenant_key", "tenant_prefix"]
+__all__ = ["tenant_prefix"]
 
 OF_TENANT: Final = "@"
 

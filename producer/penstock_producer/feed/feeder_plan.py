@@ -20,7 +20,7 @@ from penstock_producer.job.spec import JobSpec
 from penstock_producer.rows import Document
 from penstock_producer.sources.several import entries
 
-__all__ = ["FeederPlan", "is_worth_telling", "plan_feeders"]
+__all__ = ["is_worth_telling", "plan_feeders"]
 
 # Rendered before the text wherever they stand in the body. Rare: only bodies that have one of them
 # are parsed.

@@ -22,7 +22,6 @@ from penstock_producer.source_formats import BY_VARIABLE, POSTGRESQL, SQLITE, va
 
 __all__ = [
     "TABLE_FORMATS",
-    "TableForm",
     "TableFormat",
     "columns_problem",
     "form_named",

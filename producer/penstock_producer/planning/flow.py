@@ -28,7 +28,6 @@ from typing import Any, Final, NamedTuple
 
 __all__ = [
     "SLOTS",
-    "BatchTimeline",
     "Batches",
     "Calls",
     "Figure",

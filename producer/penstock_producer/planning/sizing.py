@@ -28,7 +28,6 @@ from penstock_producer.planning.flow import (
 __all__ = [
     "CALLS",
     "CPU",
-    "ENGINES",
     "FEEDERS",
     "MARGIN",
     "READING",

@@ -11,7 +11,6 @@ from penstock_producer.errors import seen
 
 __all__ = [
     "BadMessages",
-    "FunctionCall",
     "checked_messages",
     "embedded_image",
     "function_call",

@@ -23,16 +23,7 @@ from penstock_producer.schedules.timetable import EVENTS, NEW_FILES, WEBHOOK
 from penstock_producer.sources.listings.chosen import folder_and_pattern, matches
 from penstock_producer.sources.listings.listing import is_data
 
-__all__ = [
-    "EventQueue",
-    "Message",
-    "NoticeOutcome",
-    "Place",
-    "collect",
-    "is_queue_url",
-    "keep",
-    "read_notice",
-]
+__all__ = ["Message", "NoticeOutcome", "Place", "collect", "is_queue_url", "keep", "read_notice"]
 
 
 TRIES: Final = 3  # of one request, boto3's own, with backoff

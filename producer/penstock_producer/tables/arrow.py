@@ -17,7 +17,7 @@ from penstock_producer.tables.columns import Column, Row
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["batches", "need_pyarrow", "parquet_pieces", "reader_of", "schema_of"]
+__all__ = ["batches", "parquet_pieces", "reader_of"]
 
 BATCH_ROWS: Final = 20_000
 # of values, in Python; as much again in Arrow while the batch is made

@@ -35,7 +35,6 @@ __all__ = [
     "from_json",
     "parsed",
     "text_of",
-    "vectors_of",
 ]
 
 

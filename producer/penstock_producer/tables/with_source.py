@@ -33,7 +33,6 @@ __all__ = [
     "added_columns",
     "joined",
     "reading_of",
-    "row_id",
     "source_beside",
     "table_pieces",
     "write_rows",
@@ -52,11 +51,6 @@ class Added(NamedTuple):
 
     at: int  # its place in a row of the outcomes
     column: Column  # under the name that it has in the joined table
-
-
-def row_id(number: int) -> str:
-    """Return the id of a row without one; the first is number 1."""
-    return str(number)
 
 
 def added_columns(source: Iterable[str], outcomes: Sequence[Column]) -> list[Added]:

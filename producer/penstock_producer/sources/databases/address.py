@@ -33,7 +33,7 @@ from penstock_producer.source_formats import (
     variable_in,
 )
 
-__all__ = ["KIND", "MYSQL", "Address", "address_of", "check_driver", "open_other", "whole"]
+__all__ = ["KIND", "MYSQL", "Address", "address_of", "open_other", "whole"]
 
 
 MYSQL: Final = frozenset({"mysql", "mariadb"})

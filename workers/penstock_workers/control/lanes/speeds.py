@@ -13,7 +13,7 @@ from penstock_workers.control.lanes.measured import Rate
 from penstock_workers.control.lanes.prices import Tokens
 from penstock_workers.control.lanes.seen import InBatches, OneByOne, Pace
 
-__all__ = ["HISTORY", "Speed", "half_of", "limits_of", "of_batches", "one_by_one", "typical"]
+__all__ = ["HISTORY", "Speed", "half_of", "limits_of", "of_batches", "one_by_one"]
 
 HISTORY: Final = 20
 """Batches of a provider that say how long one takes."""

@@ -203,7 +203,7 @@ class EmbedLane:
                 return scoring.read_ask(task, request.body)
             except scoring.BadAsk as error:
                 raise BadBody(str(error), param=error.param) from None
-        check_endpoint(request.endpoint, ", /v1/rerank, /v1/score and /classify")
+        check_endpoint(request.endpoint)
         if classes:
             raise BadBody(
                 f"{self._name} classifies and does not embed: ask /classify, or host a model that "

@@ -322,10 +322,6 @@ class EngineFigures:
             max((state.kv_usage for state in states), default=0.0),
         )
 
-    @property
-    def preempted(self) -> int:
-        return self._preempted
-
     def gauges(self, *, max_seqs: int, lined_up: int) -> dict[str, float | str]:
         """Return the figures; ``lined_up`` items are ready and wait for a place."""
         self._rates.roll()
