@@ -81,7 +81,7 @@ class Books:
 
     @cached_property
     def operations(self) -> JobOperations:
-        """What is done to jobs, with Redis where it runs."""
+        """Return the operations on jobs, with Redis where it runs."""
         from penstock_producer.operations import JobOperations
         from penstock_producer.settings import ProducerSettings
 

@@ -1,4 +1,4 @@
-"""What a job leaves: its result files, where they may go, and its report.
+"""A job leaves its result files, where they may go, and its report.
 
 The report is the job's account from the ledger, in the form that was asked for.
 """

@@ -34,7 +34,7 @@ def _print_version(wanted: bool) -> None:
 
 
 class Command(NamedTuple):
-    """Where a command is, and how `penstock --help` shows it."""
+    """The place of a command, and its entry in `penstock --help`."""
 
     panel: str
     home: str  # module:function, or module:app of a group

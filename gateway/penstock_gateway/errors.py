@@ -1,4 +1,4 @@
-"""What an exception is for a caller, and its envelope in the form that clients of the path read.
+"""An exception becomes an envelope in the form that clients of the path read.
 
 One table says of each exception of the producer, the ledger or the framework which answer it is.
 """

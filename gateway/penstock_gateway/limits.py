@@ -60,7 +60,7 @@ class FailureResponse(BaseModel):
 
 
 class QuotaAccount(BaseModel):
-    """How a provider's account is used, for the operator."""
+    """The use of a provider's account, for the operator."""
 
     model_config = _like(_ACCOUNT)
 
@@ -86,7 +86,7 @@ class QuotaAccount(BaseModel):
 
 
 class QuotaResponse(BaseModel):
-    """Whether requests to a provider may start now."""
+    """A provider's quota, and whether requests may start now."""
 
     model_config = _like(_QUOTA)
 

@@ -39,7 +39,7 @@ Writes = Annotated[Caller, Depends(caller_with("write"))]
 
 
 class NewWebhook(BaseModel):
-    """Where events go, and which; all of them where none is named."""
+    """A receiver of events, and their kinds; all of them where none is named."""
 
     model_config = ConfigDict(
         extra="forbid", json_schema_extra={"example": {"url": "https://example.com/hooks"}}

@@ -113,7 +113,7 @@ def several_lines(text: str) -> str:
 
 
 class LineFormatter(logging.Formatter):
-    """What a provider, a document or an error says stays inside its record's line.
+    """A formatter that keeps what providers, documents and errors say inside a record's line.
 
     A traceback follows its record in lines of its own, each indented, so that none of them can be
     taken for a record.

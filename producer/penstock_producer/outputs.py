@@ -45,7 +45,7 @@ _OPENAI_CODES: Mapping[str, str] = {
 
 
 class Outcomes(Protocol):
-    """What is needed of the ledger's OutcomeStore: visible outcomes, page by page."""
+    """The part of the ledger's OutcomeStore that is needed: visible outcomes, page by page."""
 
     def results(self, job_id: str) -> Iterator[Result]: ...
 
@@ -54,7 +54,7 @@ class Outcomes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WrittenFiles:
-    """Where the files are, and how many lines they have."""
+    """The places of the files, and the number of their lines."""
 
     output: str
     errors: str

@@ -1,4 +1,4 @@
-"""Where output files go: a folder, or a prefix of a bucket. A file appears whole or not at all."""
+"""Output files go to a folder, or a prefix of a bucket. A file appears whole or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What you declare of a provider: its limits, and how close to them to go."""
+"""You declare a provider's limits, and how close to them to go."""
 
 from __future__ import annotations
 

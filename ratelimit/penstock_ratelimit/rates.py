@@ -1,4 +1,4 @@
-"""How much a provider allows in how long, and how the rate comes back after a restart."""
+"""A provider allows so much in so long, and the rate comes back slowly after a restart."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ Rate = PerMinute | PerSecond
 
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """How the rate comes back after a restart: from a share of it, doubling until whole.
+    """The return of the rate after a restart: from a share of it, doubling until whole.
 
     A restart is a breaker that closed again, a pause longer than 10 s, or ``after_idle_s`` without
     a start. Providers with acceleration limits refuse a fleet that goes from nothing to everything

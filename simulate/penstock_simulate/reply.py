@@ -18,7 +18,7 @@ NO_USAGE = Usage(0, 0)
 
 
 class Manner(Enum):
-    """How an answer leaves."""
+    """The manner in which an answer leaves."""
 
     WHOLE = "whole"
     DROPPED = "dropped"  # the connection ends before the first byte
@@ -31,7 +31,7 @@ class Manner(Enum):
 
 
 class Reply(NamedTuple):
-    """What to send, when, and how.
+    """An answer to send, when, and how.
 
     ``outcome`` is its name in the statistics: a status, or how it failed to leave."""
 
@@ -48,5 +48,5 @@ class Reply(NamedTuple):
 
     @property
     def worked(self) -> bool:
-        """Whether the model did the work, even if the result did not arrive."""
+        """Return whether the model did the work, even if the result did not arrive."""
         return self.usage is not NO_USAGE or self.manner is Manner.HUNG

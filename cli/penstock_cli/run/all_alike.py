@@ -1,4 +1,4 @@
-"""What to say when documents fail for one reason, and what a person can do about it."""
+"""When documents fail for one reason, this says so, and what a person can do about it."""
 
 from __future__ import annotations
 

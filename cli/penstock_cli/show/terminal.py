@@ -1,4 +1,4 @@
-"""What commands print: the console, tables, the ends of logs, and command lines to repeat."""
+"""Commands print through the console: tables, the ends of logs, command lines to repeat."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def this_command_with(**changed: str) -> str:
 
 
 class Repetition:
-    """How a run is repeated, in its caller's words: here a command, fit for a shell."""
+    """The way to repeat a run, in its caller's words: here a command, fit for a shell."""
 
     def unchanged(self) -> str:
         return this_command()

@@ -1,4 +1,4 @@
-"""What is wrong with a file of requests, line by line, as OpenAI tells it.
+"""A file of requests is checked line by line, and its errors are worded as OpenAI words them.
 
 And the checks that a job alone does not make."""
 

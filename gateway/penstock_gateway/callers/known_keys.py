@@ -90,7 +90,7 @@ _PURPOSE: Final = "session"
 
 
 class Session(NamedTuple):
-    """What a cookie says.
+    """The content of a session's cookie.
 
     Its id opens nothing, and neither does that of its key: the signature does."""
 

@@ -1,4 +1,4 @@
-"""What became of single documents: dead letters, and a sample of what was answered.
+"""Pages show single documents: dead letters, and a sample of what was answered.
 
 A dead letter is one line, or one of a group whose errors are alike; by itself it says why it failed
 and what was asked and answered, and holds the request to be corrected. A result keeps no request:

@@ -74,7 +74,7 @@ class Tier(NamedTuple):
 
 
 class Reason(NamedTuple):
-    """Why documents are dead letters."""
+    """A reason why documents are dead letters."""
 
     reason: str
     number: str
@@ -84,7 +84,7 @@ class Reason(NamedTuple):
 
 
 class Note(NamedTuple):
-    """What a person should read first. ``kind``: warn or bad, or empty."""
+    """A note that a person should read first. ``kind``: warn or bad, or empty."""
 
     kind: str
     text: str

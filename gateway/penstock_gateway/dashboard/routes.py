@@ -1,4 +1,4 @@
-"""What can be looked at: jobs, one job, its dead letters and answers, workers, quotas, spending."""
+"""Pages show jobs, one job, its dead letters and answers, workers, quotas and spending."""
 
 from __future__ import annotations
 

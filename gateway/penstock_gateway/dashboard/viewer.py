@@ -1,4 +1,4 @@
-"""Who looks at a page: signing in and out, and the forms that this browser sends.
+"""The viewer of a page signs in and out, and sends forms from one browser.
 
 Pages answer those who are let in only, and a page about a job is there for its tenant alone. Forms
 are read within bounds, and taken only from our own pages.
@@ -88,7 +88,7 @@ def page(
 
 
 class JobHead(NamedTuple):
-    """What stands above each of its pages."""
+    """The head of each page of a job."""
 
     job_id: str
     key: str
@@ -135,7 +135,7 @@ class Viewer:
 
     @property
     def token(self) -> str:
-        """What each form of this session carries."""
+        """Return what each form of this session carries."""
         return hmac.new(
             self.secret.encode(), f"form:{self.tied_to}".encode(), hashlib.sha256
         ).hexdigest()
@@ -146,7 +146,7 @@ class Viewer:
 
     @property
     def tenants(self) -> list[str | None] | None:
-        """Whose jobs are shown; None for all."""
+        """Return the tenants whose jobs are shown; None for all."""
         return None if self.sees_all else [self.caller.tenant]
 
     @property

@@ -66,7 +66,7 @@ def _like(example: Any) -> ConfigDict:
 
 
 class Replay(BaseModel):
-    """Which dead letters are tried again, and with what changed."""
+    """The dead letters to try again, and the changes to them."""
 
     model_config = _like({"reason": "bad_request", "overrides": {"set": {"max_tokens": 128}}})
 

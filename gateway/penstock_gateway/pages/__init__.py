@@ -1,1 +1,1 @@
-"""How pages are made: templates, the style and the script, and the headers that go with them."""
+"""Pages are made of templates, the style and the script, with the headers that go with them."""

@@ -129,7 +129,7 @@ USED_EVERY_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """What a key's tenant may do; None = no limit of its own."""
+    """The limits of a key's tenant; None = no limit of its own."""
 
     requests_per_minute: int | None = None
     concurrency: int | None = None

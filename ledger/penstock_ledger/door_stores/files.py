@@ -59,7 +59,7 @@ class DoorFile:
 
 @dataclass(frozen=True, slots=True)
 class FileDetails:
-    """What is known of a file once its last byte is written."""
+    """The facts of a file once its last byte is written."""
 
     filename: str
     purpose: str

@@ -41,7 +41,7 @@ _NEWER_FIRST: Final = (jobs.c.created_at.desc(), jobs.c.job_id.desc())
 
 
 class JobPlace(NamedTuple):
-    """Where a job stands in the list."""
+    """The place of a job in the list."""
 
     created_at: float
     job_id: str

@@ -1,4 +1,4 @@
-"""What the journal of provider batches says, read only: figures, states, and what they hold."""
+"""The journal of provider batches is read here: figures, states, and what they hold."""
 
 from __future__ import annotations
 

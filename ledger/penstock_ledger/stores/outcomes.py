@@ -96,7 +96,7 @@ Query = Select[*tuple[Any, ...]]
 
 
 class PromptSizes(NamedTuple):
-    """How many tokens the prompts of a job had, by the providers' own count."""
+    """The tokens of a job's prompts, by the providers' own count."""
 
     # at most so many tokens (None: more than the last bound), and how many documents
     histogram: Sequence[tuple[int | None, int]]

@@ -135,7 +135,7 @@ _JOB_ID_CHARS: Final = 20
 
 
 class Content(NamedTuple):
-    """What a job works on, as it was read."""
+    """The content that a job works on, as it was read."""
 
     pin: Mapping[str, Any]
     total: int | None  # of its documents; None for a job that is open
@@ -146,7 +146,7 @@ class Content(NamedTuple):
 
 
 class Submission(NamedTuple):
-    """How a job came here, which decides nothing about what it does."""
+    """The way in which a job came here, which decides nothing about what it does."""
 
     job_key: str | None = None
     started_by: Mapping[str, Any] | None = None  # the schedule, and the planned time

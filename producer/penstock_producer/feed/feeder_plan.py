@@ -1,4 +1,4 @@
-"""How a source is fed: by how many feeders, and in which order.
+"""A source is fed by one feeder or several, and in an order.
 
 Documents with the same beginning go next to each other: what an engine has computed for one serves
 the next. An engine keeps the beginnings of recent prompts (its prefix cache), and a worker claims a

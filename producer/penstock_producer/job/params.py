@@ -1,4 +1,4 @@
-"""What may be set in a request: providers' parameters, and what an unknown name was meant to be."""
+"""Requests have providers' parameters; an unknown name is matched with what was meant."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _NAMES_SHOWN = 12
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """What a parameter takes. ``null`` is always allowed: it means the provider's default."""
+    """The values of a parameter. ``null`` is always allowed: it means the provider's default."""
 
     # of `integer`, `number`, `boolean`, `text`, `list`, `object`, `anything`
     kinds: tuple[str, ...]

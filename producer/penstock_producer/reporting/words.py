@@ -50,7 +50,7 @@ REASON_CHARS = 120
 
 
 class Reason(NamedTuple):
-    """Why documents are dead letters."""
+    """A reason why documents are dead letters."""
 
     reason: str
     documents: int

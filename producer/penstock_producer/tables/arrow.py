@@ -153,7 +153,7 @@ def parquet_pieces(rows: Iterable[Row], columns: Sequence[Column]) -> Iterator[b
 
 
 class _File(io.RawIOBase):
-    """What pyarrow writes, until it is taken."""
+    """The bytes that pyarrow writes, until they are taken."""
 
     def __init__(self) -> None:
         super().__init__()

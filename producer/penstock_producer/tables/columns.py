@@ -178,7 +178,7 @@ _END: Final = (
 
 
 class Table:
-    """What a job's outcomes look like as rows."""
+    """The shape of a job's outcomes as rows."""
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
         """``spec`` is that of the job, as the ledger has it."""

@@ -1,4 +1,4 @@
-"""How many requests may be in flight at a server that publishes no limits.
+"""Requests in flight are bounded at a server that publishes no limits.
 
 That may be a self-hosted vLLM, or shared capacity.
 

@@ -46,7 +46,7 @@ REDIS_TIMEOUT_S = 5.0
 
 
 class Door:
-    """What the door tasks of a process share, opened on first use.
+    """The parts that the door tasks of a process share, opened on first use.
 
     It is a producer with the operator's limits, and the records."""
 

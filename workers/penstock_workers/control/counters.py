@@ -1,4 +1,4 @@
-"""What one control loop has done so far, for its metrics."""
+"""One control loop counts its work for its metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one job needs in one round: whether it goes on, its feeds, and its end."""
+"""One job takes these steps in a round: whether it goes on, its feeds, and its end."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Chore(Protocol):
 
 
 class ControlFigures(NamedTuple):
-    """What the loop shows in metrics."""
+    """The figures of the loop in metrics."""
 
     counters: Counters
     fleet: FleetFigures
@@ -76,7 +76,7 @@ class ControlFigures(NamedTuple):
 
 
 class Pace:
-    """When a round is due, and how long the loop rests after it. Belongs to the control thread."""
+    """The times of rounds, and the rests after them. Belongs to the control thread."""
 
     def __init__(self) -> None:
         self._states: dict[str, JobState] = {}  # of the jobs at the last look

@@ -1,4 +1,4 @@
-"""How control processes share the shards of a source, and how shards share the room of a job.
+"""Control processes share the shards of a source, and shards share the room of a job.
 
 Each process knows how many control processes run, and sees in SQL who leads what. So each takes
 shards one by one until it has its part, and lets go of one where it has more: a process that joins
@@ -25,7 +25,7 @@ WORTH_A_STEP: Final = 500
 
 
 class Processes:
-    """How many control processes turn.
+    """The number of control processes that turn.
 
     Belongs to the control thread. ``number`` raises redis.RedisError."""
 

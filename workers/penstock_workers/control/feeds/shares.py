@@ -1,4 +1,4 @@
-"""How many documents of each job may wait in a queue: by fair shares, or in turns.
+"""Documents of each job wait in a queue by fair shares, or in turns.
 
 Classes by priority, tenants evenly inside a class, jobs by weight inside a tenant. A queue is first
 in, first out, so a job that keeps twice as many documents in it is served twice as often. Urgent
@@ -25,7 +25,7 @@ from penstock_ratelimit.for_penstock import CLASS_STEP
 
 
 class Share(NamedTuple):
-    """What one job may have outstanding."""
+    """The documents that one job may have outstanding."""
 
     documents: int
     urgent: bool  # at the consuming end

@@ -44,7 +44,7 @@ since may cost less."""
 
 
 class _Bound(NamedTuple):
-    """What is left of a budget, the job's own or its tenant's, in millionths of a dollar."""
+    """The rest of a budget, the job's own or its tenant's, in millionths of a dollar."""
 
     left: int  # that is not spent
     reserved: int  # of that, by what is under way
@@ -55,7 +55,7 @@ class _Bound(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """What the budgets of a job allow in this round."""
+    """The calls that the budgets of a job allow in this round."""
 
     documents: int  # that may be fed
     lacking: int | None  # the least that was refused, see Account
@@ -63,7 +63,7 @@ class _Look(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether there is room for some of what was refused."""
+        """Return whether there is room for some of what was refused."""
         return self.lacking is None or self.lacking <= self.bound.room
 
 

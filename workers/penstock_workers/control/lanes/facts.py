@@ -43,7 +43,7 @@ LATE: Final = ("deadline", "stuck")
 
 
 class _Circumstances(NamedTuple):
-    """What is read of one job at one look."""
+    """The facts of one job, read at one look."""
 
     job: Job
     spec: JobSpec
@@ -82,7 +82,7 @@ class FleetLook:
 
 
 class BatchHistory:
-    """How long the latest batches of providers lasted, read now and then."""
+    """The times of the latest batches of providers, read now and then."""
 
     def __init__(self, batches: BatchFigures) -> None:
         self._batches = batches
@@ -137,7 +137,7 @@ class TroubleTimes:
 
 
 class LaneFacts:
-    """What is known of jobs and lanes, gathered on the control thread."""
+    """The facts of jobs and lanes, gathered on the control thread."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ WINDOW_S: Final = 24 * 3_600.0
 
 
 class Known(NamedTuple):
-    """What is at hand before a job runs; all of it may be unknown."""
+    """The facts at hand before a job runs; all of them may be unknown."""
 
     provider: ProviderFacts
     limits: Mapping[str, float] = {}  # that are declared, units per minute

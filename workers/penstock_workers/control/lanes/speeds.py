@@ -1,4 +1,4 @@
-"""How fast a lane is for a job, and in words how that is known. Unknown stays unknown."""
+"""A lane has a speed for a job, and words for how that is known. Unknown stays unknown."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ class _Request:
 
 
 class _Part(Mapping[str, float]):
-    """What is charged at admission (0), or what the request costs for sure (1), by dimension."""
+    """The charge at admission (0), or the sure cost of the request (1), by dimension."""
 
     __slots__ = ("_number", "_request")
 

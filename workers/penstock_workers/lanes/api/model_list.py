@@ -1,4 +1,4 @@
-"""Which models the providers list: heartbeats say it, so that `GET /v1/models` can.
+"""Providers list their models, and heartbeats say them, so that `GET /v1/models` can.
 
 Asking costs nothing at any provider. One that has no list, or does not answer, has none here, and
 its models may be asked for all the same.

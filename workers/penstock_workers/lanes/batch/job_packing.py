@@ -29,7 +29,7 @@ REMAINDERS_WAIT_S: Final = 20.0  # for more of them, where other batches are und
 
 
 class FirstBatch(Enum):
-    """Where a job is with the small batch that large jobs begin with."""
+    """The progress of a job with the small batch that large jobs begin with."""
 
     NEXT = "next"
     WAITED_FOR = "waited for"  # its answers are not checked yet

@@ -52,7 +52,7 @@ STUCK_S: Final = 600.0  # of one round: packing takes minutes at most
 
 @dataclass(slots=True)
 class Round:
-    """What one look found."""
+    """The findings of one look."""
 
     live: Sequence[LiveJob]  # of this lane
     left: Mapping[str, float]  # when jobs left it last
@@ -92,7 +92,7 @@ class Looks:
 
 
 class Tidying:
-    """What a batch worker tidies now and then: the packed folder, and its own memory."""
+    """The things a batch worker tidies now and then: the packed folder, and its own memory."""
 
     def __init__(self, packing: Packing, journal: Journal) -> None:
         self._packing, self._journal = packing, journal

@@ -1,4 +1,4 @@
-"""What is packed on this machine, one file at a time: for feeds, and again where a file is gone."""
+"""This machine packs one file at a time: for feeds, and again where a file is gone."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class BadBody(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ShortVectors:
-    """Which sizes a model gives, as far as its files or the operator say."""
+    """The sizes that a model gives, as far as its files or the operator say."""
 
     dimensions: int
     # so that the first part of a vector is a vector, too; None = nothing is said

@@ -81,7 +81,7 @@ class Built(NamedTuple):
 
 
 class Broken(NamedTuple):
-    """Why there are no vectors."""
+    """The reason why there are no vectors."""
 
     words: str
     too_large: bool = False  # for the memory that is left

@@ -77,7 +77,7 @@ MakeEncoder = Callable[[Path, EmbedSettings], Encoder]
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """What ``prepare`` leaves for ``infer``."""
+    """The input that ``prepare`` leaves for ``infer``."""
 
     ask: Ask | scoring.Ask
     rows: Sequence[TokenIds]

@@ -45,7 +45,7 @@ from penstock_workers.settings import WorkerSettings
 
 
 class Input(NamedTuple):
-    """What ``prepare`` leaves for ``infer``."""
+    """The input that ``prepare`` leaves for ``infer``."""
 
     ask: Ask | scoring.Ask
     server_model: ServerModel  # that the server had

@@ -72,7 +72,7 @@ class ServerQueue:
 
 
 class VllmModels:
-    """What a vLLM server serves, and which names it had before."""
+    """The models that a vLLM server serves, and the names it had before."""
 
     def __init__(self, calls: ServerCalls, names: tuple[str, ...]) -> None:
         self._calls, self._names = calls, names

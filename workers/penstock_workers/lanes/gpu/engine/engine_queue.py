@@ -42,7 +42,7 @@ SUSPECTS_TOGETHER = 16
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """What an engine says of itself after a step."""
+    """An engine's words on itself after a step."""
 
     running: int = 0
     waiting: int = 0
