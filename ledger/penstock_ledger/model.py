@@ -247,6 +247,11 @@ class DeadLetter:
     endpoint: str | None = None  # the path that ``request`` is for, where it is not the job's
     unpriced: int | None = 0  # as of a result
 
+    @property
+    def replayable(self) -> bool:
+        """Return whether it can be sent again: a row that never parsed has no request."""
+        return bool(self.request)
+
     def to_json(self) -> dict[str, Any]:
         """Return what it says of the document, without what was sent and answered."""
         return {

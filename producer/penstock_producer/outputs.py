@@ -19,7 +19,7 @@ import orjson
 
 from penstock_ledger import MadeWith
 from penstock_ledger.model import DeadLetter, ItemKey, Result
-from penstock_producer.storage import Writer, open_sink
+from penstock_producer.storage import Writer, discarded_on_error, open_sink
 
 __all__ = [
     "ERRORS_NAME",
@@ -73,20 +73,15 @@ def write_outputs(
     stays.
     """
     sink = open_sink(destination, s3_endpoint_url=s3_endpoint_url)
-    writers: list[Writer] = []
-    try:
-        for name in (OUTPUT_NAME, ERRORS_NAME):
-            writers.append(sink.create(name))
-        output, errors = writers
+    with (
+        discarded_on_error(sink.create(OUTPUT_NAME)) as output,
+        discarded_on_error(sink.create(ERRORS_NAME)) as errors,
+    ):
         results = _write_all(output, map(output_line, outcomes.results(job_id)))
         letters = _write_all(errors, map(error_line, outcomes.dead_letters(job_id)))
-        for writer in writers:
-            writer.finish()
+        output.finish()
+        errors.finish()
         return WrittenFiles(output.publish(), errors.publish(), results, letters)
-    except BaseException:
-        for writer in writers:
-            writer.discard()
-        raise
 
 
 def write_errors(
@@ -95,15 +90,12 @@ def write_errors(
     """Write `errors.jsonl` alone, as ``write_outputs`` does; returns how many lines it has.
 
     Raises SinkError."""
-    writer = open_sink(destination, s3_endpoint_url=s3_endpoint_url).create(ERRORS_NAME)
-    try:
+    sink = open_sink(destination, s3_endpoint_url=s3_endpoint_url)
+    with discarded_on_error(sink.create(ERRORS_NAME)) as writer:
         letters = _write_all(writer, map(error_line, outcomes.dead_letters(job_id)))
         writer.finish()
         writer.publish()
         return letters
-    except BaseException:
-        writer.discard()
-        raise
 
 
 def probe_sink(destination: str | Path, *, s3_endpoint_url: str | None = None) -> None:

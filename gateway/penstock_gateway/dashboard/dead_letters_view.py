@@ -147,7 +147,7 @@ def _values(job: Job, letter: DeadLetter, replayable: bool) -> dict[str, Any]:
         "error": shown(error_for(job, letter.last_error)),
         "facts": " · ".join(facts),
         "fix": on_page(FIXES.get(letter.reason, "")),
-        "prompt": prompt_of(letter.request) if letter.request else [],
+        "prompt": prompt_of(letter.request) if letter.replayable else [],
         "response": shown(json_text(letter.response)),
         "body": json_text(letter.request) if len(letter.request) <= EDIT_MAX else None,
     }

@@ -225,7 +225,7 @@ async def export_dead_letters(
             found.job_id, reason=reason, after=behind
         )
         if form == "requests":
-            letters = (letter for letter in letters if letter.request)
+            letters = (letter for letter in letters if letter.replayable)
         endpoint = str(found.spec["endpoint"])
         return (
             _exported(found, letter, endpoint if form == "requests" else None) for letter in letters

@@ -144,7 +144,7 @@ class ReplaySource(FiniteSource):
         doc_id = letter.key.doc_id
         cursor: Cursor = {"after": doc_id}
         try:
-            if not letter.request:
+            if not letter.replayable:
                 raise RowFault(
                     letter.reason, letter.last_error, fix="correct the row and submit it again"
                 )

@@ -19,7 +19,7 @@ from penstock_producer.job.sinks import form_named
 from penstock_producer.rows import ROW_ID
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.kept import ALL, NONE, Kept, KeptRow, kept_rows
-from penstock_producer.storage import Writer, open_sink
+from penstock_producer.storage import Writer, discarded_on_error, open_sink
 from penstock_producer.tables.columns import Column, Row, Table
 from penstock_producer.tables.reading import Reading
 
@@ -289,14 +289,11 @@ def write_table(
 
     Raises SinkError."""
     form_named(form)
-    writer = open_sink(destination, s3_endpoint_url=s3_endpoint_url).create(name)
-    try:
+    sink = open_sink(destination, s3_endpoint_url=s3_endpoint_url)
+    with discarded_on_error(sink.create(name)) as writer:
         write_rows(writer, reading, reading.columns, form, escape_formulas=escape_formulas)
         writer.finish()
         return Written(writer.publish(), reading.number, reading.cursor)
-    except BaseException:
-        writer.discard()
-        raise
 
 
 def write_rows(

@@ -31,6 +31,7 @@ from penstock_producer.job.spec import JobSpec
 from penstock_producer.refusals import changed_since, lost_of, refused
 from penstock_producer.rows import BadRow, Document, Source
 from penstock_producer.sources.of_feed import source_of
+from penstock_producer.storage import discarded_on_error
 from penstock_workers.lanes.batch.apis.provider import BadLine, BatchProvider
 from penstock_workers.lanes.batch.packed import (
     PackedBatch,
@@ -85,18 +86,9 @@ class Packer:
         source = source_of(self._database, job, feed, self._settings, spec)
         if feed.kind is FeedKind.SPOOL:
             return self._move_spool(feed, source), 0
-        terms = self._terms(spec, feed)
-        window = Window(
-            self._folder,
-            provider,
-            replace(terms, requests_max=min(most or REQUESTS_MAX, terms.requests_max)),
-        )
-        try:
+        with self._window(spec, feed, provider, most) as window:
             cursor, exhausted = self._fill(window, feed, source, has_moved=job.moves > 0)
             packed = [batch for batch, _ in window.close(feed.cursor, cursor)]
-        except BaseException:
-            window.discard()
-            raise
         if window.letters:
             self._batches.settle("", [], window.letters, [])
         if packed or exhausted or cursor != feed.cursor:
@@ -119,22 +111,13 @@ class Packer:
 
         Raises as ``pack_feed`` does, but for FeedLost."""
         source = source_of(self._database, job, feed, self._settings, spec)
-        terms = self._terms(spec, feed)
-        window = Window(
-            self._folder,
-            provider,
-            replace(terms, requests_max=min(most or REQUESTS_MAX, terms.requests_max)),
-        )
         changed = list[DeadLetter]()
-        try:
+        with self._window(spec, feed, provider, most) as window:
             for one in self._unfinished(self._remainders.alike(job.job_id, feed.generation, most)):
                 document = _fetch(source, one, changed)
                 if document is not None and not window.add(document, one):
                     break
             packed = window.close(None, None)
-        except BaseException:
-            window.discard()
-            raise
         if changed or window.letters:
             self._batches.settle("", [], [*changed, *window.letters], [])
         if packed and not self._batches.add_of_remainders(
@@ -158,8 +141,7 @@ class Packer:
             feed for feed in self._jobs.feeds(job.job_id) if feed.generation == batch.generation
         )
         kept = None if batch.remote_id is None else self._batches.kept_ids(batch.tag)
-        writer = self._folder.writer(batch.tag)
-        try:
+        with discarded_on_error(self._folder.writer(batch.tag)) as writer:
             if kept is None:
                 self._pack_again(writer, job, spec, feed, batch, provider)
             else:
@@ -172,10 +154,17 @@ class Packer:
                     list(packed_before(kept, provider.limits.id_chars)),
                 )
             writer.close()
-        except BaseException:
-            writer.discard()
-            raise
         return packed
+
+    @contextlib.contextmanager
+    def _window(
+        self, spec: JobSpec, feed: Feed, provider: BatchProvider, most: int | None
+    ) -> Iterator[Window]:
+        """Open the batches to pack, which leave no files behind after an error."""
+        terms = self._terms(spec, feed)
+        terms = replace(terms, requests_max=min(most or REQUESTS_MAX, terms.requests_max))
+        with discarded_on_error(Window(self._folder, provider, terms)) as window:
+            yield window
 
     def _pack_again(
         self,
