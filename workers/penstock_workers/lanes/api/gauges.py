@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock_ledger.redaction import redact
+from penstock_workers.background import BackgroundTasks
 from penstock_workers.http import (
     ClientName,
     HttpClient,
@@ -55,16 +56,14 @@ class GaugeWatch:
     ) -> None:
         self._urls, self._tell, self._every_s = dict(urls), tell, every_s
         self._http_client: ClientName = http_client
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = BackgroundTasks()
 
     def start(self) -> None:
         if self._urls:
-            self._task = asyncio.create_task(self._watch(), name="gauges")
+            self._tasks.start(self._watch(), "gauges")
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._tasks.close()
 
     async def _watch(self) -> None:
         client = make_client(self._http_client, Limits(max_body_bytes=MAX_BYTES))

@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from penstock_producer.feed.queues import TEXT_BYTES
+from penstock_workers.background import BackgroundTasks
 from penstock_workers.errors import WorkerError
 from penstock_workers.http import (
     ClientName,
@@ -50,16 +51,14 @@ class ModelList:
         }
         self._http_client: ClientName = http_client
         self._names: dict[str, list[str]] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = BackgroundTasks()
 
     def start(self) -> None:
         if self._providers:
-            self._task = asyncio.create_task(self._follow(), name="models of providers")
+            self._tasks.start(self._follow(), "models of providers")
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._tasks.close()
 
     def to_text(self) -> str | None:
         """Return the names by provider for the heartbeat, as many as fit; None where none is known.
