@@ -38,7 +38,8 @@ from penstock_workers.lanes.embed.bodies import (
     read_body,
     too_long,
 )
-from penstock_workers.lanes.embed.buckets import TokenBudget, TokenIds, Vector
+from penstock_workers.lanes.embed.buckets import Buckets, TokenBudget, TokenIds, Vector
+from penstock_workers.lanes.embed.computing import Computing
 from penstock_workers.lanes.embed.encoder import (
     Encoder,
     SentenceTransformersClassifier,
@@ -123,13 +124,10 @@ class EmbedLane:
         self.served = replace(self.served, tasks=_tasks(self._encoder))
         self._tokens = Tokenising(self._encoder)
         self._batcher = Batcher(
-            self._encoder,
+            Computing(self._encoder, stall_s=settings.stall_s, failpoints=self._failpoints),
+            Buckets(batch_items=settings.batch_items, window_s=settings.window_ms / 1000),
             TokenBudget(settings.token_budget),
-            batch_items=settings.batch_items,
-            window_s=settings.window_ms / 1000,
-            on_lost=self._give_up,
-            stall_s=settings.stall_s,
-            failpoints=self._failpoints,
+            self._give_up,
         )
         self._batcher.start()
 
