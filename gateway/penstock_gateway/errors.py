@@ -15,8 +15,8 @@ from sqlalchemy.exc import DBAPIError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from penstock_gateway.pages.render import error_page
 from penstock_gateway.refused import INVALID_REQUEST, Refused, not_json
+from penstock_gateway.render import error_page
 from penstock_ledger import (
     BatchLost,
     DatabaseUnavailable,

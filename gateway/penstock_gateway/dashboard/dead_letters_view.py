@@ -28,8 +28,8 @@ from penstock_gateway.dashboard.foreign import (
     shown,
 )
 from penstock_gateway.dashboard.viewer import JobHead, Viewer, head_of, page
-from penstock_gateway.pages.render import Part, parts
 from penstock_gateway.refused import Refused, not_found
+from penstock_gateway.render import Part, parts
 from penstock_ledger import (
     Database,
     DeadLetter,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from penstock_gateway.pages.render import Part, parts
+from penstock_gateway.render import Part, parts
 from penstock_ledger import Cause, Depth, MadeWith, QuotaSeen, Spending, WorkerSeen, counted
 from penstock_ledger.texts import Command, Run, SetOption, Text
 from penstock_producer.feed.queues import ALIVE_S

@@ -14,7 +14,7 @@ from penstock_gateway.dashboard.desk import JobSeenNow
 from penstock_gateway.dashboard.fleet_view import serve_again, start_of, stops
 from penstock_gateway.dashboard.foreign import answer_of
 from penstock_gateway.dashboard.jobs_view import ago
-from penstock_gateway.pages.render import Chart, Part, parts, rate_chart
+from penstock_gateway.render import Chart, Part, parts, rate_chart
 from penstock_ledger import Job
 from penstock_ledger.reasons import examples_of, explain
 from penstock_producer.job.lanes import has_own_model, packs

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from penstock_gateway.callers.caller import error_for
-from penstock_gateway.pages.render import Part, parts
+from penstock_gateway.render import Part, parts
 from penstock_ledger import Counts, DoorBatch, Job, JobPage, JobPlace, JobState
 from penstock_producer.reporting.money import money_of, together
 from penstock_producer.reporting.reasons import INTERRUPTED

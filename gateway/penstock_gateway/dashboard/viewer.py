@@ -25,8 +25,8 @@ from penstock_gateway.callers.caller import Caller, Scope, caller_with
 from penstock_gateway.callers.known_keys import COOKIE, SESSION_S, keys_of
 from penstock_gateway.dashboard.desk import Desk
 from penstock_gateway.dashboard.jobs_view import ago
-from penstock_gateway.pages.render import HEADERS, plain_page, rendered
 from penstock_gateway.refused import Refused, not_found
+from penstock_gateway.render import HEADERS, plain_page, rendered
 from penstock_gateway.routing import Router
 from penstock_ledger import Job, JobNotFound
 from penstock_producer.reporting.reasons import INTERRUPTED

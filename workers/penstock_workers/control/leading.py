@@ -25,12 +25,12 @@ from penstock_ledger.model import Feed, Job, JobState
 from penstock_producer.feed.leased_feed import open_feeder
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.job.lanes import packs
-from penstock_workers.control.counters import Counters
 from penstock_workers.control.feeding import Feeding, is_open
-from penstock_workers.control.feeds.even import Processes
 from penstock_workers.control.feeds.leadership import Leadership, LedFeed
 from penstock_workers.control.feeds.reconcile import Reconciler
+from penstock_workers.control.feeds.shares import Processes
 from penstock_workers.control.feeds.specs import Specs
+from penstock_workers.control.fleet_figures import Counters
 from penstock_workers.control.job.job_states import JobStates
 from penstock_workers.control.leaving import Leaving
 from penstock_workers.settings import WorkerSettings

@@ -34,9 +34,8 @@ from penstock_producer.feed.queues import queue_name
 from penstock_producer.job.lanes import LANES
 from penstock_ratelimit import full_jitter
 from penstock_workers.broker.amqp.relay_scripts import SwitchBack
-from penstock_workers.control.counters import Counters
 from penstock_workers.control.feeds.model_queues import DeadHomes, FoundAdapters
-from penstock_workers.control.fleet_figures import FleetFigures
+from penstock_workers.control.fleet_figures import Counters, FleetFigures
 from penstock_workers.control.job.recover import Recovery
 from penstock_workers.control.job_steps import JobSteps, job_steps
 from penstock_workers.control.schedules.schedule_steps import ScheduleSteps

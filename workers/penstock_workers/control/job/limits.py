@@ -24,8 +24,7 @@ from penstock_producer.prices import (
     spent_budget,
     spent_tenant_budget,
 )
-from penstock_workers.control.job.accounts import Accounts
-from penstock_workers.control.job.budget import MICROUSD, affordable, mean_cost
+from penstock_workers.control.job.accounts import MICROUSD, Accounts, affordable, mean_cost
 from penstock_workers.control.job.job_states import JobStates
 from penstock_workers.control.job.recover import stats_from
 

@@ -25,10 +25,15 @@ from penstock_producer.job.spec import JobSpec
 from penstock_ratelimit.for_penstock import QuotaView, read_quotas
 from penstock_workers.control.feeds.specs import Specs
 from penstock_workers.control.lanes import speeds, troubles
-from penstock_workers.control.lanes.measured import Measured
-from penstock_workers.control.lanes.prices import Tokens, model_of, tokens_each, usd_each
 from penstock_workers.control.lanes.seen import JobNow, LaneNow, Trouble
-from penstock_workers.control.lanes.speeds import Speed
+from penstock_workers.control.lanes.speeds import (
+    Measured,
+    Speed,
+    Tokens,
+    model_of,
+    tokens_each,
+    usd_each,
+)
 from penstock_workers.heartbeat import ALIVE_S, KNOWS_MOVES
 from penstock_workers.lane_changes import LaneChangeSettings
 from penstock_workers.settings import ProviderSettings, WorkerSettings

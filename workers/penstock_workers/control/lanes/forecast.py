@@ -14,8 +14,8 @@ from penstock_ratelimit.for_penstock import QuotaView
 from penstock_workers.control.lanes import speeds
 from penstock_workers.control.lanes.choice import Choice, choose
 from penstock_workers.control.lanes.explain import clock, dollars, lasting
-from penstock_workers.control.lanes.prices import Tokens, usd_each
 from penstock_workers.control.lanes.seen import JobNow, LaneNow
+from penstock_workers.control.lanes.speeds import Tokens, usd_each
 from penstock_workers.lane_changes import LaneChangeSettings
 
 __all__ = ["HISTORY", "Known", "forecast", "late"]

@@ -32,7 +32,7 @@ from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.lane import Prepared
 from penstock_workers.item.run.fates import explain
-from penstock_workers.lanes.api.gauges import GaugeWatch
+from penstock_workers.lanes.api.polls import GaugeWatch
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 # no tokenizer packs text more tightly but for runs of blanks: what a prompt costs for sure

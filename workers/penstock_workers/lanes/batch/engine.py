@@ -53,8 +53,7 @@ from penstock_workers.lanes.batch.journeys import Journeys
 from penstock_workers.lanes.batch.leader import Leader, Looks
 from penstock_workers.lanes.batch.led_batch import Journal
 from penstock_workers.lanes.batch.packed import PackedFolder
-from penstock_workers.lanes.batch.packer import Packer
-from penstock_workers.lanes.batch.packing import Packing
+from penstock_workers.lanes.batch.packer import Packer, Packing
 from penstock_workers.lanes.batch.records import BatchRecords, NoQueue
 from penstock_workers.lanes.row import Beside, StartBeside
 from penstock_workers.metrics import catalogue

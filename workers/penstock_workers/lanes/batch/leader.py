@@ -36,8 +36,7 @@ from penstock_workers.lanes.batch.job_packing import JobPacking
 from penstock_workers.lanes.batch.jobs import Jobs
 from penstock_workers.lanes.batch.journeys import Journeys
 from penstock_workers.lanes.batch.led_batch import Journal
-from penstock_workers.lanes.batch.packer import Stopped
-from penstock_workers.lanes.batch.packing import Packing
+from penstock_workers.lanes.batch.packer import Packing, Stopped
 from penstock_workers.settings import WorkerSettings
 
 log = logging.getLogger(__name__)

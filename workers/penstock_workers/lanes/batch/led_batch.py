@@ -30,7 +30,7 @@ from penstock_workers.lanes.batch.apis.provider import (
 )
 from penstock_workers.lanes.batch.jobs import Jobs, Reservations, Standing
 from penstock_workers.lanes.batch.packed import PackedBatch
-from penstock_workers.lanes.batch.packing import Packing
+from penstock_workers.lanes.batch.packer import Packing
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from penstock_workers.errors import BadEngineSettings
 from penstock_workers.http import HttpAnswer
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.lane import Prepared, Request
-from penstock_workers.lanes.api.gauges import GaugeWatch
+from penstock_workers.lanes.api.polls import GaugeWatch
 from penstock_workers.lanes.api.upstream import ROOT, SERVER, ServerCalls, ServerLife, ServerWait
 from penstock_workers.lanes.gpu.engine.engine_queue import EngineQueue, EngineState, bound
 from penstock_workers.lanes.gpu.engine.engines import RequestRefused

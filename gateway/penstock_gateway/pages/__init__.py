@@ -1,1 +1,0 @@
-"""Pages are made of templates, the style and the script, with the headers that go with them."""
