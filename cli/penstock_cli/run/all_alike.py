@@ -1,4 +1,4 @@
-"""When documents fail for one reason, this says so, and what a person can do about it."""
+"""Where documents fail for one reason, the screen says so, and what a person can do about it."""
 
 from __future__ import annotations
 
