@@ -1,4 +1,4 @@
-"""What was decided for a planned time of a schedule goes out as a Celery event."""
+"""Each decision on a planned time of a schedule goes out as a Celery event."""
 
 from __future__ import annotations
 
