@@ -158,16 +158,18 @@ class BatchApi:
         batch = self._batches.made[int(seen.batch_id)]
         async with self._call("answers"):
             shown = len(batch.lines) // 2 if self._hides("output") else len(batch.lines)
-        for custom_id, sent in batch.lines[:shown]:
+        for number, (custom_id, sent) in enumerate(batch.lines):
             comes_to = self._batches.comes_to(batch, custom_id)
+            # what the counts do not have is asked again, shown or not
+            if comes_to and not sent.heard:
+                sent.heard = True
+                self._batches.provider.again[sent.document] += 1
+            if number >= shown:
+                continue
             if comes_to == 0:
                 sent.heard = True
                 yield BatchAnswer(custom_id, 200, answer_about(sent.document), "req")
-                continue
-            if not sent.heard:
-                self._batches.provider.again[sent.document] += 1
-            sent.heard = True
-            if comes_to == 2:
+            elif comes_to == 2:
                 yield BatchAnswer(custom_id, 500, b'{"error":{"message":"no"}}', "req")
             elif comes_to == 3:
                 yield BatchAnswer(custom_id, None, b"", error="batch_expired")

@@ -661,6 +661,20 @@ def test_a_control_process_that_dies_in_a_move_leaves_it_to_the_next(
     assert house.outcomes.counts(job.job_id).succeeded == 150
 
 
+def test_a_window_that_could_not_be_read_is_read_again(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A Redis that fails once while a lane is left does not hold the move up for ever."""
+    job = house.submit(3)
+    house.control.tick()
+    house.move(job, "gpu")
+    house.redis.execute_command("ACL", "SETUSER", "default", "-hscan")
+    house.control.tick()
+    house.redis.execute_command("ACL", "SETUSER", "default", "+hscan")
+    assert "'hscan'" in caplog.text
+    house.tick_until(lambda: house.queued(GPU) == names(0, 1, 2))
+
+
 def test_what_is_pushed_into_an_open_job_does_not_wait_for_its_batches(house: House) -> None:
     """It is fed beside what batches have left; what is still in one is not, also after Redis has
     forgotten all."""
