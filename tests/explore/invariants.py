@@ -270,7 +270,7 @@ class Invariants:
             if remote_id == str(number):
                 if state != "settled":
                     raise Violation(ORPHAN, f"batch {batch.tag} is {state}")
-            elif batch.cancelled_at is not None or batch.by.is_dead or batch.by.frozen_until:
+            elif batch.cancelled_at is not None or batch.by.is_dead:
                 for _, sent in batch.lines:
                     self._causes[sent.document] += 1
                     sent.is_stray = True

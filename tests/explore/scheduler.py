@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import hashlib
 import random
 import selectors
 import zlib
@@ -90,7 +91,12 @@ class Choices:
         """Return a number below that of the weights. The first one is the dull choice."""
         if self._kept is not None and name not in self._kept:
             return 0
-        chosen = self.chance(name).choices(range(len(weights)), weights)[0]
+        digest = hashlib.blake2b(f"{self.seed} {name}".encode(), digest_size=8).digest()
+        left = int.from_bytes(digest) / 2**64 * sum(weights)
+        chosen = 0
+        while chosen < len(weights) - 1 and left >= weights[chosen]:
+            left -= weights[chosen]
+            chosen += 1
         if chosen:
             self.taken[name] = chosen
         return chosen
