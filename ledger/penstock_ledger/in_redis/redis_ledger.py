@@ -453,13 +453,16 @@ class RedisLedger:
             seen += [_job_seen(job, answers) for job in chunk]
         return seen
 
+    def keep_out(self, job_id: str) -> None:
+        """Let late workers write nothing more of a job that was purged."""
+        self._client.set(keys.job_state(job_id), keys.PURGED, ex=PURGED_S)
+
     def forget(self, job_id: str) -> None:
         """Delete all keys of a job but one, which keeps late workers out and expires.
 
         It walks over the whole key space in small steps: for jobs that are over."""
         state = keys.job_state(job_id)
-        # first: what is deleted after it does not come back
-        self._client.set(state, keys.PURGED, ex=PURGED_S)
+        self.keep_out(job_id)  # first: what is deleted after it does not come back
         names = self._client.scan_iter(
             match=f"{_no_glob(keys.job_scope(job_id))}:*", count=SCAN_STEP
         )
