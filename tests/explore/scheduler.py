@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 STEPS_MAX: Final = 20_000
 """Of one seed: one that takes more goes round in circles."""
+FROZEN_S: Final = (5.0, 70.0)
+"""How long a process stands still: less or more than leases last."""
 TICK_S: Final = 1e-6
 """Each step takes a microsecond, so that no two have the same time."""
 EPOCH: Final = 1_800_000_000.0
@@ -53,6 +55,7 @@ class Fate(Enum):
     LOST = "answer lost"  # it happened, and the caller sees an error
     DIES_BEFORE = "dies before it"
     DIES_AFTER = "dies after it"
+    FREEZES = "freezes before it"  # and makes it when it thaws
 
 
 class Call(NamedTuple):
@@ -361,14 +364,16 @@ class Odds:
     lost: float = 0.0
     dies_before: float = 0.0
     dies_after: float = 0.0
+    freezes: float = 0.0
+    shakes: float = 0.0  # Redis forgets, or restarts, before a call to it
     time_passes: float = 0.0  # though an actor could go on
 
     def weights(self, call: Call) -> list[float]:
-        some = [self.refused, self.lost, self.dies_before, self.dies_after]
+        some = [self.refused, self.lost, self.dies_before, self.dies_after, self.freezes]
         return [1000.0 - sum(some), *some] if call.may_fail else [1.0]
 
 
-FATES: Final = (Fate.ANSWERED, Fate.REFUSED, Fate.LOST, Fate.DIES_BEFORE, Fate.DIES_AFTER)
+FATES: Final = tuple(Fate)
 PICKED_AMONG: Final = 8  # of those that can go on, the oldest
 
 
@@ -389,6 +394,7 @@ class World:
     away: dict[tuple[str, str], float] = field(default_factory=dict)
     violation: Violation | None = None
     processes: list[Process] = field(default_factory=list)
+    shake: Callable[[str], None] = lambda _: None
     after_step: Callable[[Actor, Call, Fate], None] = lambda *_: None
     died: Callable[[Process], None] = lambda _: None
 
@@ -405,6 +411,12 @@ class World:
     def fault(self, kind: str, who: str, what: str) -> None:
         self.faults[kind] += 1
         self.note(who, what, kind)
+
+    def freeze(self, process: Process, seconds: float) -> None:
+        """Let a process stand still where it is."""
+        process.frozen_until = self.now + seconds
+        self.fault("freezes", process.name, f"until {process.frozen_until:.1f}")
+        self.loop.call_at(process.frozen_until, lambda: None)  # then there is something to do
 
     def kill(self, process: Process) -> None:
         """End a process where it is."""
@@ -448,9 +460,12 @@ class World:
         fate = Fate.ANSWERED
         if call.may_fail and not self.is_peaceful:
             process.calls += 1
-            fate = FATES[
-                self.choices.choose(f"{process.name} {process.calls}", self.odds.weights(call))
-            ]
+            name = f"{process.name} {process.calls}"
+            fate = FATES[self.choices.choose(name, self.odds.weights(call))]
+            if call.store == "redis" and (shakes := self.odds.shakes):
+                name = f"redis {name}"
+                if self.choices.choose(name, [1000.0 - shakes, shakes]):
+                    self.shake(name)
             if any(self.away.get((call.store, who), 0.0) > self.now for who in ("", process.name)):
                 fate = Fate.REFUSED
         if fate is not Fate.ANSWERED:
@@ -459,6 +474,10 @@ class World:
             self.note(actor.name, f"{call.store} {call.what}", fate.value)
         if fate is Fate.DIES_BEFORE:
             self.kill(process)
+            return
+        if fate is Fate.FREEZES:
+            self.freeze(process, self.choices.chance(name).uniform(*FROZEN_S))
+            self.ready.append(actor)
             return
         actor.go_on(fate)
         if fate is Fate.DIES_AFTER:
