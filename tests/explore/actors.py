@@ -53,7 +53,8 @@ from penstock_workers.settings import WorkerSettings
 LANE: Final = "api"
 CLAIMS_EVERY_S: Final = 5.0  # while there is nothing in the queue
 TOKENS_IN, TOKENS_OUT = 2, 5
-USD_PER_MTOK_IN, USD_PER_MTOK_OUT = 100.0, 200.0
+# nearly all of the output: the product knows its limit, and guesses the tokens of a prompt
+USD_PER_MTOK_IN, USD_PER_MTOK_OUT = 10.0, 200.0
 COST: Final = round(TOKENS_IN * USD_PER_MTOK_IN + TOKENS_OUT * USD_PER_MTOK_OUT)
 """Of one answer at most, in millionths of a dollar."""
 GUESS: Final = 2 * COST
@@ -186,7 +187,7 @@ def cost_of(prompt: str) -> int:
 
 
 def _tokens_about(prompt: str) -> int:
-    return 1 + zlib.crc32(prompt.encode()) % TOKENS_OUT
+    return 1 if zlib.crc32(prompt.encode()) % 4 == 0 else TOKENS_OUT
 
 
 def outside() -> Any:

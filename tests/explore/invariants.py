@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from explore.actors import GUESS, Provider, Worker
+from explore.actors import COST, GUESS, Provider, Worker
 from explore.batches import Batches
 from explore.scheduler import Actor, Call, Fate, Process, Violation, World
 from penstock_ledger.model import JobState
@@ -68,8 +68,10 @@ class Invariants:
         self._settled = set[str]()  # the numbers of batches at the provider
         self._accounts: dict[str, int] = {}
         self._held: Counter[str] = Counter()  # by documents: how often who held one has died
-        self._lost_starts = 0  # counted, and no process has heard of it
+        # counted, and no process has heard of it, or could take it back
+        self._lost_starts = 0
         self._causes: Counter[str] = Counter()  # for another call, by document
+        self._beside: Counter[str] = Counter()  # answers beyond a budget, by key of job
         self._generations: Counter[str] = Counter()  # in which a document had an outcome
         self.purged: set[str] = set()  # keys of jobs that may be gone
         self.budgets: dict[str, int] = {}  # by key of job, the largest that it was given
@@ -85,7 +87,10 @@ class Invariants:
 
     def after_step(self, actor: Actor, call: Call, fate: Fate) -> None:
         """Look at what a write has changed."""
-        if call.what == "ItemScripts.begin" and fate is Fate.LOST:
+        is_failed = fate in (Fate.LOST, Fate.REFUSED)
+        if (call.what == "ItemScripts.begin" and fate is Fate.LOST) or (
+            call.what == "ItemScripts.put_off" and actor.what == "begin" and is_failed
+        ):
             self._lost_starts += 1
         if call.store != "sql" or not call.what.endswith("writes") or fate is Fate.REFUSED:
             return
@@ -161,18 +166,17 @@ class Invariants:
             self._fences[feed], self._cursors[feed] = fence, cursor
 
     def _look_at_accounts(self) -> None:
-        for job_id in self._jobs():
+        for job_id, key in self._jobs().items():
             booked = self._booked(job_id)
             if booked < self._accounts.get(job_id, 0):
                 raise Violation(GROWS, f"{job_id} had {self._accounts[job_id]} and has {booked}")
             self._accounts[job_id] = booked
-            if self.tenants_budget is not None and sum(self._accounts.values()) > (
-                self.tenants_budget
-            ):
-                raise Violation(BUDGET, f"the tenant has booked more than {self.tenants_budget}")
-            budget = self.budgets.get(self._keys[job_id])
-            if budget is not None and booked > budget:
-                raise Violation(BUDGET, f"{self._keys[job_id]} has booked {booked} of {budget}")
+            budget, beside = self.budgets.get(key), COST * self._beside[key]
+            if budget is not None and booked > budget + beside:
+                raise Violation(BUDGET, f"{key} has booked {booked} of {budget}")
+        budget, spent = self.tenants_budget, sum(self._accounts.values())
+        if budget is not None and spent > budget + COST * self._beside.total():
+            raise Violation(BUDGET, f"the tenant has booked {spent} of {budget}")
 
     def _booked(self, job_id: str) -> int:
         return int(self._sql.execute(ACCOUNT, (job_id,)).fetchone()[0])
@@ -212,8 +216,12 @@ class Invariants:
                 self.let_go([tag])
 
     def let_go(self, tags: Sequence[str]) -> None:
-        """Note that a process stops working on messages whose leases it has lost."""
+        """Note that a process stops working on messages whose leases it has lost.
+
+        What is reserved for its calls is given back as for those of the dead, and such an answer
+        may come all the same."""
         self._causes.update(map(self._document, tags))
+        self._beside.update(self._document(tag).partition("-")[0] for tag in tags)
 
     def _document(self, tag: str) -> str:
         job_id, _, doc_id = tag.partition(":")

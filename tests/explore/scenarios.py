@@ -442,8 +442,8 @@ class Scenario:
             }
             if self.invariants.tenants_budget is not None:
                 asks["tenant"] = TENANT
-            if chance.random() < 0.3:
-                affords = chance.randint(1, documents + 2)
+            if chance.random() < 0.4:
+                affords = chance.choice((2, 3, 3, 4, documents + 2))
                 self._grant(name, affords)
                 asks["budget_usd"] = COST * affords / 1e6
             if name == "one" and chance.random() < 0.15:
