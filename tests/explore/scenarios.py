@@ -160,7 +160,7 @@ class Scenario:
         self._planned = 0  # that people have yet to do
         self._scheduled = False  # a plan starts jobs
         self._shaken_at = -REBUILT_WITHIN_S  # when Redis came back last
-        self.lanes = self.chance.choice((["api"], ["api"], ["batch"], ["api", "batch"]))
+        self.lanes = self.chance.choice((["api"], ["batch"], ["api", "batch"]))
         self.batch_workers: list[BatchWorker] = []
         rates = (self.chance.choice((0.0, 0.0, 100.0)) for _ in range(3))
         self.batches = Batches(
@@ -342,7 +342,13 @@ class Scenario:
     def _is_over(self) -> bool:
         if self._planned or self._scheduled or self.person.undone:
             return False
+        if any(one.is_frozen or self._holds(one) for one in self._living()):
+            return False  # what it does late is looked at, too
         return self.invariants.all_over()
+
+    @staticmethod
+    def _holds(process: Process) -> bool:
+        return isinstance(process, Worker) and len(process.leases) > 0
 
     def _make_peace(self) -> None:
         """Let nothing fail any more, and let a process be there to go on."""
@@ -458,10 +464,10 @@ class Scenario:
             self._at(chance.uniform(0.0, 30.0), self._schedule)
 
     def _deeds(self) -> list[Callable[[str], object]]:
-        deeds: list[Callable[[str], object]] = [
-            self._pause, self._cancel, self._replay, self._purge, self._be_rid_of
-        ]  # fmt: skip
-        return [*deeds, self._move, self._move] if len(self.lanes) > 1 else deeds
+        """Return what may be done to a job; where most were cancelled, little would come of them."""
+        ends = self.chance.choice((self._cancel, self._be_rid_of))
+        deeds = [self._pause, self._pause, self._replay, self._replay, self._purge, ends]
+        return [*deeds, self._move, self._move, self._move] if len(self.lanes) > 1 else deeds
 
     def _at(self, seconds: float, does: Callable[[], object]) -> None:
         self._planned += 1
