@@ -553,7 +553,13 @@ class Scenario:
         name = SCHEDULED
         self.documents[name] = 2
         source = write_source(self.ground.folder, name, 2)
-        spec = {"prompt": "{text}", "model": "m", "params": {"max_tokens": TOKENS_OUT}}
+        spec: dict[str, Any] = {
+            "prompt": "{text}",
+            "model": "m",
+            "params": {"max_tokens": TOKENS_OUT},
+        }
+        if self.invariants.tenants_budget is not None:
+            spec["tenant"] = TENANT
 
         def work(desk: Desk) -> None:
             with contextlib.suppress(ScheduleExists):  # its answer was lost
