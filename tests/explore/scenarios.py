@@ -124,7 +124,6 @@ class Ground:
                 "lost_after_s": 60.0,
                 "answers_kept_s": 120.0,
             },
-            "lanes": {"moving_s": 20.0},
         }
         return WorkerSettings(**settings)
 
