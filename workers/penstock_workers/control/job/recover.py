@@ -48,6 +48,7 @@ class Recovery:
             "feeding goes on",
             len(jobs),
         )
+        self._hot.begin_rebuild()
         for job in jobs:
             self._rebuild(job)
         self._hot.install_epoch()
