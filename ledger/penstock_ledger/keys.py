@@ -110,6 +110,7 @@ __all__ = [
     "EPOCH",
     "EPOCH_REBUILT",
     "EPOCH_RUN",
+    "JOB_ID",
     "MAX_FIELD_BYTES",
     "OLDER_UNACKED",
     "OLDER_UNACKED_INDEX",
@@ -157,6 +158,7 @@ __all__ = [
 
 PREFIX: Final = "penstock:"
 QUEUE_PREFIX: Final = "penstock."  # of a lane's queue
+JOB_ID: Final = "job_"  # with which ids of jobs begin
 EPOCH: Final = PREFIX + "epoch"
 EPOCH_RUN: Final = PREFIX + "epoch:run"
 EPOCH_REBUILT: Final = PREFIX + "epoch:rebuilt"

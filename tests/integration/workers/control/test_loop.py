@@ -35,6 +35,7 @@ from penstock_ledger.model import ItemKey, Job, JobState, Result
 from penstock_ledger.reasons import by_hand
 from penstock_ledger.sql.tables import feeds
 from penstock_producer import JobSpec, Producer, ProducerSettings
+from penstock_producer.operations import JobOperations
 from penstock_producer.reporting.reasons import FIRST
 from penstock_producer.settings import ProviderFacts
 from penstock_ratelimit import PerSecond, Quota
@@ -441,6 +442,29 @@ def test_flushall_costs_no_finished_document(house: House) -> None:
     assert house.hot.stats(job.job_id)["succeeded"] == 4
     begun = house.hot.begin([Begin(ItemKey(job.job_id, 1, "d0"), buckets_for(job))])
     assert begun[0].reply.name == "DONE"
+
+
+def test_an_old_copy_of_redis_keeps_nothing_of_purged_jobs(house: House) -> None:
+    """A job was purged after the backup that Redis came back with: its keys are deleted, and what
+    keeps late workers out is there again; those of jobs that have ended and are known stay."""
+    purged, ended = house.submit(2), house.submit(3)
+    house.control.tick()
+    house.finish(purged, "d0", "d1")
+    house.finish(ended, "d0", "d1", "d2")
+    house.control.tick()
+    copy = {name: house.redis.dump(name) for name in house.redis.scan_iter()}
+    JobOperations(house.database, ProducerSettings(), house.hot).purge(
+        house.jobs.get(purged.job_id)
+    )
+    house.redis.flushall()
+    for name, value in copy.items():
+        house.redis.restore(name, 0, value)
+    house.redis.delete("penstock:epoch:run")  # it is another server
+    house.control.tick()
+    left = {name.decode() for name in house.redis.scan_iter(f"penstock:{purged.job_id}:*")}
+    assert left == {f"penstock:{purged.job_id}:state"}
+    assert house.redis.get(f"penstock:{purged.job_id}:state") == b"purged"
+    assert house.hot.stats(ended.job_id)["succeeded"] == 3
 
 
 def test_the_budget_pauses_the_job(house: House) -> None:
