@@ -22,12 +22,15 @@ import openai
 from redis import RedisError
 
 from penstock_cli.chaos.processes import NotInTime, until
+from penstock_cli.chaos.stage import PRICE_USD
 from penstock_ledger import JobStore
 from penstock_ledger.errors import JobNotFound, PenstockError
 from penstock_ledger.model import Counts, Job, JobState
+from penstock_ledger.stores.account import cost_of_jobs
 from soak.crew import Crew
 
 T = TypeVar("T")
+MICROUSD_PER_TOKEN = round(PRICE_USD)  # a million of each in a price of a million
 SPEC: dict[str, Any] = {"max_attempts": 20, "timeout_s": 6, "stop_at_dead": "off"}
 LANE_SPECS: dict[str, dict[str, Any]] = {
     "api": {},
@@ -240,10 +243,13 @@ class Work:
         """Compare a job's account with its rows, and add both to the totals."""
         outcomes = self.crew.producer._outcomes
 
-        def read() -> tuple[Counts, Counts]:
-            return self.crew.producer.status(job.job_id).counts, outcomes.recount(job.job_id)
+        def read() -> tuple[Counts, Counts, int]:
+            counts = self.crew.producer.status(job.job_id).counts
+            with self.crew.producer._database.engine.connect() as connection:
+                cost = cost_of_jobs(connection, [job.job_id])
+            return counts, outcomes.recount(job.job_id), cost
 
-        counts, rows = self._insist("count", read)
+        counts, rows, cost = self._insist("count", read)
         if counts != rows:
             self.problems.append(f"{job.job_key}: the account says {counts}, its rows {rows}")
         totals = self.totals
@@ -251,11 +257,11 @@ class Work:
             totals.documents += documents
             totals.jobs[way] += 1
             totals.dead += dead
-            totals.cost_microusd += counts.cost_microusd
+            totals.cost_microusd += cost
             if job.lane == "batch":
                 totals.answers += counts.calls
             elif job.lane == "api":
-                totals.tokens += counts.prompt_tokens + counts.completion_tokens
+                totals.tokens += cost // MICROUSD_PER_TOKEN
             if job.lane in ("api", "gpu"):
                 called = self.crew.provider if job.lane == "api" else self.crew.engine
                 totals.twice += called.twice(job.job_id)

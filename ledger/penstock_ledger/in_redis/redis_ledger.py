@@ -116,15 +116,20 @@ class RedisLedger:
             in_window += report.in_window
         return PublishReport(published, done, in_window)
 
-    def begin(self, items: Sequence[Begin], lane: str = "") -> list[Begun]:
+    def begin(
+        self, items: Sequence[Begin], lane: str = "", call: tuple[str, str] | None = None
+    ) -> list[Begun]:
         """Count the starts of items, in their order, unless they may not start.
 
         They may not where they are finished, paused, cancelled, in no window or beyond the budget
-        of their job, or it has moved to another lane than the caller's."""
+        of their job, or it has moved to another lane than the caller's.
+
+        ``call`` is who asks, and what names this call, for BATCH_MAX items at most: the latest call
+        of its caller that comes again by its name counts no start twice."""
         return [
             begun
             for chunk in chunks(items)
-            for begun in self._scripts.begin(chunk, self._epoch, lane)
+            for begun in self._scripts.begin(chunk, self._epoch, lane, call)
         ]
 
     def settle(self, batch: SettleBatch) -> SettleReport:

@@ -97,6 +97,8 @@ class Starts:
         self._budget_changed = budget_changed
         # of reservations: of this process, and of none that had its name before
         self._owner = secrets.token_hex(8)
+        # what was asked last, and its name: after a lost answer it is asked again by the same one
+        self._asked: tuple[Sequence[_Asked], str] = ((), "")
         # monotonic; 0 until this worker has made a call for a job with a budget
         self._renewed_at = 0.0
         self._tasks = BackgroundTasks()
@@ -221,7 +223,10 @@ class Starts:
         anything is paid twice."""
         if any(asked.begin.may_cost is not None for asked in group):
             self._say_alive()
-        begun = self._hot.begin([asked.begin for asked in group], self._lane)
+        if self._asked[0] is not group:
+            self._asked = group, secrets.token_hex(4)
+        call = self._owner, self._asked[1]
+        begun = self._hot.begin([asked.begin for asked in group], self._lane, call)
         doubtful = [
             asked.begin for asked, one in zip(group, begun, strict=True) if _is_doubtful(asked, one)
         ]
