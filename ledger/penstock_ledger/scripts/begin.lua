@@ -51,8 +51,8 @@ for _, feed in ipairs(cmsgpack.unpack(ARGV[2])) do
   if lane and ARGV[3] ~= '' and lane ~= ARGV[3] then verdict = ELSEWHERE end
   local fed = redis.call('HMGET', scope .. ':window', unpack(docs))
   local begun = redis.call('HMGET', scope .. ':starts', unpack(docs))
-  for at = 1, is_repeated and #docs or 0 do begun[at] = begun[at] and begun[at] - 1 end
   local counts, counted = {}, {} -- by document, and as HSET takes them
+  for at = 1, is_repeated and #docs or 0 do begun[at] = begun[at] and begun[at] - 1 end
   for at, doc in ipairs(docs) do
     local reply, crashes = GO, 0
     if not fed[at] and is_finished(scope, buckets[at], fields[at], doc) then
