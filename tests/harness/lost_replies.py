@@ -7,7 +7,7 @@ import re
 import sqlite3
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
@@ -190,17 +190,17 @@ def all_keys(client: Any) -> dict[str, Any]:
     """Return what Redis holds, without what two runs of the same never share: clocks.
 
     Of each key also whether it expires."""
-    found = dict[str, Any]()
-    for name in sorted(client.scan_iter()):
-        value: Any = {
-            b"string": lambda name: client.get(name),
-            b"hash": lambda name: sorted(client.hgetall(name).items()),
-            b"list": lambda name: client.lrange(name, 0, -1),
-            b"set": lambda name: sorted(client.smembers(name)),
-            b"zset": lambda name: sorted(client.zrange(name, 0, -1, withscores=True)),
-        }[client.type(name)](name)
-        found[name.decode()] = without_clocks((value, client.ttl(name) >= 0))
-    return found
+    read: dict[bytes, Callable[[bytes], Any]] = {
+        b"string": client.get,
+        b"hash": lambda name: sorted(client.hgetall(name).items()),
+        b"list": lambda name: client.lrange(name, 0, -1),
+        b"set": lambda name: sorted(client.smembers(name)),
+        b"zset": lambda name: client.zrange(name, 0, -1, withscores=True),
+    }
+    return {
+        name.decode(): without_clocks((read[client.type(name)](name), client.ttl(name) >= 0))
+        for name in client.scan_iter()
+    }
 
 
 def without_clocks(value: object) -> str:

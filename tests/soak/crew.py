@@ -6,7 +6,6 @@ its twins die and are replaced.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import threading
@@ -18,7 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from embed_servers import Vllm
+from aiohttp import web
+from embed_servers import OnThread, Vllm
 
 from penstock_cli.chaos.campaign import Stroke, plan
 from penstock_cli.chaos.fleet import Fleet
@@ -28,7 +28,6 @@ from penstock_cli.chaos.stage import GOOD, LANES, PRICE_USD, SLOTS, Fault, Lane,
 from penstock_cli.chaos.table import FAULTS
 from penstock_ledger.model import Job
 
-START_S = 10.0  # for a thread to listen
 LATENCY_MS = 60  # what 16 slots can call is more than two cores can settle
 PROVIDER = ("--latency-ms", str(LATENCY_MS), *LANES["batch"].provider)
 ENGINE = ("--like", "vllm", "--max-concurrency", "16", "--latency-ms", str(LATENCY_MS))
@@ -93,32 +92,12 @@ class CallLog(Provider):
                 self._paid.setdefault(job, Counter())[document] += 1
 
 
-class Encoder(threading.Thread):
-    """An embedding server on a thread of ours, as the tests of the lane play one."""
+class Encoder(Vllm):
+    """An embedding server as the tests of the lane play one, which keeps nothing."""
 
-    def __init__(self) -> None:
-        super().__init__(name="soak-encoder", daemon=True)
-        self.port = free_port()
-        self.played = Vllm()
-        self._up = threading.Event()
-
-    def __enter__(self) -> str:
-        self.start()
-        self._up.wait(START_S)
-        return f"http://127.0.0.1:{self.port}/v1"
-
-    def __exit__(self, *_: object) -> None:
-        """It ends with the process."""
-
-    def run(self) -> None:
-        asyncio.run(self._serve())
-
-    async def _serve(self) -> None:
-        async with self.played.served(self.port):
-            self._up.set()
-            while True:
-                await asyncio.sleep(1)
-                self.played.asked.clear()  # which tests read
+    async def read(self, request: web.Request) -> tuple[dict[str, Any], web.Response | None]:
+        self.asked.clear()
+        return await super().read(request)
 
 
 class Crew(Fleet):
@@ -279,7 +258,7 @@ def crew(folder: Path) -> Iterator[tuple[Crew, Mapping[str, Proxy]]]:
             "redis": exits.enter_context(Proxy(behind)),
             "provider": exits.enter_context(Proxy(("127.0.0.1", made.provider.port))),
         }
-        made.encoder_url = exits.enter_context(Encoder())
+        made.encoder_url = OnThread(Encoder()).begin()
         settings |= {
             "redis_url": f"redis://127.0.0.1:{proxies['redis'].port}/0",
             "providers__default__base_url": f"http://127.0.0.1:{proxies['provider'].port}/v1",

@@ -33,7 +33,7 @@ from penstock_ledger import (
 from penstock_ledger import open_database as open_ledger
 from penstock_ledger.model import ItemKey, Job, JobState, Result
 from penstock_ledger.reasons import by_hand
-from penstock_ledger.sql.tables import feeds
+from penstock_ledger.sql.tables import feeds, jobs
 from penstock_producer import JobSpec, Producer, ProducerSettings
 from penstock_producer.operations import JobOperations
 from penstock_producer.reporting.reasons import FIRST
@@ -465,6 +465,26 @@ def test_an_old_copy_of_redis_keeps_nothing_of_purged_jobs(house: House) -> None
     assert left == {f"penstock:{purged.job_id}:state"}
     assert house.redis.get(f"penstock:{purged.job_id}:state") == b"purged"
     assert house.hot.stats(ended.job_id)["succeeded"] == 3
+
+
+def test_a_job_with_an_option_that_came_later_stops_no_other(house: House) -> None:
+    """Its row is of a release to come: this one leaves it as it is, says so once, and feeds the
+    others; a control process that knows the option goes on with it."""
+    later, known = house.submit(2), house.submit(3)
+    with house.database.engine.begin() as connection:
+        spec = {**later.spec, "of_a_release_to_come": 1}
+        where = jobs.c.job_id == later.job_id
+        connection.execute(update(jobs).where(where).values(spec=orjson.dumps(spec).decode()))
+    for _ in range(3):
+        house.control.tick()
+    assert len(house.queued()) == 3
+    assert house.hot.outstanding(known.job_id, 1) == 3
+    assert house.state(later) is JobState.RUNNING
+    with house.database.engine.begin() as connection:
+        spec = orjson.dumps(later.spec).decode()
+        connection.execute(update(jobs).where(where).values(spec=spec))
+    house.control.tick()
+    assert len(house.queued()) == 5
 
 
 def test_the_budget_pauses_the_job(house: House) -> None:
