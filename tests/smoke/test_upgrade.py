@@ -278,7 +278,8 @@ def test_a_job_moves_between_lanes_with_workers_of_both_releases(
     in each lane: each document has one result and was asked once."""
     old, in_batches = Release(fleet, before), batch_settings(fleet)
     assert old.run("migrate").returncode == 0
-    fleet.provider.start(*SLOW, "--batch-s", "1.5", "--batch-step-s", "0.1")
+    slower = ("--latency-ms", "800")  # processes start while the job is in its first lane
+    fleet.provider.start(*slower, "--batch-s", "1.5", "--batch-step-s", "0.1")
     parts = [
         old.start("control"),
         old.start(*WORKER, "api"),
@@ -292,8 +293,7 @@ def test_a_job_moves_between_lanes_with_workers_of_both_releases(
     with fleet.explained():
         job = fleet.producer.status("night").job
         fleet.control()
-        fleet.worker(CONCURRENCY)
-        fleet.ready(fleet.worker(1, lane="batch", **in_batches))
+        fleet.ready(fleet.worker(CONCURRENCY), fleet.worker(1, lane="batch", **in_batches))
         fleet.penstock("move", "night", "batch")
         fleet.wait_for(job, JobState.COMPLETED, 120)
         account = fleet.account(job, DOCUMENTS)
