@@ -280,7 +280,7 @@ def test_hooks_do_what_they_are_for(
     ), found
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_the_shortest_notice_of_all_is_long_enough(
     fleet: Fleet, render: Render, tmp_path: Path
 ) -> None:

@@ -66,7 +66,7 @@ def arena(
     Raises UsageProblem for a server that cannot be taken.
     """
     lacks = {
-        "https": "needs a provider with TLS from the start: `make soak` has it",
+        "https": "needs a provider with TLS from the start: `make test-long` has it",
     }
     with ExitStack() as exits:
         guard = Guard(folder if temporary else None)
