@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from chart.conftest import Render
+from chart.conftest import Render, overlay
 from chart.helm_library import Release, Values
 from chart.images import IMAGES
 from chart.pods import container, pod_spec, pool
@@ -296,3 +296,37 @@ def test_the_shortest_notice_of_all_is_long_enough(
         assert (api.exit_code("penstock"), fleet.depths(job)["queued"]) == (0, DOCUMENTS), (
             api.describe()
         )
+
+
+@pytest.mark.soak
+def test_pods_end_in_time_while_redis_hangs(fleet: Fleet, render: Render, tmp_path: Path) -> None:
+    """A Redis that takes connections and answers nothing keeps no pod beyond its grace period. What
+    it held is called once more when its lease is over, and nothing twice."""
+    with Fleet(tmp_path / "hung", database_url=fleet.database_url) as hung:
+        hung.provider.start("--latency-ms", "5", "--latency-sigma", "0", "--api-key", KEY)
+        settings: Values = {"settings": {"visibility_timeout_s": 5}}
+        gke = Cluster(
+            render("gke", overlay(values(hung, api={}), settings)), hung, tmp_path / "kubelet"
+        )
+        with gke.kubelet:
+            api, _ = gke.up("api", "control")
+            job = fill(hung, "hung")
+            os.kill(hung.redis.pid, signal.SIGSTOP)
+            began = time.monotonic()
+            api.start_deleting(api.grace_s)
+            until(api.task.done, 60, "the pod has ended")
+            took_s = time.monotonic() - began
+            print(
+                took_s,
+                api.exit_code("penstock"),
+                api.log("penstock")[-6000:],
+                gke.kubelet.journal.text(api.name),
+            )
+            os.kill(hung.redis.pid, signal.SIGCONT)
+            hung.provider.tell(latency_ms=5)
+            gke.start("api")
+            hung.wait_for(job, JobState.COMPLETED, 90)
+            account = hung.account(job, DOCUMENTS)
+            print(account.extra_calls)
+            assert (api.exit_code("penstock"), took_s < api.grace_s) == (0, True), api.describe()
+            assert account.extra_calls <= SLOTS

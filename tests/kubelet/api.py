@@ -41,6 +41,7 @@ class Api:
         self._trust = trust
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._kinds: dict[str, dict[str, Object]] = {}
+        self.warnings: list[str] = []  # of the last call
 
     @classmethod
     def of(cls, kubeconfig: Path, folder: Path) -> Self:
@@ -68,16 +69,29 @@ class Api:
         request = urllib.request.Request(self._server + path, data, headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=self._trust) as answer:
+                self.warnings = answer.headers.get_all("Warning") or []
                 found: Object = json.load(answer)
                 return found
         except urllib.error.HTTPError as error:
             raise ApiError(error.code, error.read().decode(errors="replace")) from None
 
-    def apply(self, manifest: Object) -> Object:
-        """Server-side apply: made, or brought to what the manifest says."""
+    def apply(self, manifest: Object, *, dry_run: bool = False) -> Object:
+        """Server-side apply: made, or brought to what the manifest says; or only looked at.
+
+        Raises ApiError, also for a field that the server does not know."""
         name = manifest["metadata"]["name"]
-        path = f"{self.path(manifest)}/{name}?fieldManager={MANAGER}&force=true"
-        return self.call("PATCH", path, manifest, APPLY)
+        asked = (
+            f"fieldManager={MANAGER}&force=true&fieldValidation=Strict" + "&dryRun=All" * dry_run
+        )
+        return self.call("PATCH", f"{self.path(manifest)}/{name}?{asked}", manifest, APPLY)
+
+    def knows(self, manifest: Mapping[str, Any]) -> bool:
+        """Whether the cluster has objects of this manifest's kind."""
+        try:
+            self.path(manifest)
+        except (ApiError, KeyError):
+            return False
+        return True
 
     def path(self, manifest: Mapping[str, Any]) -> str:
         """Of all objects of a manifest's kind, in its namespace if they have one."""

@@ -135,7 +135,7 @@ class Kubelet:
     ) -> None:
         if error is not None:
             print("\n".join(pod.describe() for pod in self.pods))
-        self.submit(self._end()).result(PATIENCE_S)
+        self.kill()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(PATIENCE_S)
         self._loop.close()
@@ -164,6 +164,10 @@ class Kubelet:
         pod = RunningPod(self, Pod(manifest, sandbox))
         self.pods.append(pod)
         return pod
+
+    def kill(self) -> None:
+        """SIGKILL to all that runs, at once."""
+        self.submit(self._end()).result(PATIENCE_S)
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
