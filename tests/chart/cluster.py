@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from chart.conftest import CHART, example, overlay
 from chart.helm_library import RELEASE, Helm, Manifest, Values
@@ -44,15 +45,20 @@ class Cluster:
 
     # -- what Helm is given ------------------------------------------------------------------------
 
-    def values(self, changes: Values | None = None) -> Values:
-        """examples/gke.yaml with the servers of here, and two pods of the pool `api`."""
-        ours: Values = {
+    @property
+    def place(self) -> Values:
+        """Of pods that may come to the nodes of here, and to no others."""
+        return {
             "nodeSelector": {MARK: self.namespace},
             "tolerations": [{"key": MARK, "operator": "Exists"}],
         }
+
+    def values(self, changes: Values | None = None, name: str = "gke") -> Values:
+        """An example with the servers of here, and two pods of the pool `api`."""
         here: Values = {
-            "poolDefaults": ours | {"envFrom": [{"secretRef": {"name": "bucket"}}]},
-            "gateway": ours,
+            "checkClusterApis": True,
+            "poolDefaults": self.place | {"envFrom": [{"secretRef": {"name": "bucket"}}]},
+            "gateway": self.place,
             "broker": {"passwordKey": ""},
             "providers": {"default": {"base_url": self.fleet.provider.url, "adaptive": False}},
             "settings": {
@@ -65,7 +71,7 @@ class Cluster:
                 "control": {"replicas": 1, "terminationGracePeriodSeconds": 15},
             },
         }
-        return overlay(overlay(example("gke") | {"checkClusterApis": True}, here), changes or {})
+        return overlay(overlay(example(name), here), changes or {})
 
     # -- what the cluster has ----------------------------------------------------------------------
 
@@ -156,12 +162,15 @@ def cluster(name: str, folder: Path, postgres: Postgres, s3: S3Server) -> Iterat
         fleet.provider.start("--latency-ms", "5", "--latency-sigma", "0")
         api = Api.of(Path(KUBECONFIG), folder)
         stack.enter_context(namespace(api, name))
+        # Not below pytest's folder, which no other user may enter: under root, PostgreSQL is one.
+        there = Path(stack.enter_context(TemporaryDirectory(prefix="penstock-nodes-")))
+        there.chmod(0o755)
         nodes = {}
         for role in ("steady", "spot-1", "spot-2"):
             spot = {"key": SPOT, "value": "true", "effect": "NoSchedule"}
             is_spot = role != "steady"
             kubelet = stack.enter_context(
-                Kubelet(folder / role, Namespace(), images=IMAGES, node=f"{name}-{role}")
+                Kubelet(there / role, Namespace(), images=IMAGES, node=f"{name}-{role}")
             )
             nodes[role] = stack.enter_context(
                 Node(

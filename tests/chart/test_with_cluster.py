@@ -15,8 +15,9 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -308,6 +309,85 @@ def asked_all_along(url: str, key: str) -> Iterator[Counter[str]]:
     finally:
         end.set()
         thread.join()
+
+
+@pytest.fixture
+def claims(api: Api, name: str) -> Iterator[str]:
+    """A storage class, with a volume for each of the bundled stores."""
+    spec = {
+        "capacity": {"storage": "20Gi"},
+        "accessModes": ["ReadWriteOnce"],
+        "storageClassName": name,
+        "hostPath": {"path": "/nowhere"},
+    }
+    volumes = [f"{name}-{store}" for store in ("redis", "postgres")]
+    for volume in volumes:
+        api.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "PersistentVolume",
+                "metadata": {"name": volume},
+                "spec": spec,
+            }
+        )
+    yield name
+    for volume in volumes:
+        api.call("DELETE", f"/api/v1/persistentvolumes/{volume}")
+
+
+def test_the_smallest_installation_outlives_its_stores(claims: str, fleet: Cluster) -> None:
+    """Redis and PostgreSQL as pods of the chart: a job that is submitted in a pod goes on after each
+    of them was deleted under it and has come back with its claim; every document is answered."""
+    documents = 160
+    with ExitStack() as stack:
+        at = {
+            store: stack.enter_context(
+                Service(fleet.api, fleet.namespace, f"{RELEASE}-penstock-{store}", store)
+            ).address
+            for store in ("redis", "postgres")
+        }
+        fleet.secret(
+            "own-redis", password="pw", address=at["redis"], url=f"redis://:pw@{at['redis']}/0"
+        )
+        url = f"postgresql+psycopg://penstock:pw@{at['postgres']}/penstock"
+        fleet.secret("own-postgres", password="pw", url=url)
+        kept = {"persistence": {"storageClassName": claims}}
+        stores = {
+            store: kept | fleet.place | {"auth": {"existingSecret": f"own-{store}"}} for store in at
+        }
+        fleet.helm.install(fleet.values(stores, "minimal"))
+        fleet.wait_until_ready(api=2, control=1)
+        (control,) = fleet.running("control")
+
+        def penstock(*words: str) -> str:
+            return control.execute("penstock", "penstock", *words)
+
+        rows = "".join(f'{{"id":"doc-{n}","text":"review {n}"}}\n' for n in range(documents))
+        fleet.s3.client().put_object(Bucket=BUCKET, Key="small.jsonl", Body=rows.encode())
+        fleet.fleet.provider.tell(latency_ms=2_000)
+        words = ("--prompt", "Summarise: {text}", "--id-field", "id", "--model", "sim")
+        job = penstock("submit", f"s3://{BUCKET}/small.jsonl", *words).split()[-1]
+        for store in at:
+            until(lambda: fleet.fleet.provider.in_flight() > 0, UP_S, "calls are in flight")
+            (pod,) = fleet.running(store)
+            fleet.api.call("DELETE", fleet.path("api/v1", "pods", pod.name))
+            until(
+                lambda pod=pod, store=store: (
+                    pod.task.done() and any(one.is_ready for one in fleet.running(store))
+                ),
+                UP_S,
+                f"{store} is back",
+            )
+        state: dict[str, Any] = {}
+
+        def is_over() -> bool:
+            state.update(json.loads(penstock("status", job, "--json")))
+            return bool(state["state"] == "completed")
+
+        until(is_over, DONE_S, f"the job is completed: {state}")
+        made = fleet.fleet.provider.calls()
+        assert len(made) == documents
+        print(f"bundled stores: {made.total() - documents} of {documents} calls repeated")
 
 
 # -- KEDA ------------------------------------------------------------------------------------------

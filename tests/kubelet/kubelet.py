@@ -26,6 +26,7 @@ from kubelet.variables import facts_of
 GRACE_S = 30.0  # Kubernetes' default
 PATIENCE_S = 30.0  # beyond a grace period, on a busy machine
 AGAIN_S = 0.1
+EXECUTE_S = 120.0  # a command in a container, on a busy machine
 MAX_PODS = 250  # one address of 127.x.y.0/24 each
 T = TypeVar("T")
 
@@ -76,6 +77,14 @@ class RunningPod:
 
     def log(self, name: str) -> str:
         return self._pod.sandbox.log(name).read_text(errors="replace")
+
+    def execute(self, name: str, *command: str) -> str:
+        """As `kubectl exec`: what a command in a container says, once it has succeeded."""
+        status, output = self._kubelet.submit(self.container(name).execute(command)).result(
+            EXECUTE_S
+        )
+        assert status == 0, f"{' '.join(command)}: exit status {status}: {output}"
+        return output
 
     def describe(self) -> str:
         return self._pod.describe()
