@@ -11,13 +11,14 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from chart.conftest import CHART, example, overlay
 from chart.helm_library import RELEASE, Helm, Manifest, Values
 from chart.images import IMAGES
-from fleet import Fleet, until
+from fleet import Fleet, NotInTime, until
 from kubelet import MARK, Api, ApiError, Kubelet, Namespace, Node, RunningPod
 from servers import Postgres, S3Server
 
@@ -106,13 +107,15 @@ class Cluster:
     def wait_until_ready(self, **pools: int) -> None:
         """Until so many pods of each pool are ready, and no others are left of it."""
         for pool, count in pools.items():
-            until(
-                lambda pool=pool, count=count: self.ready(pool) == count == len(self.running(pool)),
-                UP_S,
-                f"{count} pods of {pool} are ready: {self.troubles()}",
-            )
+            try:
+                until(partial(self._is_up, pool, count), UP_S, f"{count} pods of {pool} are ready")
+            except NotInTime as error:
+                raise NotInTime(f"{error}; nodes: {self._troubles()}") from None
 
-    def troubles(self) -> list[str]:
+    def _is_up(self, pool: str, count: int) -> bool:
+        return self.ready(pool) == count == len(self.running(pool))
+
+    def _troubles(self) -> list[str]:
         return [repr(node.trouble) for node in self.nodes.values() if node.trouble is not None]
 
     def evict(self, pod: RunningPod) -> bool:

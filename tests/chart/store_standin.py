@@ -21,17 +21,17 @@ from servers import redis_binary
 BIN = Path(pgserver.__file__).parent / "pginstall" / "bin"
 
 
-def redis_server(*arguments: str) -> None:
+def redis_server(arguments: list[str]) -> None:
     binary = redis_binary()
     os.execv(binary, [binary, *arguments, "--bind", os.environ["POD_IP"]])
 
 
-def redis_cli(*words: str) -> None:
+def redis_cli(words: list[str]) -> None:
     client = redis.Redis(os.environ["POD_IP"], password=os.environ["REDISCLI_AUTH"])
-    print("PONG" if words == ("ping",) and client.ping() else "?")
+    print("PONG" if words == ["ping"] and client.ping() else "?")
 
 
-def entry_point(_: str) -> None:
+def entry_point(_: list[str]) -> None:
     """As docker-entrypoint.sh of the image: the first start makes the database."""
     data = Path(os.environ["PGDATA"])
     user = pwd.getpwnam("pgserver").pw_uid if os.geteuid() == 0 else None
@@ -58,7 +58,7 @@ def entry_point(_: str) -> None:
         sys.exit(server.wait())
 
 
-def pg_isready(*arguments: str) -> None:
+def pg_isready(arguments: list[str]) -> None:
     os.execv(BIN / "pg_isready", ["pg_isready", *arguments])
 
 
@@ -70,4 +70,4 @@ PROGRAMS = {
 }
 
 if __name__ == "__main__":
-    PROGRAMS[sys.argv[1]](*sys.argv[2:])
+    PROGRAMS[sys.argv[1]](sys.argv[2:])

@@ -12,7 +12,8 @@ import os
 import signal
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -74,7 +75,7 @@ class Cluster:
         pods = [self._pods[name] for name in names]
         try:
             until(
-                lambda: all(_is_up(pod) for pod in pods),
+                partial(_are_up, pods),
                 UP_S,
                 "their own probes say that they are ready",
             )
@@ -89,9 +90,10 @@ class Cluster:
             self._pods.pop(name).delete()
 
 
-def _is_up(pod: RunningPod) -> bool:
-    assert not pod.task.done(), f"{pod.name} is over"
-    return pod.is_ready
+def _are_up(pods: Sequence[RunningPod]) -> bool:
+    for pod in pods:
+        assert not pod.task.done(), f"{pod.name} is over"
+    return all(pod.is_ready for pod in pods)
 
 
 def values(fleet: Fleet, **pools: Values) -> Values:
@@ -303,9 +305,7 @@ def test_bundled_stores_keep_what_they_have(render: Render) -> None:
                 store: kubelet.run(one_pod(release.one("StatefulSet", f"fleet-penstock-{store}")))
                 for store in password
             }
-            until(
-                lambda pods=pods: all(_is_up(pod) for pod in pods.values()), UP_S, "both are ready"
-            )
+            until(partial(_are_up, list(pods.values())), UP_S, "both are ready")
             cache = Redis(pods["redis"].address, password=password["redis"])
             with psycopg.connect(
                 f"host={pods['postgres'].address} user=penstock dbname=penstock",

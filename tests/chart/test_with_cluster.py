@@ -16,6 +16,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +85,30 @@ def scaled(api: Api, fleet: Cluster) -> Cluster:
 # -- what the API server takes ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("example_name", EXAMPLES)
-def test_every_example_is_accepted(example_name: str, name: str, api: Api, render: Render) -> None:
+# What no example has, over examples/gke.yaml.
+MORE: Values = {
+    "keda": {"enabled": True},
+    "workerPools": {
+        "llama": {"kind": "gpu", "model": {"name": "m"}, "vllm": {"engine": "sidecar"}}
+    },
+    "gateway": {
+        "enabled": True,
+        "files": "s3://b/doors",
+        "ingress": {"enabled": True, "host": "batch.example.com", "tlsSecret": "batch-tls"},
+    },
+    "flower": {"enabled": True, "auth": {"existingSecret": "penstock-flower"}},
+    "spot": {"notices": "gcp"},
+    "tracing": {"share": 0.01, "endpoint": "http://collector.monitoring:4318"},
+    "monitoring": {"dashboards": {"enabled": True}},
+}
+
+
+@pytest.mark.parametrize(
+    ("example_name", "changes"), [*((name, {}) for name in EXAMPLES), ("gke", MORE)]
+)
+def test_every_example_is_accepted(
+    example_name: str, changes: Values, name: str, api: Api, render: Render
+) -> None:
     """Each object, and each pod that is made of it, passes strict validation under Pod Security
     "restricted" without a warning; applied for good, controllers make its pods."""
     with namespace(api, name):
@@ -95,7 +118,7 @@ def test_every_example_is_accepted(example_name: str, name: str, api: Api, rende
             "an account",
         )
         wanted = {}
-        for manifest in render(example_name).manifests:
+        for manifest in render(example_name, changes).manifests:
             if not api.knows(manifest):
                 assert manifest["apiVersion"].startswith(OF_OPERATORS)
                 continue
@@ -115,13 +138,11 @@ def test_every_example_is_accepted(example_name: str, name: str, api: Api, rende
                     ]["replicas"]
         assert wanted
         for path, replicas in wanted.items():
-            until(
-                lambda path=path, replicas=replicas: (
-                    api.call("GET", path)["status"].get("replicas", 0) == replicas
-                ),
-                UP_S,
-                f"pods of {path} are made",
-            )
+            until(partial(_are_made, api, path, replicas), UP_S, f"pods of {path} are made")
+
+
+def _are_made(api: Api, path: str, replicas: int) -> bool:
+    return bool(api.call("GET", path)["status"].get("replicas", 0) == replicas)
 
 
 def test_wrong_values_are_refused_before_the_cluster_is_touched(name: str, api: Api) -> None:
@@ -371,13 +392,8 @@ def test_the_smallest_installation_outlives_its_stores(claims: str, fleet: Clust
             until(lambda: fleet.fleet.provider.in_flight() > 0, UP_S, "calls are in flight")
             (pod,) = fleet.running(store)
             fleet.api.call("DELETE", fleet.path("api/v1", "pods", pod.name))
-            until(
-                lambda pod=pod, store=store: (
-                    pod.task.done() and any(one.is_ready for one in fleet.running(store))
-                ),
-                UP_S,
-                f"{store} is back",
-            )
+            until(pod.task.done, UP_S, f"{store} has ended")
+            until(partial(_is_ready, fleet, store), UP_S, f"{store} is back")
         state: dict[str, Any] = {}
 
         def is_over() -> bool:
@@ -388,6 +404,10 @@ def test_the_smallest_installation_outlives_its_stores(claims: str, fleet: Clust
         made = fleet.fleet.provider.calls()
         assert len(made) == documents
         print(f"bundled stores: {made.total() - documents} of {documents} calls repeated")
+
+
+def _is_ready(fleet: Cluster, store: str) -> bool:
+    return any(pod.is_ready for pod in fleet.running(store))
 
 
 # -- KEDA ------------------------------------------------------------------------------------------
