@@ -88,7 +88,7 @@ def asked(service: Service) -> str:
 
 
 def test_an_address_of_here_is_another_to_the_cluster() -> None:
-    """Endpoints take no loopback address: what a pod has here is told as one of 10.0.0.0/8."""
+    """Endpoints take no loopback address: a pod of here is one of 10.0.0.0/8 to the cluster."""
     assert in_cluster("127.3.2.1") == "10.3.2.1"
     assert on_this_machine("10.3.2.1") == "127.3.2.1"
 
