@@ -26,6 +26,7 @@ KUBECONFIG = os.environ.get("KUBECONFIG", "")
 SLOTS = 8
 UP_S = 180.0
 BUCKET = "corpora"
+ZONE = "topology.kubernetes.io/zone"
 SPOT = "cloud.google.com/gke-spot"
 RESTRICTED = {
     f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn", "audit")
@@ -182,7 +183,7 @@ def cluster(name: str, folder: Path, postgres: Postgres, s3: S3Server) -> Iterat
                     name,
                     f"{name}-{role}",
                     group=name,
-                    labels={SPOT: "true"} if is_spot else {},
+                    labels={ZONE: "a"} | ({SPOT: "true"} if is_spot else {}),
                     taints=[spot] if is_spot else [],
                 )
             )
