@@ -24,7 +24,7 @@ import openai
 import pytest
 from chart.cluster import BUCKET, KUBECONFIG, SLOTS, UP_S, Cluster, cluster, namespace
 from chart.conftest import CHART, EXAMPLES, Render, example, overlay
-from chart.helm_library import RELEASE, Helm, Refused, Values
+from chart.helm_library import RELEASE, Helm, Manifest, Refused, Values
 from chart.pods import WITH_TEMPLATES
 from chart.test_refusals import MISSPELT, REFUSALS
 from fleet import until
@@ -126,7 +126,7 @@ def test_every_example_is_accepted(
             api.apply(manifest, dry_run=True)
             assert api.warnings == [], manifest
             if manifest["kind"] in WITH_TEMPLATES:
-                pod = one_pod(manifest) | {"apiVersion": "v1", "kind": "Pod"}
+                pod: Manifest = one_pod(manifest) | {"apiVersion": "v1", "kind": "Pod"}
                 pod["spec"] = pod["spec"] | {"serviceAccountName": "default"}
                 api.apply(pod, dry_run=True)
                 assert api.warnings == [], pod

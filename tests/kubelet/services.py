@@ -11,9 +11,10 @@ import itertools
 import socket
 import socketserver
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from kubelet.api import Api
 
@@ -42,8 +43,7 @@ class Service:
         self._api = api
         self._port = port
         self._turns = itertools.count()
-        self._listener = _Listener(("127.0.0.1", 0), _Connection)
-        self._listener.service = self
+        self._listener = _Listener(self.connect)
         self._thread = threading.Thread(target=self._listener.serve_forever, daemon=True)
 
     def __enter__(self) -> Self:
@@ -87,18 +87,17 @@ class Service:
 class _Listener(socketserver.ThreadingTCPServer):
     daemon_threads = True
     block_on_close = False
-    service: Service
 
+    def __init__(self, connect: Callable[[], socket.socket]) -> None:
+        super().__init__(("127.0.0.1", 0), socketserver.BaseRequestHandler)
+        self._connect = connect
 
-class _Connection(socketserver.BaseRequestHandler):
-    server: _Listener
-
-    def handle(self) -> None:
-        """Close at once where there is no pod: the caller sees a connection that is reset."""
-        with suppress(OSError), self.server.service.connect() as pod:
-            back = threading.Thread(target=_copy, args=(pod, self.request), daemon=True)
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Copy both ways; where there is no pod, the caller's connection is closed at once."""
+        with suppress(OSError), self._connect() as pod:
+            back = threading.Thread(target=_copy, args=(pod, request), daemon=True)
             back.start()
-            _copy(self.request, pod)
+            _copy(request, pod)
             back.join()
 
 

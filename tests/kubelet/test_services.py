@@ -67,7 +67,7 @@ def service(slices: list[dict[str, Any]]) -> Iterator[Service]:
             self.end_headers()
             self.wfile.write(json.dumps({"items": slices}).encode())
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, format: str, *args: object) -> None:
             return
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
