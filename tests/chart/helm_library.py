@@ -122,6 +122,11 @@ class Helm:
         with _refusals():
             self._config.test(RELEASE, timeout=self.TIMEOUT_S)
 
+    def uninstall(self) -> None:
+        """`helm uninstall`."""
+        with _refusals():
+            self._config.uninstall(RELEASE, timeout=self.TIMEOUT_S)
+
     def revisions(self) -> list[str]:
         """What became of each revision, oldest first; none where nothing was installed."""
         try:

@@ -144,6 +144,18 @@ def _are_made(api: Api, path: str, replicas: int) -> bool:
     return bool(api.call("GET", path)["status"].get("replicas", 0) == replicas)
 
 
+def made(api: Api, name: str) -> list[str]:
+    """What is in a namespace of a release, Helm's own records included."""
+    return [
+        f"{kind['name']}/{one['metadata']['name']}"
+        for path in ("api/v1", "apis/apps/v1", "apis/batch/v1", "apis/networking.k8s.io/v1")
+        for kind in api.call("GET", f"/{path}")["resources"]
+        if kind["namespaced"] and {"create", "list"} <= set(kind["verbs"])
+        for one in api.call("GET", f"/{path}/namespaces/{name}/{kind['name']}")["items"]
+        if RELEASE in one["metadata"]["name"]
+    ]
+
+
 def test_wrong_values_are_refused_before_the_cluster_is_touched(name: str, api: Api) -> None:
     """`helm install` with any of the values that cannot work leaves nothing in the namespace."""
     cases = {case: overlay(example(of), over) for case, (of, over, *_) in REFUSALS.items()}
@@ -156,12 +168,7 @@ def test_wrong_values_are_refused_before_the_cluster_is_touched(name: str, api: 
             with pytest.raises(Refused):
                 helm.install(values)
         assert helm.revisions() == []
-        for path in ("api/v1", "apis/apps/v1", "apis/batch/v1"):
-            for kind in api.call("GET", f"/{path}")["resources"]:
-                if kind["namespaced"] and {"create", "list"} <= set(kind["verbs"]):
-                    found = api.call("GET", f"/{path}/namespaces/{name}/{kind['name']}")["items"]
-                    names = [one["metadata"]["name"] for one in found]
-                    assert [one for one in names if RELEASE in one] == [], kind["name"]
+        assert made(api, name) == []
     print(f"{len(cases)} sets of wrong values refused")
 
 
@@ -241,7 +248,7 @@ def test_a_node_that_vanishes_costs_what_it_had_in_flight(fleet: Cluster) -> Non
 def test_a_job_and_a_batch_through_the_chart(fleet: Cluster) -> None:
     """With two pods for HTTP behind their Service: `helm test` succeeds, a job goes from bucket to
     bucket, a batch of OpenAI's client is answered by whichever pod, and while all pods of the
-    doors are replaced, no request fails."""
+    doors are replaced, no request fails. `helm uninstall` lets all pods end."""
     doors: Values = {"gateway": {"enabled": True, "files": f"s3://{BUCKET}/doors"}}
     names = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION")
     doors["gateway"]["extraEnv"] = [
@@ -291,6 +298,16 @@ def test_a_job_and_a_batch_through_the_chart(fleet: Cluster) -> None:
         assert done.output_file_id is not None
         assert len(client.files.content(done.output_file_id).text.splitlines()) == DOCUMENTS
     assert answers.keys() == {"200"}, answers
+    ended = {
+        pod: "gateway" if pool == "gateway" else "penstock"
+        for pool in ("api", "control", "gateway")
+        for pod in fleet.running(pool)
+    }
+    fleet.helm.uninstall()
+    until(lambda: all(pod.task.done() for pod in ended), UP_S, "all pods have ended")
+    assert {pod.exit_code(main) for pod, main in ended.items()} == {0}
+    tested = [f"pods/{RELEASE}-penstock-smoke"]  # Helm leaves what its tests have made
+    until(lambda: made(fleet.api, fleet.namespace) == tested, UP_S, "nothing else is left")
     print(f"both pods of the doors replaced: {answers['200']} requests, all answered")
 
 
