@@ -38,7 +38,7 @@ LONG_MS = 30_000  # longer than the drain of a spot pod, 10 s
 # Everything that runs still, once it may answer at once: the calls that were begun before.
 DONE_S = UP_S + LONG_MS / 1000
 
-SCALED_OBJECT = {"apiVersion": "keda.sh/v1alpha1", "kind": "ScaledObject"}
+SCALED_OBJECT = ("keda.sh/v1alpha1", "ScaledObject")
 OF_OPERATORS = ("keda.sh/", "monitoring.coreos.com/")  # which a cluster may lack
 
 pytestmark = pytest.mark.skipif(
@@ -74,7 +74,7 @@ def fleet(
 @pytest.fixture
 def scaled(api: Api, fleet: Cluster) -> Cluster:
     """In a cluster with a KEDA that reaches the Redis of here."""
-    if not api.knows(SCALED_OBJECT):
+    if not api.knows(*SCALED_OBJECT):
         pytest.skip("the cluster has no KEDA")
     deployments = api.call("GET", "/apis/apps/v1/deployments")["items"]
     if "keda-operator" in [one["metadata"]["name"] for one in deployments]:
@@ -119,7 +119,7 @@ def test_every_example_is_accepted(
         )
         wanted = {}
         for manifest in render(example_name, changes).manifests:
-            if not api.knows(manifest):
+            if not api.knows(manifest["apiVersion"], manifest["kind"]):
                 assert manifest["apiVersion"].startswith(OF_OPERATORS)
                 continue
             manifest = manifest | {"metadata": manifest["metadata"] | {"namespace": name}}
@@ -159,7 +159,7 @@ def made(api: Api, name: str) -> list[str]:
 def test_wrong_values_are_refused_before_the_cluster_is_touched(name: str, api: Api) -> None:
     """`helm install` with any of the values that cannot work leaves nothing in the namespace."""
     cases = {case: overlay(example(of), over) for case, (of, over, *_) in REFUSALS.items()}
-    if api.knows(SCALED_OBJECT):
+    if api.knows(*SCALED_OBJECT):
         del cases["no keda"]
     cases |= {path: overlay(example("minimal"), over) for over, path in MISSPELT}
     with namespace(api, name):

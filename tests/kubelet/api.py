@@ -15,6 +15,7 @@ from typing import Any, Self
 import yaml
 
 TIMEOUT_S = 30.0
+GONE = 404
 MANAGER = "penstock-tests"
 JSON, MERGE, APPLY = (
     "application/json",
@@ -85,24 +86,32 @@ class Api:
         )
         return self.call("PATCH", f"{self.path(manifest)}/{name}?{asked}", manifest, APPLY)
 
-    def knows(self, manifest: Mapping[str, Any]) -> bool:
-        """Whether the cluster has objects of this manifest's kind."""
+    def knows(self, version: str, kind: str) -> bool:
+        """Whether the cluster has objects of such a kind."""
         try:
-            self.path(manifest)
-        except (ApiError, KeyError):
+            return kind in self._resources(version)
+        except ApiError as error:
+            if error.status != GONE:
+                raise
             return False
-        return True
 
     def path(self, manifest: Mapping[str, Any]) -> str:
         """Of all objects of a manifest's kind, in its namespace if they have one."""
-        version, kind = manifest["apiVersion"], manifest["kind"]
-        root = f"/apis/{version}" if "/" in version else f"/api/{version}"
-        if version not in self._kinds:
-            found = self.call("GET", root)["resources"]
-            self._kinds[version] = {one["kind"]: one for one in found if "/" not in one["name"]}
-        resource = self._kinds[version][kind]
+        version = manifest["apiVersion"]
+        resource = self._resources(version)[manifest["kind"]]
         place = f"/namespaces/{manifest['metadata']['namespace']}" if resource["namespaced"] else ""
-        return f"{root}{place}/{resource['name']}"
+        return f"{_root(version)}{place}/{resource['name']}"
+
+    def _resources(self, version: str) -> dict[str, Object]:
+        """What a version of a group has, by kind."""
+        if version not in self._kinds:
+            found = self.call("GET", _root(version))["resources"]
+            self._kinds[version] = {one["kind"]: one for one in found if "/" not in one["name"]}
+        return self._kinds[version]
+
+
+def _root(version: str) -> str:
+    return f"/apis/{version}" if "/" in version else f"/api/{version}"
 
 
 def _trust(cluster: Object, user: Object, folder: Path) -> ssl.SSLContext | None:

@@ -13,14 +13,14 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self
 
-from kubelet.api import MERGE, Api, ApiError, Object
+from kubelet.api import GONE, MERGE, Api, ApiError, Object
 from kubelet.kubelet import GRACE_S, PATIENCE_S, Kubelet, RunningPod
 from kubelet.services import in_cluster
 
 MARK = "penstock/process-kubelet"  # label and taint: only pods that ask for it come here
 POLL_S = 0.5
 BEAT_S = 10.0  # a node that is silent for 40 s loses its pods
-GONE, CONFLICT = 404, 409
+CONFLICT = 409
 ROOM = {
     "cpu": "64",
     "memory": "256Gi",
