@@ -77,7 +77,7 @@ test-long: $(STAMP) ## run the tests that take minutes: every fault on both data
 test-servers: $(STAMP) ## run the tests that need PgBouncer, RabbitMQ, MariaDB, nginx, a Redis with TLS and its Sentinel, Azurite (tests of missing servers are skipped)
 	@$(BIN)/python -m pytest -q -m servers tests/stores tests/contract/test_http_clients.py
 
-test-cluster: $(STAMP) ## run the chart in the cluster that KUBECONFIG names (kind, k3d): a namespace and a node come and go, pods are processes here
+test-cluster: $(STAMP) ## run the chart in the cluster that KUBECONFIG names (kind, k3d): namespaces and nodes come and go, pods are processes here
 	@test -n "$$KUBECONFIG" || { echo "name a cluster that tests may use: make test-cluster KUBECONFIG=~/.kube/config"; exit 2; }
 	@$(BIN)/python -m pytest -q -s tests/chart/test_with_cluster.py
 
