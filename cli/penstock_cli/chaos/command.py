@@ -33,7 +33,7 @@ def chaos(
     documents: Annotated[
         int | None, typer.Option(min=50, help="In each job, of which there is one for a fault.")
     ] = None,
-    lane: Annotated[str, typer.Option(help="api or batch.")] = "api",
+    lane: Annotated[str, typer.Option(help="api, batch, gpu or embed.")] = "api",
     faults: Annotated[
         str | None,
         typer.Option(help="Names or groups with commas between. Default: all of the lane."),
@@ -54,6 +54,13 @@ def chaos(
     database_url: Annotated[
         str | None, typer.Option(help="Use this database, PostgreSQL for its faults.")
     ] = None,
+    postgres: Annotated[
+        bool,
+        typer.Option(
+            "--postgres",
+            help="Keep the ledger in a PostgreSQL of its own, whose programs are on this machine.",
+        ),
+    ] = False,
     break_mine: Annotated[
         bool,
         typer.Option(
@@ -89,6 +96,8 @@ def chaos(
             "--redis-url and --database-url are servers of yours, and chaos empties that Redis and "
             "ends connections to that database: add --break-mine where they may be broken"
         )
+    if postgres and database_url:
+        raise UsageProblem("--postgres and --database-url are two ledgers: leave one of them out")
     if folder is not None and folder.exists():
         raise UsageProblem(f"--folder: {folder} is there already, and chaos begins with nothing")
     campaign = Campaign(random.randrange(MAX_SEED) if seed is None else seed, lane)
@@ -99,7 +108,7 @@ def chaos(
     _run(
         campaign,
         wanted,
-        Place(folder, redis_url, database_url),
+        Place(folder, redis_url, database_url, postgres),
         None if minutes is None else minutes * 60,
         documents,
         say,
@@ -113,6 +122,7 @@ class Place(NamedTuple):
     folder: Path | None
     redis_url: str | None
     database_url: str | None
+    postgres: bool
 
 
 def _run(
@@ -142,6 +152,7 @@ def _run(
                     temporary=temporary,
                     redis_url=given.redis_url,
                     database_url=given.database_url,
+                    postgres=given.postgres,
                 )
             )
             exits.callback(interrupts.defer)  # a second Ctrl-C does not stop the end

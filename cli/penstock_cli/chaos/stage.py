@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock_cli.chaos.fleet import LEASE_S, Account, Fleet
 from penstock_cli.chaos.injections import CannotBreak
@@ -27,6 +27,9 @@ from penstock_cli.errors import CliError
 from penstock_ledger.model import Job, JobState
 from penstock_producer.feed.queues import queue_name
 from penstock_simulate.hostile import KINDS
+
+if TYPE_CHECKING:
+    import redis
 
 WORKERS, CONCURRENCY = 2, 8
 SLOTS = CONCURRENCY  # of one worker: in a call, or answered and not stored yet
@@ -51,11 +54,12 @@ class Lane:
     concurrency: int = CONCURRENCY
     settings: Mapping[str, object] = field(default_factory=dict)  # of its workers
     spec: Mapping[str, Any] = field(default_factory=dict)
-    provider: tuple[str, ...] = ()  # flags of `penstock simulate`
+    provider: tuple[str, ...] = ("--latency-ms", str(LATENCY_MS))  # flags of `penstock simulate`
+    upstream: bool = False  # its provider is a server beside it, which has the model
 
 
 LANES = {
-    "api": Lane("api", provider=("--latency-ms", str(LATENCY_MS))),
+    "api": Lane("api"),
     "batch": Lane(
         "batch",
         1,
@@ -63,6 +67,8 @@ LANES = {
         {"batch_max_requests": 30, "max_attempts": 20},
         ("--batch-s", "3", "--batch-sigma", "0.5", "--batch-step-s", "0.1"),
     ),
+    "gpu": Lane("gpu", spec={"model": None}, upstream=True),
+    "embed": Lane("embed", spec={"model": None}, upstream=True),
 }
 
 
@@ -89,8 +95,9 @@ class Stage:
     def queue(self) -> str:
         return queue_name(self.lane.name)
 
-    def start_worker(self) -> Process:
-        return start_worker(self.fleet, self.lane)
+    @property
+    def client(self) -> redis.Redis:
+        return self.fleet.store.client()
 
     def workers(self) -> list[Process]:
         return [
@@ -99,20 +106,22 @@ class Stage:
             if process.alive and process.name.startswith(self.lane.name)
         ]
 
-    def kill(self, *workers: Process) -> None:
-        """Kill workers and start others in their place; what they held counts."""
+    def kill(self, *workers: Process, off_s: Sequence[float] = ()) -> None:
+        """Kill workers and start others in their place; what they held counts.
+
+        The clocks of the new ones are off by so much, where it is given."""
         for worker in workers:
             worker.kill()
-        self.replace_dead()
+        self.replace_dead(off_s)
         self.died += len(workers)
         self.deaths -= len(workers)  # which are those that the fault had not asked for
 
-    def replace_dead(self) -> None:
+    def replace_dead(self, off_s: Sequence[float] = ()) -> None:
         """Replace what has died, as a supervisor would.
 
         A worker that was not killed by the fault died of it, and its slots count."""
-        before = self.fleet.deaths
-        self.fleet.replace_dead(self.start_worker)
+        before, clocks = self.fleet.deaths, iter(off_s)
+        self.fleet.replace_dead(lambda: start_worker(self.fleet, self.lane, next(clocks, 0.0)))
         self.deaths += self.fleet.deaths - before
 
     def hold(self, seconds: float) -> None:
@@ -148,11 +157,10 @@ class Stage:
 class Fault:
     """One way to break a fleet. ``strike`` does it and returns when it is over."""
 
-    name: str
     group: str
+    name: str
     does: str  # in words, for the table
     strike: Callable[[Stage], None]
-    finding: str = ""  # the findings that it proves
     lanes: tuple[str, ...] = ("api",)
     documents: int = 240
     spec: tuple[tuple[str, Any], ...] = ()
@@ -162,7 +170,8 @@ class Fault:
     quick: bool = False  # in `make test` as well; it leaves the fleet as it was
     https: bool = False  # the provider has a certificate, which the fleet trusts
     honest: bool = True  # what the provider says of tokens can be believed
-    needs: frozenset[str] = frozenset()  # of the fleet, see `arena.Arena.has`
+    from_bucket: bool = False  # its job's source is an object
+    needs: frozenset[str] = frozenset()  # of the fleet, see `arena.Arena.lacks`
 
     def __str__(self) -> str:
         return self.name
@@ -195,13 +204,17 @@ class Verdict:
         return None if self.billed is None else self.billed - self.booked
 
 
-def start_worker(fleet: Fleet, lane: Lane) -> Process:
+def start_worker(fleet: Fleet, lane: Lane, off_s: float = 0.0) -> Process:
     """Start a worker that also controls."""
     own: dict[str, object] = dict(lane.settings)
     if lane.name == "batch":
         own["batch__folder"] = fleet.folder / "packed"
+    if lane.upstream:
+        own[f"{lane.name}__upstream_url"] = fleet.upstream
     prices = {f"providers__default__usd_per_mtok_{side}": PRICE_USD for side in ("in", "out")}
-    return fleet.worker(lane.concurrency, lane=lane.name, control=True, **prices, **own)
+    return fleet.worker(
+        lane.concurrency, lane=lane.name, off_s=off_s, control=True, **prices, **own
+    )
 
 
 def start_provider(fleet: Fleet, lane: Lane, certificate: str | None, seed: int) -> None:
@@ -241,7 +254,11 @@ def play(
     for fault in faults:
         spec |= dict(fault.spec)
     name = "-".join(fault.name for fault in faults)
-    job = fleet.submit(number, key=f"{name}-{seed}-{len(fleet.processes)}", **spec)
+    key = f"{name}-{seed}-{len(fleet.processes)}"
+    if any(fault.from_bucket for fault in faults):
+        job = fleet.submit_from_bucket(number, key)
+    else:
+        job = fleet.submit(number, key=key, **spec)
     stage = Stage(fleet, seed, job, lane, proxies or {})
     problems = stage.problems
     resumed_s: float | None = None
