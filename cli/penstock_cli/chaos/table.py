@@ -352,7 +352,7 @@ def _lines() -> list[Fault]:
             "bodies that are no answer for 4 s",
             strikes.answers(BODIES, share=0.4),
             spec=MANY_TRIES,
-            dead=ONE_DOCUMENT,
+            dead=ONE_DOCUMENT | {"empty_answer"},
             most_dead=40,
             honest=False,  # it says nonsense of its tokens, too
         ),
