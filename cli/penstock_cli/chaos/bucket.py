@@ -48,8 +48,7 @@ class Bucket:
         self.failed = 0  # requests that were answered so
         self.numbers = itertools.count(1)
         handler = type("Handler", (_Request,), {"bucket": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), handler)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
     def __enter__(self) -> Self:
@@ -88,6 +87,13 @@ class Bucket:
         with self.lock:
             body, _ = self.objects.get(f"results/{name}", (b"", {}))
         return [json.loads(line)["custom_id"] for line in body.splitlines()]
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing of clients that were killed while they asked."""
 
 
 class _Request(BaseHTTPRequestHandler):

@@ -297,11 +297,12 @@ class Fleet:
         return {name.decode(): int(value) for name, value in found.items()}
 
     def describe(self, job: Job) -> str:
-        status = self.producer.status(job.job_id)
-        calls = self.provider.calls(job).total()
+        status, calls = self.producer.status(job.job_id), self.provider.calls(job).total()
+        counts, inside = status.counts, [f"{n} {name}" for name, n in self.depths(job).items() if n]
         return (
-            f"{status.job.state} ({status.job.reason}), {status.counts}, {self.depths(job)}, "
-            f"{calls} calls"
+            f"the job is {status.job.state} ({status.job.reason}), {counts.succeeded} results, "
+            f"dead: {counts.dead_by_reason}, in Redis: {', '.join(inside) or 'nothing'}, {calls} "
+            "calls"
         )
 
     def depths(self, job: Job) -> dict[str, int]:

@@ -68,7 +68,7 @@ LANES = {
         ("--batch-s", "3", "--batch-sigma", "0.5", "--batch-step-s", "0.1"),
     ),
     "gpu": Lane("gpu", spec={"model": None}, upstream=True),
-    "embed": Lane("embed", spec={"model": None}, upstream=True),
+    "embed": Lane("embed", spec={"model": None, "endpoint": "/v1/embeddings"}, upstream=True),
 }
 
 
