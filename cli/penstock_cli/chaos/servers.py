@@ -116,7 +116,7 @@ class OwnPostgres:
 
     def __init__(self, guard: Guard) -> None:
         """Make it and start it. Raises UsageProblem where its programs are not there, or fail."""
-        self._programs = _postgres_programs()
+        self._programs = postgres_programs()
         self._guard = guard
         self.folder = Path(tempfile.mkdtemp(prefix="penstock-chaos-postgres-"))
         guard.remove(self.folder)
@@ -207,7 +207,7 @@ class OwnPostgres:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _postgres_programs() -> Path:
+def postgres_programs() -> Path:
     """Return the folder of `postgres` and `initdb`: the system's, or the package pgserver's.
 
     Raises UsageProblem where there is none."""
