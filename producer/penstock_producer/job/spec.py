@@ -42,6 +42,7 @@ from penstock_producer.job.lanes import (
     LaneAsked,
     has_own_model,
     lanes_in_words,
+    packs,
     permitted,
 )
 from penstock_producer.job.options import OPTIONS, SINK_FIELDS
@@ -283,6 +284,11 @@ class JobSpec(BaseModel):
     def first_lane(self) -> str:
         """The one that it begins with, and whose form its requests have."""
         return self.permitted_lanes[0]
+
+    def tier_in(self, lane: str) -> str | None:
+        """Return the service tier that its requests name, as flex; batches have none."""
+        tier = self.params.get("service_tier")
+        return tier if isinstance(tier, str) and not packs(lane) else None
 
     @property
     def asks_a_provider(self) -> bool:

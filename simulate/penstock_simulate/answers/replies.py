@@ -148,11 +148,13 @@ class Replies:
         headers = self._headers(meters, now)
         delay_s = draw.latency_s + usage.completion * self._config.latency_ms_per_token / 1000
         if draw.fault is None:
-            return Reply(200, body, headers, delay_s, usage=usage, good=True)
+            return Reply(200, body, headers, delay_s, usage=usage, price=call.price, good=True)
         if draw.fault is Fault.TRUNCATE:
-            return Reply(200, body[: len(body) // 2], headers, delay_s, usage=usage)
+            return Reply(
+                200, body[: len(body) // 2], headers, delay_s, usage=usage, price=call.price
+            )
         manner = Manner.DROPPED if draw.fraction < 0.5 else Manner.CUT
-        return Reply(200, body, headers, delay_s, manner, usage, outcome=manner.value)
+        return Reply(200, body, headers, delay_s, manner, usage, call.price, outcome=manner.value)
 
     def _headers(self, meters: Meters, now: float) -> dict[str, str]:
         headers = {"Content-Type": "application/json", self._id_header: self._request_id()}
@@ -174,7 +176,7 @@ def answer_body(call: Call, tier: str = "standard") -> tuple[bytes, Usage]:
     if call.endpoint not in _FUNCTIONS:
         return completion_body(*about), usage
     make, tool_of = _FUNCTIONS[call.endpoint]
-    return make(*about, tool_of(call.body)), usage
+    return make(*about, tool_of(call.body), call.tier), usage
 
 
 def _ident(call: Call) -> str:
@@ -221,9 +223,8 @@ def _bits(text: str) -> Iterator[str]:
 
 
 def _about(answer: Mapping[str, Any], endpoint: str) -> dict[str, Any]:
-    return {name: answer[name] for name in ("id", "created", "model")} | {
-        "object": _KINDS[endpoint]
-    }
+    named = ("id", "created", "model", "service_tier")
+    return {name: answer[name] for name in named if name in answer} | {"object": _KINDS[endpoint]}
 
 
 def _chunks(answer: Mapping[str, Any], endpoint: str) -> Iterator[dict[str, Any]]:

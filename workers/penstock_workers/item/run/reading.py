@@ -193,13 +193,13 @@ def _provider_of(spec: JobSpec, settings: WorkerSettings) -> ProviderSettings:
     """Return the settings of the job's provider.
 
     Raises UnknownProvider, PricesMissing and EndpointRefused."""
-    provider = settings.provider(spec.provider)
+    provider, tier = settings.provider(spec.provider), spec.tier_in(spec.lane)
     if (
         spec.budget_usd is not None
         and not has_own_model(spec.lane)
-        and provider.prices_of(spec.model) is None
+        and provider.prices_of(spec.model, tier=tier) is None
     ):
-        raise PricesMissing(spec.provider, spec.model, spec.budget_usd)
+        raise PricesMissing(spec.provider, spec.model, spec.budget_usd, tier=tier)
     refused = settings.refused_endpoint(spec.provider, spec.endpoint, spec.lane)
     if refused is not None:  # the key of the fleet would go there
         raise EndpointRefused(refused)

@@ -341,8 +341,12 @@ async def test_a_batch_that_never_fits_pauses_its_job(
     house.provider.problems = lambda names, nth: (full,) if nth < 3 else ()
     job = house.submit(4, max_attempts=1)
     async with house.working():
-        await house.until(lambda: not house.store.open_of(job.job_id) and bool(house.provider.made))
-        assert house.producer.status(job.job_id).job.state is JobState.PAUSED
+        await house.until(
+            lambda: (
+                house.producer.status(job.job_id).job.state is JobState.PAUSED
+                and not house.store.open_of(job.job_id)
+            )
+        )
     assert "batch_enqueued_tokens" in str(house.producer.status(job.job_id).job.reason)
     house.producer.resume(job.job_id)
     counts = await house.all_settled(job)
