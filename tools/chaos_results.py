@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock_cli.chaos.servers import postgres_programs
-from penstock_cli.errors import UsageProblem
+from penstock_cli.errors import PromiseBroken, UsageProblem
 
 PAGE = Path(__file__).parents[1] / "docs" / "chaos-results.md"
 SEED = 1
@@ -46,6 +46,8 @@ def campaign(lane: str, *more: str) -> tuple[int, dict[str, Any]]:
     done = subprocess.run(  # noqa: S603 -- ourselves
         [sys.executable, "-m", "penstock_cli", *words], stdout=subprocess.PIPE, text=True
     )
+    if done.returncode not in (0, PromiseBroken.exit_status):
+        sys.exit(done.returncode)
     return done.returncode, json.loads(done.stdout)
 
 

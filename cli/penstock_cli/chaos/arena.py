@@ -20,7 +20,7 @@ from penstock_cli.chaos.fleet import Fleet
 from penstock_cli.chaos.processes import Guard
 from penstock_cli.chaos.proxy import Proxy
 from penstock_cli.chaos.servers import OwnPostgres, OwnRedis, RedisStore, TheirRedis
-from penstock_cli.chaos.stage import HOOKS, Fault
+from penstock_cli.chaos.stage import AUTHORITY, HOOKS, Fault
 from penstock_cli.errors import UsageProblem
 
 DISK_MB = 96  # for the ledger of a few hundred small jobs
@@ -54,7 +54,7 @@ def arena(
 
     Raises UsageProblem for a server that cannot be taken, or not be started.
     """
-    lacks = {"https": "needs a provider with TLS from the start: `make soak` has it"}
+    lacks: dict[str, str] = {}
     with ExitStack() as exits:
         guard = Guard()
         exits.callback(guard.close)
@@ -93,10 +93,13 @@ def arena(
             postgres=server,
             bucket=bucket,
             settings=(settings := {"hook_modules": json.dumps([HOOKS])}),
+            variables={"SSL_CERT_FILE": str(folder / AUTHORITY)},
         )
         proxies["provider"] = exits.enter_context(Proxy(("127.0.0.1", fleet.provider.port)))
         settings["redis_url"] = _through(store.url, proxies["redis"])
-        settings["providers__default__base_url"] = f"http://127.0.0.1:{proxies['provider'].port}/v1"
+        settings["providers__default__base_url"] = (
+            f"https://127.0.0.1:{proxies['provider'].port}/v1"
+        )
         if injections.is_sqlite(database_url):
             lacks["PostgreSQL"] = "the ledger is SQLite: give --postgres or --database-url"
         else:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 import re
+import secrets
 import subprocess
 import time
 from collections import Counter
@@ -42,6 +43,7 @@ END_S = 120.0  # from there to the job's end
 MAX_LOG_BYTES = 400_000  # that one process may write in one fault: a flood buries what matters
 MAX_WORKER_MB = 700  # of memory, at its peak
 GOOD = {"200", *(kind.name for kind in KINDS.values() if kind.answers)}
+AUTHORITY = "authority.pem"  # in the folder of the fleet, whose processes trust it
 HOOKS = "penstock_cli.chaos.poison"
 PRICE_USD = 1_000.0  # of a million tokens, in and out: no call is too cheap to be seen
 
@@ -168,7 +170,6 @@ class Fault:
     most_dead: int = 0
     waits_for: str | None = None  # a person: what `status` then says (a pattern)
     quick: bool = False  # in `make test` as well; it leaves the fleet as it was
-    https: bool = False  # the provider has a certificate, which the fleet trusts
     honest: bool = True  # what the provider says of tokens can be believed
     from_bucket: bool = False  # its job's source is an object
     needs: frozenset[str] = frozenset()  # of the fleet, see `arena.Arena.lacks`
@@ -217,23 +218,17 @@ def start_worker(fleet: Fleet, lane: Lane, off_s: float = 0.0) -> Process:
     )
 
 
-def start_provider(fleet: Fleet, lane: Lane, certificate: str | None, seed: int) -> None:
-    """Start the provider, with a certificate of this kind or without one."""
-    signed = ("--authority", str(authority(fleet.folder)))
-    flags = () if certificate is None else ("--certificate", certificate, *signed)
-    fleet.provider.scheme = "http" if certificate is None else "https"
-    fleet.provider.start(*lane.provider, "--seed", str(seed), *flags)
+def start_provider(fleet: Fleet, lane: Lane, seed: int, certificate: str = "good") -> None:
+    """Start the provider, with a certificate of this kind; the fleet trusts who signs it."""
+    fleet.provider.scheme = "https"
+    signed = ("--certificate", certificate, "--authority", str(fleet.folder / AUTHORITY))
+    fleet.provider.start(*lane.provider, "--seed", str(seed), *signed)
 
 
-def authority(folder: Path) -> Path:
-    """Return the file of the authority that signs the provider's certificates."""
-    return folder / "authority.pem"
-
-
-def begin(fleet: Fleet, seed: int, lane: Lane = LANES["api"], *, https: bool = False) -> None:
+def begin(fleet: Fleet, seed: int, lane: Lane = LANES["api"]) -> None:
     """Start what all faults have: a provider, and two workers that also control."""
     fleet.replaced = (lane.name,)
-    start_provider(fleet, lane, "good" if https else None, seed)
+    start_provider(fleet, lane, seed)
     fleet.ready(*(start_worker(fleet, lane) for _ in range(WORKERS)))
 
 
@@ -254,7 +249,7 @@ def play(
     for fault in faults:
         spec |= dict(fault.spec)
     name = "-".join(fault.name for fault in faults)
-    key = f"{name}-{seed}-{len(fleet.processes)}"
+    key = f"{name}-{seed}-{secrets.token_hex(4)}"  # a database of yours may have seen the seed
     if any(fault.from_bucket for fault in faults):
         job = fleet.submit_from_bucket(number, key)
     else:

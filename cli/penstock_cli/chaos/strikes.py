@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import time
 from collections.abc import Callable
@@ -97,7 +98,7 @@ def wrong_clocks(stage: Stage) -> None:
 def times_that_pass(stage: Stage) -> None:
     """Let planned times of a schedule pass while no process is there to start their jobs."""
     fleet, schedules = stage.fleet, stage.fleet.producer.schedules
-    name = f"{stage.job.job_key}-often"[:64]
+    name = f"often-{secrets.token_hex(4)}"
     source = fleet.source(PLANNED_DOCUMENTS, name)
     first = schedules.add(name, "* * * * *", source, fleet.spec(), catch_up="all").next_at
     victims = stage.workers()
@@ -328,19 +329,19 @@ def account_error(stage: Stage) -> None:
 def provider_restart(stage: Stage) -> None:
     stage.fleet.provider.kill()
     stage.hold(4)
-    start_provider(stage.fleet, stage.lane, None, stage.seed)
+    start_provider(stage.fleet, stage.lane, stage.seed)
     stage.ambiguous += ALL_SLOTS
 
 
 def bad_certificate(stage: Stage) -> None:
     """Let the provider's certificate run out; the screen says so while it lasts."""
     stage.fleet.provider.kill()
-    start_provider(stage.fleet, stage.lane, "expired", stage.seed)
+    start_provider(stage.fleet, stage.lane, stage.seed, "expired")
     stage.hold(12)
     if "certificate" not in (shown := stage.shown()):
         stage.problems.append(f"what fails is not said: {shown}")
     stage.fleet.provider.kill()
-    start_provider(stage.fleet, stage.lane, "good", stage.seed)
+    start_provider(stage.fleet, stage.lane, stage.seed)
     stage.ambiguous += ALL_SLOTS
 
 

@@ -360,9 +360,7 @@ def _lines() -> list[Fault]:
             "expired-certificate",
             "the provider's certificate has run out for 12 s",
             strikes.bad_certificate,
-            https=True,
             honest=False,  # it has forgotten what it billed
-            needs=frozenset({"https"}),
         ),
         batch(
             "batches-not-found",
