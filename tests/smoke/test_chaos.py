@@ -7,7 +7,9 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,14 @@ LIMIT_S = 900
 def chaos(tmp: Path, *words: str, limit_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
     """Its temporary folders are below ``tmp``."""
     return run(["chaos", *words], limit_s, env=os.environ | {"TMPDIR": str(tmp)})
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that others may enter: under root PostgreSQL is another user."""
+    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
 
 
 def holds(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -66,32 +76,52 @@ def test_minutes_of_it(tmp_path: Path, lane: str) -> None:
 
 @pytest.mark.whole
 def test_with_postgresql_between_proxies(tmp_path: Path, postgres_url: str) -> None:
-    """The database commits and its answers are lost; it is out of reach; it ends connections."""
+    """The database commits and its answers are lost; it is out of reach; it ends connections. The
+    same seed may be played again in it."""
     names = "committed-and-reply-lost,partition-from-the-database,database-away"
-    words = ("--json", "--database-url", postgres_url, "--break-mine", "--faults", names)
-    assert len(holds(chaos(tmp_path, *words))["faults"]) == 3
+    words = ("--json", "--seed", "1", "--database-url", postgres_url, "--break-mine", "--faults")
+    assert len(holds(chaos(tmp_path, *words, names))["faults"]) == 3
+    assert holds(chaos(tmp_path, *words, "database-away"))["holds"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill -9"])
-def test_nothing_outlives_it(tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.whole
+def test_a_postgresql_of_its_own_and_a_bucket(open_folder: Path) -> None:
+    """PostgreSQL is killed whole and in part, and the bucket refuses or answers 500 for what it
+    did: every promise holds, and nothing is left behind."""
+    words = ("--json", "--postgres", "--faults", "sql,bucket")
+    assert len(holds(chaos(open_folder, *words))["faults"]) == 5
+    assert (list(open_folder.iterdir()), processes_in(open_folder)) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("number", "more"),
+    [
+        pytest.param(signal.SIGINT, (), id="ctrl-c"),
+        pytest.param(signal.SIGKILL, (), id="kill -9"),
+        pytest.param(
+            signal.SIGKILL, ("--postgres",), id="with PostgreSQL", marks=pytest.mark.whole
+        ),
+    ],
+)
+def test_nothing_outlives_it(
+    open_folder: Path, number: signal.Signals, more: tuple[str, ...]
+) -> None:
     """Ctrl-C and kill -9 end Redis, provider and workers, and its folder is gone."""
-    with (tmp_path / "screen").open("wb") as screen:
+    shown = open_folder / "screen"
+    with shown.open("wb") as screen:
         running = Penstock(
-            ["chaos", "--faults", "kill"],
+            ["chaos", "--faults", "kill", *more],
             stdout=screen,
             stderr=screen,
-            env=os.environ | {"TMPDIR": str(tmp_path)},
+            env=os.environ | {"TMPDIR": str(open_folder)},
         )
-    shown = tmp_path / "screen"
     until(lambda: "[1/1]" in shown.read_text() or running.poll() is not None, 120, "it begins")
     assert running.poll() is None, shown.read_text()
-    assert len(processes_in(tmp_path)) > 3
+    assert len(processes_in(open_folder)) > 3
     running.send_signal(number)
     running.wait(60)
-    until(lambda: processes_in(tmp_path) == [], 30, "nothing of it runs")
-    until(
-        lambda: [path.name for path in tmp_path.iterdir()] == ["screen"], 30, "its folder is gone"
-    )
+    until(lambda: processes_in(open_folder) == [], 30, "nothing of it runs")
+    until(lambda: list(open_folder.iterdir()) == [shown], 30, "its folders are gone")
     if number is signal.SIGINT:
         assert running.returncode == 130
         assert "everything that was started has ended" in shown.read_text()
@@ -100,9 +130,10 @@ def test_nothing_outlives_it(tmp_path: Path, number: signal.Signals) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--faults", "kil"), "there is no fault or group 'kil'"),
+        (("--faults", "kil"), "there is no fault or group 'kil'; did you mean 'kill'?"),
         (("--faults", "batches-expire"), "none of batches-expire is of lane api"),
-        (("--lane", "gpu"), "chaos knows api and batch"),
+        (("--lane", "cpu"), "chaos knows api, batch, gpu, embed"),
+        (("--postgres", "--database-url", "sqlite:///x", "--break-mine"), "two ledgers"),
         (("--redis-url", "redis://127.0.0.1:1/0"), "--break-mine"),
         (("--redis-url", "redis://127.0.0.1:1/0", "--break-mine"), "no Redis answers there"),
         (("--folder", "/"), "is there already"),

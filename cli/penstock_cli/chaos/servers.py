@@ -21,7 +21,7 @@ from penstock_cli.redis_server import EmbeddedRedis
 if TYPE_CHECKING:
     import redis
 
-POSTGRES_USER = "nobody"  # under root, as whom PostgreSQL does not run
+POSTGRES_UID = 65534  # which owns no files: PostgreSQL does not run under root
 SAID_CHARS = 500  # of what a server says when it does not start
 
 
@@ -125,9 +125,9 @@ class OwnPostgres:
         (self.folder / "password").write_text(password)
         self._as: dict[str, Any] = {}
         if os.geteuid() == 0:
-            self._as = {"user": POSTGRES_USER, "extra_groups": []}
+            self._as = {"user": POSTGRES_UID, "extra_groups": []}
             for place in (self.folder, self.folder / "password"):
-                shutil.chown(place, POSTGRES_USER)
+                shutil.chown(place, POSTGRES_UID)
         self._port = free_port()
         self._log = self.folder / "log"
         self._run(

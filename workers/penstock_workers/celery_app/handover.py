@@ -203,7 +203,7 @@ class HandOver:
             return
         while not leases.are_kept():  # noqa: ASYNC110 -- a thread keeps them
             await asyncio.sleep(UNSURE_LOOK_S)
-        # the keeper has told the hub what was lost, and the hub comes to this after it
+        # the hub has heard from the keeper what was lost, and comes to this after it
         aborted = self._engine.loop.create_future()
         self._unsure.append(aborted)
         self._wake_hub()
