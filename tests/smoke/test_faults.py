@@ -12,7 +12,8 @@ import pytest
 from fleet import Fleet
 from servers import Postgres
 
-from penstock_cli.chaos.stage import AUTHORITY, HOOKS, Fault, begin, play
+from penstock_cli.chaos.play import play
+from penstock_cli.chaos.stage import AUTHORITY, HOOKS, Fault, begin
 from penstock_cli.chaos.table import FAULTS
 
 SEEDS = [int(seed) for seed in os.environ.get("FAULT_SEEDS", "1,2").split(",")]

@@ -238,4 +238,4 @@ def _xml(root: str, *children: Mapping[str, Mapping[str, str]], **texts: str) ->
             below = Xml.SubElement(top, name)
             for part, text in inner.items():
                 Xml.SubElement(below, part).text = text
-    return Xml.tostring(top, encoding="utf-8", xml_declaration=True)
+    return bytes(Xml.tostring(top, encoding="utf-8", xml_declaration=True))

@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from penstock_cli.chaos.arena import Arena
-from penstock_cli.chaos.stage import Fault, Lane, Verdict, play
+from penstock_cli.chaos.play import Verdict, play
+from penstock_cli.chaos.stage import Fault, Lane
 from penstock_cli.chaos.table import FAULTS, GROUPS
 from penstock_cli.errors import UsageProblem
 

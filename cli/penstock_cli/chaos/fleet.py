@@ -122,12 +122,16 @@ class Fleet:
 
     # -- processes ---------------------------------------------------------------------------------
 
-    def worker(
-        self, concurrency: int = 8, *, lane: str = "api", off_s: float = 0.0, **settings: object
-    ) -> Process:
+    def worker(self, concurrency: int = 8, *, lane: str = "api", **settings: object) -> Process:
         """Start a worker; it is ready when it says so, which ``ready`` awaits.
 
-        Its clock is off by so much; ``settings`` are PENSTOCK_* variables."""
+        ``settings`` are PENSTOCK_* variables."""
+        return self.worker_with(settings, concurrency, lane)
+
+    def worker_with(
+        self, settings: Mapping[str, object], concurrency: int, lane: str, off_s: float = 0.0
+    ) -> Process:
+        """Start a worker whose clock is off by so much."""
         words = ["worker", "--lane", lane, "-c", str(concurrency)]
         return self._start(lane, words, settings, off_s)
 

@@ -156,7 +156,7 @@ class OwnPostgres:
     def start(self) -> None:
         """Start it, after a kill as well, and wait until it answers."""
         command = [
-            self._programs / "postgres",
+            str(self._programs / "postgres"),
             *("-D", str(self.folder / "data"), "-p", str(self._port)),
             *("-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="),
         ]

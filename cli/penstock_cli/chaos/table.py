@@ -1,4 +1,4 @@
-"""The table of faults: `stage.play` does each row to a fleet.
+"""The table of faults: `play.play` does each row to a fleet.
 
 Those with ``quick`` are in `make test`, all in `penstock chaos`, and in `make soak` those that need
 no proxy and nothing of their own."""

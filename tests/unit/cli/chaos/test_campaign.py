@@ -9,7 +9,8 @@ from collections import Counter
 from itertools import islice
 
 from penstock_cli.chaos.campaign import Campaign, chosen, plan
-from penstock_cli.chaos.stage import LANES, Verdict
+from penstock_cli.chaos.play import Verdict
+from penstock_cli.chaos.stage import LANES
 from penstock_cli.chaos.table import FAULTS
 
 
