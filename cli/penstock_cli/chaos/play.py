@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,7 @@ from penstock_cli.chaos.injections import CannotBreak
 from penstock_cli.chaos.processes import NotInTime, Process, until
 from penstock_cli.chaos.proxy import Proxy
 from penstock_cli.chaos.stage import BEGIN_S, END_S, LANES, Fault, Lane, Stage
-from penstock_cli.errors import CliError
+from penstock_cli.errors import Interrupted
 from penstock_ledger.model import JobState
 from penstock_simulate.hostile import KINDS
 
@@ -95,10 +94,11 @@ def play(
         stage.ended_at = time.monotonic()
         resumed_s = _resumes_in_time(faults, stage)
         fleet.wait_for(job, JobState.COMPLETED, END_S, lambda: _tend(faults, stage))
-    except (CliError, OSError, subprocess.SubprocessError) as error:
-        if isinstance(error, CannotBreak):
-            raise
-        problems.append(str(error))
+    except (CannotBreak, Interrupted):
+        raise
+    # of any driver: what was tried before is not to be lost with it
+    except Exception as error:
+        problems.append(str(error) or type(error).__name__)
     took_s = time.monotonic() - (stage.ended_at or time.monotonic())
     account = fleet.account(job, number)
     calls = fleet.provider.outcomes(job)

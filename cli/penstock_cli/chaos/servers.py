@@ -188,7 +188,8 @@ class OwnPostgres:
             return [] if found.description is None else found.fetchall()
 
     def backends(self) -> list[int]:
-        """Return the processes of the server that serve the fleet."""
+        """Return the processes of the server that serve the fleet, once it answers."""
+        until(self._answers, START_S, "PostgreSQL has recovered")
         mine = "select pid from pg_stat_activity where datname = 'penstock'"
         return [pid for (pid,) in self.ask(mine, database="postgres")]
 
