@@ -72,6 +72,7 @@ def arena(
         server = OwnPostgres(guard) if postgres else None
         if server is not None:
             exits.callback(server.stop)
+            server.create()
             database_url = server.url
         else:
             lacks["own PostgreSQL"] = "no PostgreSQL of chaos's own: give --postgres"

@@ -282,7 +282,9 @@ def _mounted(command: list[str]) -> None:
     except OSError as error:
         raise CannotBreak(f"a disk of one's own needs `mount`: {error}") from error
     if done.returncode != 0:
-        raise CannotBreak(f"a disk of one's own needs the right to mount: {done.stderr.strip()}")
+        raise CannotBreak(
+            f"a disk of one's own needs the right to mount: {done.stderr.partition(chr(10))[0]}"
+        )
 
 
 def fill(folder: Path) -> Path:

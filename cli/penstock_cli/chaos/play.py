@@ -108,16 +108,15 @@ def play(
     paid = sum(count for outcome, count in calls.items() if outcome in GOOD) + (
         (billed or 0) if lane.name == "batch" else 0
     )
-    if fleet.state(job) is JobState.COMPLETED:
-        problems += _adds_up(faults, stage, account, paid, logged)
-    else:
-        fleet.run("cancel", job.job_id)  # what comes next finds the fleet free
     counts = fleet.producer.status(job.job_id).counts
     booked = (
         counts.calls if lane.name == "batch" else counts.prompt_tokens + counts.completion_tokens
     )
-    if billed is not None:
-        problems += _money(stage, account, billed, booked)
+    if fleet.state(job) is JobState.COMPLETED:
+        problems += _adds_up(faults, stage, account, paid, logged)
+        problems += [] if billed is None else _money(stage, account, billed, booked)
+    else:
+        fleet.run("cancel", job.job_id)  # what comes next finds the fleet free
     return Verdict(
         tuple(fault.name for fault in faults),
         seed,

@@ -115,43 +115,42 @@ class OwnPostgres:
     Its folder is apart from that of the fleet, since under root it is another user's."""
 
     def __init__(self, guard: Guard) -> None:
-        """Make it and start it. Raises UsageProblem where its programs are not there, or fail."""
+        """Find its programs. Raises UsageProblem where they are not there."""
         self._programs = postgres_programs()
         self._guard = guard
         self.folder = Path(tempfile.mkdtemp(prefix="penstock-chaos-postgres-"))
         guard.remove(self.folder)
+        self._port, self._log = free_port(), self.folder / "log"
         # other users of this machine can reach the port as well
-        password = secrets.token_hex(16)
-        (self.folder / "password").write_text(password)
-        self._as: dict[str, Any] = {}
-        if os.geteuid() == 0:
-            self._as = {"user": POSTGRES_UID, "extra_groups": []}
-            for place in (self.folder, self.folder / "password"):
+        self._password = secrets.token_hex(16)
+        self._root = f"postgresql://penstock:{self._password}@127.0.0.1:{self._port}"
+        self.url = f"{self._root}/penstock"
+        self._popen: subprocess.Popen[bytes] | None = None
+        as_root = os.geteuid() == 0
+        self._as: dict[str, Any] = {"user": POSTGRES_UID, "extra_groups": []} if as_root else {}
+
+    def create(self) -> None:
+        """Make its database and start it. Raises UsageProblem where it cannot be."""
+        password = self.folder / "password"
+        password.write_text(self._password)
+        if self._as:
+            for place in (self.folder, password):
                 shutil.chown(place, POSTGRES_UID)
-        self._port = free_port()
-        self._log = self.folder / "log"
-        self._run(
-            "initdb",
+        words = [
+            str(self._programs / "initdb"),
             *("--pgdata", str(self.folder / "data"), "--username", "penstock", "--no-locale"),
             *("--encoding", "UTF8", "--auth", "scram-sha-256", "--no-sync"),
-            *("--pwfile", str(self.folder / "password")),
-        )
-        self._root = f"postgresql://penstock:{password}@127.0.0.1:{self._port}"
-        self.url = f"{self._root}/penstock"
+            *("--pwfile", str(password)),
+        ]
+        try:
+            subprocess.run(  # noqa: S603 -- what was found
+                words, cwd="/", capture_output=True, text=True, check=True, **self._as
+            )
+        except (OSError, subprocess.CalledProcessError) as error:
+            said = getattr(error, "stderr", "") or str(error)
+            raise UsageProblem(f"--postgres: {words[0]} fails here: {said.strip()}") from error
         self.start()
         self.ask("create database penstock", database="postgres")
-
-    def _run(self, program: str, *words: str) -> None:
-        done = subprocess.run(  # noqa: S603 -- what was found
-            [self._programs / program, *words],
-            cwd="/",
-            capture_output=True,
-            text=True,
-            check=False,
-            **self._as,
-        )
-        if done.returncode:
-            raise UsageProblem(f"--postgres: {program} fails here: {done.stderr.strip()}")
 
     def start(self) -> None:
         """Start it, after a kill as well, and wait until it answers."""
@@ -168,7 +167,7 @@ class OwnPostgres:
         until(self._answers, START_S, f"PostgreSQL answers: {self._log}")
 
     def _answers(self) -> bool:
-        if self._popen.poll() is not None:
+        if self._popen is None or self._popen.poll() is not None:
             said = self._log.read_text(errors="replace").strip()
             raise UsageProblem(f"--postgres: it ended at its start: {said[-SAID_CHARS:]}")
         import psycopg
@@ -195,6 +194,8 @@ class OwnPostgres:
 
     def kill(self) -> None:
         """Kill the server with all of its processes at once, as a machine that dies does."""
+        if self._popen is None or self._popen.poll() is not None:
+            return
         children = Path(f"/proc/{self._popen.pid}/task/{self._popen.pid}/children")
         for pid in (self._popen.pid, *map(int, children.read_text().split())):
             with contextlib.suppress(ProcessLookupError):
@@ -203,8 +204,7 @@ class OwnPostgres:
 
     def stop(self) -> None:
         """Kill it and remove its folder: nothing of it is worth a last checkpoint."""
-        if self._popen.poll() is None:
-            self.kill()
+        self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -104,11 +104,14 @@ def times_that_pass(stage: Stage) -> None:
     victims = stage.workers()
     for victim in victims:
         victim.kill()
-    until(lambda: time.time() > first + MINUTE_S, 3 * MINUTE_S, "two planned times have passed")
-    stage.kill(*victims)
-    until(lambda: len(schedules.firings(name)) >= 2, BEGIN_S, "what was missed is started")
-    schedules.pause(name)
-    firings = schedules.firings(name)
+    try:
+        until(lambda: time.time() > first + MINUTE_S, 3 * MINUTE_S, "two planned times have passed")
+        stage.kill(*victims)
+        until(lambda: len(schedules.firings(name)) >= 2, BEGIN_S, "what was missed is started")
+        schedules.pause(name)
+        firings = schedules.firings(name)
+    finally:
+        schedules.remove(name)
     planned = sorted(firing.planned_at for firing in firings)
     if planned != [first + MINUTE_S * number for number in range(len(planned))]:
         stage.problems.append(f"planned times that were left out, or came twice: {planned}")
@@ -119,7 +122,6 @@ def times_that_pass(stage: Stage) -> None:
         job = fleet.job(firing.job_id)
         fleet.wait_for(job, JobState.COMPLETED, END_S)
         stage.problems += fleet.account(job, PLANNED_DOCUMENTS).problems
-    schedules.remove(name)
 
 
 def hooks_at_work(stage: Stage) -> None:
@@ -140,11 +142,11 @@ def thawed_after_a_purge(stage: Stage) -> None:
         fleet.producer.cancel(gone.job_id)
         fleet.wait_for(gone, JobState.CANCELLED, 60)
         purge_job(fleet.producer._database, gone.job_id)
-        RedisLedger(fleet.store.client(), "").forget(gone.job_id)
+        RedisLedger(stage.client, "").forget(gone.job_id)
     stage.hold(3)
     if outcomes := injections.outcomes_of(fleet.database_url, gone.job_id):
         stage.problems.append(f"{outcomes} outcomes of a forgotten job")
-    left = set(fleet.store.client().scan_iter(f"{keys.job_scope(gone.job_id)}:*"))
+    left = set(stage.client.scan_iter(f"{keys.job_scope(gone.job_id)}:*"))
     if left != {keys.job_state(gone.job_id).encode()}:
         stage.problems.append(f"keys of a forgotten job: {left!r}")
 
@@ -259,7 +261,8 @@ def connection_of_postgres_killed(stage: Stage) -> None:
     server = stage.fleet.postgres
     assert server is not None
     for _ in range(3):
-        with contextlib.suppress(ProcessLookupError):
+        until(server.backends, BEGIN_S, "the fleet has connections again")
+        with contextlib.suppress(ProcessLookupError, IndexError):
             os.kill(stage.luck.choice(server.backends()), signal.SIGKILL)
         stage.hold(2)
     stage.ambiguous += 3 * ALL_SLOTS
@@ -275,7 +278,6 @@ def behind(what: str, way: Way, seconds: float, *, tries: int = 1) -> Callable[[
     """Return a fault of the way to Redis, to the database or to the provider.
 
     Each of ``tries`` requests that a slot sends meanwhile may arrive after it, and be paid."""
-
     return lasting(seconds, lambda stage: stage.proxies[what].made(way), slots=tries * ALL_SLOTS)
 
 
