@@ -106,15 +106,19 @@ def chaos(
     def say(text: str) -> None:
         typer.echo(text, err=as_json)
 
-    _run(
-        campaign,
-        wanted,
-        Place(folder, redis_url, database_url, postgres),
-        None if minutes is None else minutes * 60,
-        documents,
-        say,
-    )
-    _conclude(campaign, faults, say, as_json=as_json)
+    seconds = None if minutes is None else minutes * 60
+    try:
+        _run(
+            campaign,
+            wanted,
+            Place(folder, redis_url, database_url, postgres),
+            seconds,
+            documents,
+            say,
+        )
+    finally:  # of what chaos itself failed in, what was tried before is shown, too
+        _show(campaign, say, as_json=as_json)
+    _conclude(campaign, say, as_json=as_json)
 
 
 class Place(NamedTuple):
@@ -169,20 +173,25 @@ def _run(
         say(f"logs of the fleet are kept in {place / 'logs'}")
 
 
-def _conclude(
-    campaign: Campaign, faults: str | None, say: Callable[[str], None], *, as_json: bool
-) -> None:
-    """Print the table; leave with the status of what was found."""
+def _show(campaign: Campaign, say: Callable[[str], None], *, as_json: bool) -> None:
+    """Print the table, where there is one."""
     from penstock_cli.chaos.campaign import HEADINGS
-    from penstock_cli.errors import Interrupted, PromiseBroken
     from penstock_cli.show.terminal import aligned
 
+    if not campaign.rows():
+        return
     if as_json:
         typer.echo(campaign.as_json())
     else:
         say("")
         say("\n".join(aligned(HEADINGS, campaign.rows())))
         say("")
+
+
+def _conclude(campaign: Campaign, say: Callable[[str], None], *, as_json: bool) -> None:
+    """Leave with the status of what was found."""
+    from penstock_cli.errors import Interrupted, PromiseBroken
+
     if campaign.broken:
         names = ",".join(dict.fromkeys(name for one in campaign.broken for name in one.faults))
         raise PromiseBroken(

@@ -265,6 +265,7 @@ def connection_of_postgres_killed(stage: Stage) -> None:
         with contextlib.suppress(ProcessLookupError, IndexError):
             os.kill(stage.luck.choice(server.backends()), signal.SIGKILL)
         stage.hold(2)
+    until(server.backends, BEGIN_S, "the fleet has connections again")
     stage.ambiguous += 3 * ALL_SLOTS
 
 
