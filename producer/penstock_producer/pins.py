@@ -1,4 +1,4 @@
-"""Which fields of a pin are content, and the names of those that are not.
+"""Some fields of a pin are content, and the others have names here.
 
 The others say how, when, through which API and for whom a source was read.
 

@@ -1,4 +1,4 @@
-"""What can go wrong with a quota.
+"""A quota has these errors.
 
 RateLimitError
 ├── BadQuota       a quota was declared with a value that cannot be (at start-up)

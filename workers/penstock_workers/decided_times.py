@@ -1,4 +1,4 @@
-"""What came of the times of schedules, on their way to Celery events."""
+"""Decided times of schedules are on their way to Celery events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can go wrong in a worker, as a tree.
+"""The errors of a worker are a tree.
 
 WorkerError
 ├── InvalidFailpoint    the setting `failpoints` does not parse

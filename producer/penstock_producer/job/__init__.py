@@ -1,1 +1,1 @@
-"""What a job is: its spec and options, and what may be asked for."""
+"""A job has a spec and options, and asks for what is allowed."""

@@ -1,1 +1,1 @@
-"""What is said of a job to people: the figures of its account, and shared sentences."""
+"""People read of a job the figures of its account, and shared sentences."""

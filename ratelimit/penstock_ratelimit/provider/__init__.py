@@ -1,1 +1,1 @@
-"""What providers say and charge: their headers, their refusals, how they meter."""
+"""Providers say and charge things by their headers, their refusals, and how they meter."""

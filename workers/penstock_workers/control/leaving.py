@@ -86,7 +86,7 @@ class KnownMoves:
 
 
 class _Walk(NamedTuple):
-    """How far the documents of one job are taken."""
+    """The progress in taking the documents of one job."""
 
     of: object  # its moves and generations, or a batch
     pages: Iterator[Page]

@@ -48,7 +48,7 @@ from penstock_workers.control.feeds.feed_windows import ACTIVE_S, LOOK_EVERY_S, 
 from penstock_workers.control.feeds.leadership import RENEW_BELOW_S
 from penstock_workers.control.feeds.shares import TURNS, Share
 from penstock_workers.control.feeds.specs import Specs
-from penstock_workers.control.job.budget import FIRST_DOCUMENTS
+from penstock_workers.control.job.accounts import FIRST_DOCUMENTS
 from penstock_workers.control.loop import REST, Control
 from penstock_workers.settings import WorkerSettings
 

@@ -1,1 +1,1 @@
-"""What is fed, how much of it, and which process leads the feed of a job."""
+"""Feeds have sizes and a process that leads them."""
