@@ -51,7 +51,7 @@ def campaign(lane: str, *more: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout)
 
 
-def section(title: str, found: dict[str, Any], more: Sequence[str]) -> str:
+def section(title: str, found: dict[str, Any]) -> str:
     """Return a table, and what was broken in words."""
     head, *rows = found["table"]
     lines = [_row(head), _row(["---"] * len(head)), *map(_row, rows)]
@@ -60,9 +60,8 @@ def section(title: str, found: dict[str, Any], more: Sequence[str]) -> str:
         for one in found["faults"]
         for problem in one["problems"]
     ]
-    words = ("penstock chaos --lane", found["lane"], "--seed", str(found["seed"]), *more)
     said = ["Broken:", "", *broken] if broken else ["Every promise held."]
-    return "\n".join([f"## {title}", "", f"`{' '.join(words)}`", "", *lines, "", *said, ""])
+    return "\n".join([f"## {title}", "", f"`{found['again']}`", "", *lines, "", *said, ""])
 
 
 def has_postgres() -> bool:
@@ -94,7 +93,7 @@ def main() -> None:
             continue
         status, found = campaign(lane, *more)
         worst = max(worst, status)
-        parts.append(section(title, found, more))
+        parts.append(section(title, found))
         PAGE.write_text("\n".join(parts), "utf-8")
     sys.exit(worst)
 

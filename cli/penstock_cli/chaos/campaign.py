@@ -88,6 +88,12 @@ class Campaign:
     verdicts: list[Verdict] = field(default_factory=list)
     not_tried: dict[str, str] = field(default_factory=dict)  # fault -> why
     interrupted: bool = False
+    more: str = ""  # of the command line
+
+    @property
+    def words(self) -> str:
+        """Return the words of a command line that play the same again."""
+        return f"--lane {self.lane} --seed {self.seed}{self.more}"
 
     @property
     def broken(self) -> list[Verdict]:
@@ -108,6 +114,7 @@ class Campaign:
             "lane": self.lane,
             "holds": not self.broken,
             "interrupted": self.interrupted,
+            "again": f"penstock chaos {self.words}",
             "faults": [
                 {**asdict(one), "calls": dict(one.calls), "holds": one.holds}
                 for one in self.verdicts

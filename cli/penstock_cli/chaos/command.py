@@ -101,7 +101,8 @@ def chaos(
         raise UsageProblem("--postgres and --database-url are two ledgers: leave one of them out")
     if folder is not None and folder.exists():
         raise UsageProblem(f"--folder: {folder} is there already, and chaos begins with nothing")
-    campaign = Campaign(random.randrange(MAX_SEED) if seed is None else seed, lane)
+    seed = random.randrange(MAX_SEED) if seed is None else seed
+    campaign = Campaign(seed, lane, more=" --postgres" if postgres else "")
 
     def say(text: str) -> None:
         typer.echo(text, err=as_json)
@@ -145,7 +146,7 @@ def _run(
     from penstock_cli.errors import Interrupted
     from penstock_cli.processes.signals import Interrupts
 
-    say(f"penstock chaos: lane {campaign.lane}, --seed {campaign.seed}; Ctrl-C ends everything")
+    say(f"penstock chaos {campaign.words}; Ctrl-C ends everything")
     lane, temporary = LANES[campaign.lane], given.folder is None
     place = given.folder or Path(tempfile.mkdtemp(prefix="penstock-chaos-"))
     try:
@@ -196,7 +197,7 @@ def _conclude(campaign: Campaign, say: Callable[[str], None], *, as_json: bool) 
         names = ",".join(dict.fromkeys(name for one in campaign.broken for name in one.faults))
         raise PromiseBroken(
             f"{len(campaign.broken)} of {len(campaign.verdicts)} jobs broke a promise; again: "
-            f"penstock chaos --lane {campaign.lane} --seed {campaign.seed} --faults {names}"
+            f"penstock chaos {campaign.words} --faults {names}"
         )
     if campaign.interrupted:
         tried = len(campaign.verdicts)
