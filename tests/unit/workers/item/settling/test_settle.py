@@ -97,6 +97,8 @@ class House:
             self, stores, Failpoints(), OutcomeTally(("default",)), group_max=500, linger_s=0.0
         )
 
+    async def sure(self) -> None: ...
+
     def started(self, delivery: Delivery) -> None:
         """Nothing waits for it here."""
 
