@@ -8,6 +8,7 @@ like), not a cluster: one script call touches keys of several jobs.
 penstock:epoch                      string  the database's epoch: missing or different = Redis forgot
 penstock:epoch:run                  string  run id of the server that the epoch was written to: different = it has
                                             restarted, and the last second before may be gone
+penstock:epoch:rebuild:<mark>       string  of a rebuild that is under way: gone where Redis forgets meanwhile; expires
 penstock:epoch:rebuilt              string  short-lived: Redis was rebuilt lately, so windows may not be full again yet
 penstock:<job>:<gen>:done:<n>       hash    completed set, bucket n = crc32(doc) % buckets; field = document id (its
                                             sha256 when longer than 64 bytes), value "" done, "!"
@@ -109,6 +110,7 @@ __all__ = [
     "DEAD",
     "DONE",
     "EPOCH",
+    "EPOCH_REBUILD",
     "EPOCH_REBUILT",
     "EPOCH_RUN",
     "JOB_ID",
@@ -116,12 +118,10 @@ __all__ = [
     "OLDER_UNACKED",
     "OLDER_UNACKED_INDEX",
     "PARKED_UNKNOWN",
-    "PER_BUCKET",
     "PREFIX",
     "PURGED",
     "QUEUE_PREFIX",
     "REFUSED",
-    "UNKNOWN_BUCKETS",
     "WORKERS",
     "answers_of_job",
     "answers_of_tenant",
@@ -163,6 +163,7 @@ QUEUE_PREFIX: Final = "penstock."  # of a lane's queue
 JOB_ID: Final = "job_"  # with which ids of jobs begin
 EPOCH: Final = PREFIX + "epoch"
 EPOCH_RUN: Final = PREFIX + "epoch:run"
+EPOCH_REBUILD: Final = PREFIX + "epoch:rebuild:"
 EPOCH_REBUILT: Final = PREFIX + "epoch:rebuilt"
 WORKERS: Final = PREFIX + "workers"
 CONTROLS: Final = PREFIX + "controls"

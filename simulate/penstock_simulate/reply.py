@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 
 class Usage(NamedTuple):
@@ -15,10 +15,11 @@ class Usage(NamedTuple):
 
 
 NO_USAGE = Usage(0, 0)
+STANDARD_TIER: Final = "default"  # the service tier of a call that asks for none, as OpenAI says it
 
 
 class Manner(Enum):
-    """How an answer leaves."""
+    """The manner in which an answer leaves."""
 
     WHOLE = "whole"
     DROPPED = "dropped"  # the connection ends before the first byte
@@ -31,7 +32,7 @@ class Manner(Enum):
 
 
 class Reply(NamedTuple):
-    """What to send, when, and how.
+    """An answer to send, when, and how.
 
     ``outcome`` is its name in the statistics: a status, or how it failed to leave."""
 
@@ -41,6 +42,7 @@ class Reply(NamedTuple):
     delay_s: float = 0.0
     manner: Manner = Manner.WHOLE
     usage: Usage = NO_USAGE
+    price: float = 1.0  # what its tokens cost, as a part of the ordinary price
     good: bool = False
     outcome: str = "200"
     code: str | None = None  # of the error, where it has one
@@ -48,5 +50,5 @@ class Reply(NamedTuple):
 
     @property
     def worked(self) -> bool:
-        """Whether the model did the work, even if the result did not arrive."""
+        """Return whether the model did the work, even if the result did not arrive."""
         return self.usage is not NO_USAGE or self.manner is Manner.HUNG

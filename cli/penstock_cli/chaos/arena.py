@@ -1,4 +1,4 @@
-"""Where `penstock chaos` breaks things: a fleet of its own, or your Redis and database.
+"""`penstock chaos` breaks things in an arena: a fleet of its own, or your Redis and database.
 
 Between the processes and every server is a proxy. What this place lacks, and so cannot be
 tried, is in ``Arena.lacks`` with the reason.

@@ -18,7 +18,7 @@ from penstock_cli.errors import UsageProblem
 
 
 class Stroke(NamedTuple):
-    """What one job meets: a fault, or two of them with no time between."""
+    """The faults that one job meets: one, or two of them with no time between."""
 
     faults: tuple[Fault, ...]
     seed: int

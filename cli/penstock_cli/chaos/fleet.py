@@ -39,7 +39,7 @@ LEASE_S = 3.0  # the shortest that workers take, so that a fault costs seconds
 
 @dataclass(frozen=True)
 class Account:
-    """What a job came to, and what is wrong with it."""
+    """The end of a job, and what is wrong with it."""
 
     results: frozenset[str]
     dead: Mapping[str, str]  # document -> reason

@@ -1,4 +1,4 @@
-"""How each part of a fleet is broken from outside, and repaired again: one function for each way.
+"""Each part of a fleet is broken from outside, and repaired again, by one function for each way.
 
 They know nothing of jobs; what lasts is a context manager, so that nothing stays broken.
 """

@@ -39,7 +39,7 @@ LOG_TAIL = 4_000
 
 
 class NotInTime(CliError):
-    """What was waited for did not happen within its time."""
+    """An event that was waited for did not happen within its time."""
 
 
 def until(condition: Callable[[], object], timeout_s: float, what: str) -> None:

@@ -45,7 +45,7 @@ PRICE_USD = 1_000.0  # of a million tokens, in and out: no call is too cheap to 
 
 @dataclass(frozen=True)
 class Lane:
-    """How chaos runs one lane."""
+    """The way in which chaos runs one lane."""
 
     name: str
     concurrency: int = CONCURRENCY

@@ -216,7 +216,7 @@ class ItemScripts:
 
 
 class FleetScripts:
-    """What is seen of a fleet. Calls are atomic, and raise redis.RedisError."""
+    """The calls that look at a fleet. They are atomic, and raise redis.RedisError."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._see = registered(client, "see")
@@ -242,7 +242,7 @@ class FleetScripts:
 
 
 class _Fields:
-    """Where documents stand in the completed set.
+    """The places of documents in the completed set.
 
     Fields that are not text travel as arguments behind ``before`` others: Redis's msgpack does not
     read binary."""

@@ -20,7 +20,8 @@
 -- starts already, and to count them once more would call it a death of the worker.
 --
 -- A server that was started again since it was rebuilt may hold what a backup had: a queue whose documents have ended, and windows
--- that still have them. So nothing that it says to go is sure until it is rebuilt again; SQL is asked before anything is paid.
+-- that still have them. So nothing that it says to go is sure until it is rebuilt again; SQL is asked before anything is paid. What
+-- is spent of a budget is as old: calls of jobs with a budget wait.
 --
 -- What is in the window is not in the completed set: what is put into the set leaves the window in the same call (settle.lua,
 -- rehydrate.lua), and publish.lua puts nothing into the window that is in the set. So the set is asked about the rest only.
@@ -28,7 +29,7 @@
 -- A script whose first write needs no memory may go on in a full Redis: work must drain for memory to be freed.
 redis.call('PERSIST', KEYS[1])
 
-local VERDICTS, GO, DONE, ELSEWHERE, UNSURE = {paused = 2, cancelled = 3, purged = 3}, 0, 1, 6, 9
+local VERDICTS, GO, DONE, ELSEWHERE, NO_ROOM, UNSURE = {paused = 2, cancelled = 3, purged = 3}, 0, 1, 6, 7, 9
 local is_repeated = KEYS[4] and redis.call('GET', KEYS[4]) == ARGV[4]
 local remembers = redis.call('GET', KEYS[1]) == ARGV[1]
 local is_rebuilt = remembers and string.find(redis.call('INFO', 'server'), 'run_id:' .. (redis.call('GET', KEYS[3]) or ' '), 1, true)
@@ -62,6 +63,8 @@ for _, feed in ipairs(cmsgpack.unpack(ARGV[2])) do
       reply = verdict
     elseif remembers and not fed[at] then
       reply = lane and ELSEWHERE or unknown -- of a job that has moved: a message from before, and it waits to be fed again
+    elseif calls and calls[at] and remembers and not is_rebuilt then
+      reply = NO_ROOM
     else
       reply = objection(job, scope, doc, budget, calls and calls[at]) or GO
     end

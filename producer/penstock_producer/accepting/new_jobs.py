@@ -41,7 +41,7 @@ from penstock_producer.refusals import refused
 from penstock_producer.rows import BadRow
 from penstock_producer.settings import ProducerSettings
 
-__all__ = ["check_tenant_key", "tenant_prefix"]
+__all__ = ["tenant_prefix"]
 
 OF_TENANT: Final = "@"
 
@@ -136,7 +136,7 @@ _JOB_ID_CHARS: Final = 20
 
 
 class Content(NamedTuple):
-    """What a job works on, as it was read."""
+    """The content that a job works on, as it was read."""
 
     pin: Mapping[str, Any]
     total: int | None  # of its documents; None for a job that is open
@@ -147,7 +147,7 @@ class Content(NamedTuple):
 
 
 class Submission(NamedTuple):
-    """How a job came here, which decides nothing about what it does."""
+    """The way in which a job came here, which decides nothing about what it does."""
 
     job_key: str | None = None
     started_by: Mapping[str, Any] | None = None  # the schedule, and the planned time

@@ -102,7 +102,7 @@ class LearnedLimits:
 
     @property
     def are_new(self) -> bool:
-        """Whether headers ask for terms that are not in force."""
+        """Return whether headers ask for terms that are not in force."""
         return self._discovery.proposal is not None
 
     async def put_in_force(self) -> None:

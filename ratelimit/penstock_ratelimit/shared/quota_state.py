@@ -163,7 +163,7 @@ class ProviderState:
 
 
 class QuotaState:
-    """What the parts that decide (``reserving``, ``free_starts``, ``redis_outage``) share.
+    """The state shared by the parts that decide (``reserving``, ``free_starts``, ``redis_outage``).
 
     It decides nothing itself."""
 

@@ -29,7 +29,7 @@ loses no more)."""
 
 
 class Window:
-    """How many tickets this process holds ahead of time.
+    """The number of tickets that this process holds ahead of time.
 
     They are enough to ask rarely, few enough to be fair and lose little.
 

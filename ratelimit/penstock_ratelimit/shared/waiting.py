@@ -93,7 +93,7 @@ class WaitingCallers:
 
     @property
     def has_first_tries(self) -> bool:
-        """Whether a first attempt is in line: retries are put off for these only."""
+        """Return whether a first attempt is in line: retries are put off for these only."""
         return any(not waiter.ask.retry and not waiter.gone for waiter in self._line)
 
     @property

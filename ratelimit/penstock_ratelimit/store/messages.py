@@ -36,7 +36,7 @@ class InForce:
 
 @dataclass(frozen=True, slots=True)
 class ProviderReport:
-    """What one process saw of the provider since its last call."""
+    """One process's sight of the provider since its last call."""
 
     throttled: int = 0
     """429s: too much."""
@@ -64,7 +64,7 @@ NOTHING: Final = ProviderReport()
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """What remained by the provider's headers, and what the fleet had charged then.
+    """The rest by the provider's headers, and what the fleet had charged then.
 
     The provider said ``remaining`` when it took the request, when the fleet had charged
     ``counter``, ``age_s`` ago."""
@@ -162,7 +162,7 @@ _FAILURES = frozenset({Signal.OVERLOADED, Signal.TRANSIENT})
 
 @dataclass(frozen=True, slots=True)
 class RemainingHere:
-    """What a provider's header said of one dimension."""
+    """A provider's header on one dimension."""
 
     remaining: float
     counter: float

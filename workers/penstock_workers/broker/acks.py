@@ -115,7 +115,7 @@ class Acks:
 
 
 class Ack:
-    """What a Celery request calls to acknowledge its message.
+    """The call by which a Celery request acknowledges its message.
 
     Another message takes its place when a redelivered copy is adopted by the run of the first."""
 

@@ -31,7 +31,7 @@ GROUP_MAX = 500  # leases per script call: 1,000 arguments, some 2 ms of Redis
 
 
 class BrokerAction(Enum):
-    """What the broker does with a message that this process holds no longer."""
+    """The broker's action on a message that this process holds no longer."""
 
     ACK = "ack"
     GIVE_BACK = "give back"  # to the front of its queue
@@ -39,7 +39,7 @@ class BrokerAction(Enum):
 
 
 class LeaseOwner(Protocol):
-    """What runs the held messages. Every method is called on the thread that keeps the leases."""
+    """The runner of held messages. Every method is called on the thread that keeps the leases."""
 
     def may_renew(self) -> bool:
         """Return whether items move: while they stand still others must be able to take them."""
@@ -53,7 +53,7 @@ class LeaseOwner(Protocol):
 
 
 class HeldMessages:
-    """What this process holds, bounded by the prefetch limit with what is on its way out."""
+    """The messages that this process holds. The prefetch limit bounds them and those going out."""
 
     def __init__(self) -> None:
         self.dropped = 0  # duplicates of messages that some worker holds

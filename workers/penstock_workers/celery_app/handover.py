@@ -53,7 +53,7 @@ _CELERY_HANDLES = (InvalidTaskError, ContentDisallowed, DecodeError)
 
 
 class ItemPool(BasePool, ABC):  # type: ignore[misc]  # Celery is untyped
-    """What the consumer and the strategy ask of the worker's pool."""
+    """The part of the worker's pool that the consumer and the strategy ask."""
 
     handover: HandOver
     sample: EventSample

@@ -34,9 +34,8 @@ from penstock_producer.feed.queues import queue_name
 from penstock_producer.job.lanes import LANES
 from penstock_ratelimit import full_jitter
 from penstock_workers.broker.amqp.relay_scripts import SwitchBack
-from penstock_workers.control.counters import Counters
 from penstock_workers.control.feeds.model_queues import DeadHomes, FoundAdapters
-from penstock_workers.control.fleet_figures import FleetFigures
+from penstock_workers.control.fleet_figures import Counters, FleetFigures
 from penstock_workers.control.job.recover import Recovery
 from penstock_workers.control.job_steps import JobSteps, job_steps
 from penstock_workers.control.schedules.schedule_steps import ScheduleSteps
@@ -68,7 +67,7 @@ class Chore(Protocol):
 
 
 class ControlFigures(NamedTuple):
-    """What the loop shows in metrics."""
+    """The figures of the loop in metrics."""
 
     counters: Counters
     fleet: FleetFigures
@@ -76,7 +75,7 @@ class ControlFigures(NamedTuple):
 
 
 class Pace:
-    """When a round is due, and how long the loop rests after it. Belongs to the control thread."""
+    """The times of rounds, and the rests after them. Belongs to the control thread."""
 
     def __init__(self) -> None:
         self._states: dict[str, JobState] = {}  # of the jobs at the last look

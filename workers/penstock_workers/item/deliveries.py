@@ -39,7 +39,7 @@ class Delivery:
 
 
 class Bridge(Protocol):
-    """What the loop thread says to the hub thread.
+    """The calls of the loop thread to the hub thread.
 
     Calls return at once; the hub works through them in order."""
 
@@ -63,7 +63,7 @@ def set_aside(bridge: Bridge, delivery: Delivery) -> None:
 
 
 class ItemEngine(Protocol):
-    """What runs items.
+    """The engine that runs items.
 
     The number of deliveries without an outcome is bounded by the worker's prefetch."""
 

@@ -31,6 +31,7 @@ from penstock_ledger import (
     buckets_for,
 )
 from penstock_ledger import open_database as open_ledger
+from penstock_ledger.keys import job_state
 from penstock_ledger.model import ItemKey, Job, JobState, Result
 from penstock_ledger.reasons import by_hand
 from penstock_ledger.sql.tables import feeds, jobs
@@ -49,7 +50,7 @@ from penstock_workers.control.feeds.feed_windows import ACTIVE_S, LOOK_EVERY_S, 
 from penstock_workers.control.feeds.leadership import RENEW_BELOW_S
 from penstock_workers.control.feeds.shares import TURNS, Share
 from penstock_workers.control.feeds.specs import Specs
-from penstock_workers.control.job.budget import FIRST_DOCUMENTS
+from penstock_workers.control.job.accounts import FIRST_DOCUMENTS
 from penstock_workers.control.loop import REST, Control
 from penstock_workers.settings import WorkerSettings
 
@@ -646,6 +647,22 @@ def test_a_changed_source_fails_the_job(house: House) -> None:
     assert failed.state is JobState.FAILED
     assert failed.reason is not None
     assert failed.reason.startswith("source_changed")
+
+
+def test_a_redis_that_refuses_for_a_moment_lets_no_document_of_a_failed_job_be_called(
+    house: House,
+) -> None:
+    """Workers hear that a job has failed although Redis refused it at first."""
+    job = house.submit(feed_windows.WINDOW_MIN + 1)
+    house.control.tick()
+    house.finish(job, house.queued()[0])
+    (house.folder / f"{feed_windows.WINDOW_MIN + 1}.jsonl").write_text("{}")
+    house.redis.execute_command("ACL", "SETUSER", "default", "-set")
+    house.control.tick()
+    house.redis.execute_command("ACL", "SETUSER", "default", "+set")
+    house.control.tick()
+    assert house.state(job) is JobState.FAILED
+    assert house.redis.get(job_state(job.job_id)) == b"cancelled"
 
 
 def test_cancelling_ends_even_when_the_source_is_gone(house: House) -> None:

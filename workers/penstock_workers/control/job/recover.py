@@ -48,6 +48,7 @@ class Recovery:
             "feeding goes on",
             len(jobs),
         )
+        self._hot.begin_rebuild()
         for job in jobs:
             self._rebuild(job)
         # what an old copy has of jobs that were purged since: nothing else would ever delete it
