@@ -44,16 +44,18 @@ MOST_TOKENS = 40  # of one call here, the prompt and the answer
 WAIT_S = 120.0  # at the end, for queues that are to be empty
 
 MEMORY = Bound(0.08, 6 * MB, "allocators keep pages; a leak of 100 bytes per document is far more")
-FILES = Bound(0.10, 4, "connections come and go; each fault that leaks one is seen")
+FILES = Bound(0.10, 12, "pools open connections as they need them, 3 each for SQLite")
 KEYS = Bound(0.25, 150, "as many as there are jobs under way, which is luck")
 REDIS = Bound(0.25, 2 * MB, "what is under way, and the marks of purged jobs (100 bytes, a week)")
-ROWS = Bound(0.25, 400, "those of jobs under way, which is luck")
+ROWS = Bound(0.25, 200, "those of jobs under way, which is luck; less than one for each job")
 STORE = Bound(0.25, 8 * MB, "SQLite gives no page back; it uses those of purged jobs again")
 LOG = Bound(0.50, 40, "faults are logged, and strike by luck")
 # Rows that stay on purpose, and what they are.
 STAY = {
     "spending": "one for each purged job: its account stays",
     "firings": "one for each start of a schedule",
+    "door_batches": "one for each batch: OpenAI's API deletes none",
+    "door_files": "one for each file, for seven hours after its end",
 }
 HEAD = (
     "min", "documents", "per s", "jobs", "faults", "twice", "keys", "redis MB", "rows", "ledger MB",

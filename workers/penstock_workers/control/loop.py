@@ -130,12 +130,12 @@ class Rounds:
         self._counters.rebuilds += is_rebuilt
         return is_rebuilt
 
-    def readable(self, live: Sequence[LiveJob]) -> Sequence[LiveJob]:
+    def readable(self, live: Sequence[LiveJob]) -> list[LiveJob]:
         """Return those whose spec can be read.
 
         One with an option that came later is for control processes of that release; it stands still
         until there are some, and must not stop the others."""
-        found = []
+        found = list[LiveJob]()
         for one in live:
             try:
                 self.steps.specs.of(one.job)

@@ -459,7 +459,7 @@ def test_an_old_copy_of_redis_keeps_nothing_of_purged_jobs(house: House) -> None
     )
     house.redis.flushall()
     for name, value in copy.items():
-        house.redis.restore(name, 0, value)
+        house.redis.restore(name, 0, value or b"")
     house.redis.delete("penstock:epoch:run")  # it is another server
     house.control.tick()
     left = {name.decode() for name in house.redis.scan_iter(f"penstock:{purged.job_id}:*")}
@@ -482,8 +482,8 @@ def test_a_job_with_an_option_that_came_later_stops_no_other(house: House) -> No
     assert house.hot.outstanding(known.job_id, 1) == 3
     assert house.state(later) is JobState.RUNNING
     with house.database.engine.begin() as connection:
-        spec = orjson.dumps(later.spec).decode()
-        connection.execute(update(jobs).where(where).values(spec=spec))
+        before = orjson.dumps(later.spec).decode()
+        connection.execute(update(jobs).where(where).values(spec=before))
     house.control.tick()
     assert len(house.queued()) == 5
 
