@@ -27,8 +27,8 @@ from redis import RedisError
 from sqlalchemy import func, select
 from sqlalchemy.exc import SQLAlchemyError
 
+from penstock_cli.chaos.play import RESUME_S
 from penstock_cli.chaos.processes import NotInTime, until
-from penstock_cli.chaos.stage import RESUME_S
 from penstock_cli.errors import CliError
 from penstock_cli.show.terminal import aligned
 from penstock_ledger.sql.tables import metadata

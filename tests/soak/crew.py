@@ -10,7 +10,7 @@ import json
 import random
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,9 +22,11 @@ from embed_servers import OnThread, Vllm
 
 from penstock_cli.chaos.campaign import Stroke, plan
 from penstock_cli.chaos.fleet import Fleet
-from penstock_cli.chaos.processes import Guard, OwnRedis, Process, Provider, free_port
+from penstock_cli.chaos.play import GOOD
+from penstock_cli.chaos.processes import Guard, Process, Provider, free_port
 from penstock_cli.chaos.proxy import Proxy
-from penstock_cli.chaos.stage import GOOD, LANES, PRICE_USD, SLOTS, Fault, Lane, Stage
+from penstock_cli.chaos.servers import OwnRedis
+from penstock_cli.chaos.stage import LANES, PRICE_USD, SLOTS, Fault, Lane, Stage
 from penstock_cli.chaos.table import FAULTS
 from penstock_ledger.model import Job
 
@@ -175,7 +177,7 @@ class Soaked(Stage):
     def workers(self) -> list[Process]:
         return _crew(self).twins(self.lane.name)
 
-    def replace_dead(self) -> None:
+    def replace_dead(self, off_s: Sequence[float] = ()) -> None:
         before = self.fleet.deaths
         _crew(self).tend()
         self.deaths += self.fleet.deaths - before
@@ -244,8 +246,9 @@ def may_strike(fault: Fault) -> bool:
 def crew(folder: Path) -> Iterator[tuple[Crew, Mapping[str, Proxy]]]:
     """Make a crew with proxies before Redis and the provider; end all of it with the block."""
     with ExitStack() as exits:
-        guard = Guard(folder)
+        guard = Guard()
         exits.callback(guard.close)
+        guard.remove(folder)
         store = OwnRedis(folder / "redis", guard.watch)
         exits.callback(store.stop)
         endpoint = store.server.endpoint

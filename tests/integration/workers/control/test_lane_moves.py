@@ -688,9 +688,9 @@ def test_a_window_that_could_not_be_read_is_read_again(
     job = house.submit(3)
     house.control.tick()
     house.move(job, "gpu")
-    house.redis.execute_command("ACL", "SETUSER", "default", "-hscan")
+    house.redis.acl_setuser("default", enabled=True, commands=["-hscan"])
     house.control.tick()
-    house.redis.execute_command("ACL", "SETUSER", "default", "+hscan")
+    house.redis.acl_setuser("default", enabled=True, commands=["+hscan"])
     assert "'hscan'" in caplog.text
     house.tick_until(lambda: house.queued(GPU) == names(0, 1, 2))
 

@@ -657,9 +657,9 @@ def test_a_redis_that_refuses_for_a_moment_lets_no_document_of_a_failed_job_be_c
     house.control.tick()
     house.finish(job, house.queued()[0])
     (house.folder / f"{feed_windows.WINDOW_MIN + 1}.jsonl").write_text("{}")
-    house.redis.execute_command("ACL", "SETUSER", "default", "-set")
+    house.redis.acl_setuser("default", enabled=True, commands=["-set"])
     house.control.tick()
-    house.redis.execute_command("ACL", "SETUSER", "default", "+set")
+    house.redis.acl_setuser("default", enabled=True, commands=["+set"])
     house.control.tick()
     assert house.state(job) is JobState.FAILED
     assert house.redis.get(job_state(job.job_id)) == b"cancelled"

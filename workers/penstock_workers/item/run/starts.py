@@ -231,7 +231,7 @@ class Starts:
             self._outcomes.terminal([begin.key for begin in doubtful]) if doubtful else frozenset()
         )
         if finished:
-            self._finish(begin for begin in doubtful if begin.key in finished)
+            self._finish([begin for begin in doubtful if begin.key in finished])
         return [
             _Answer(_FINISHED)
             if finished and asked.begin.key in finished
