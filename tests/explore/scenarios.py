@@ -465,6 +465,7 @@ class Scenario:
     def _deeds(self) -> list[Callable[[str], object]]:
         """Return what may be done to a job; where most were cancelled, little would come of them."""
         ends = self.chance.choice((self._cancel, self._be_rid_of))
+        deeds: list[Callable[[str], object]]
         deeds = [self._pause, self._pause, self._replay, self._replay, self._purge, ends]
         return [*deeds, self._move, self._move, self._move] if len(self.lanes) > 1 else deeds
 

@@ -121,15 +121,20 @@ class RedisLedger:
             in_window += report.in_window
         return PublishReport(published, done, in_window)
 
-    def begin(self, items: Sequence[Begin], lane: str = "") -> list[Begun]:
+    def begin(
+        self, items: Sequence[Begin], lane: str = "", call: tuple[str, str] | None = None
+    ) -> list[Begun]:
         """Count the starts of items, in their order, unless they may not start.
 
         They may not where they are finished, paused, cancelled, in no window or beyond the budget
-        of their job, or it has moved to another lane than the caller's."""
+        of their job, or it has moved to another lane than the caller's.
+
+        ``call`` is who asks, and what names this call, for BATCH_MAX items at most: the latest call
+        of its caller that comes again by its name counts no start twice."""
         return [
             begun
             for chunk in chunks(items)
-            for begun in self._scripts.begin(chunk, self._epoch, lane)
+            for begun in self._scripts.begin(chunk, self._epoch, lane, call)
         ]
 
     def settle(self, batch: SettleBatch) -> SettleReport:
@@ -486,6 +491,29 @@ class RedisLedger:
         )
         for chunk in chunks((name for name in names if name != state.encode()), SCAN_STEP):
             self._client.unlink(*chunk)
+
+    def forget_unknown(self, known: Callable[[Collection[str]], Collection[str]]) -> int:
+        """Delete the keys of all jobs that ``known`` leaves out of those that it is asked about.
+
+        Returns how many jobs there were. It walks over the whole key space in small steps, and
+        leaves what keeps late workers out."""
+        names = self._client.scan_iter(match=f"{keys.job_scope(keys.JOB_ID)}*", count=SCAN_STEP)
+        gone = set[str]()
+        for chunk in chunks((name.decode() for name in names), SCAN_STEP):
+            by_name = {name: name.removeprefix(keys.PREFIX).partition(":")[0] for name in chunk}
+            asked = set(by_name.values())
+            unknown = asked - set(known(asked))
+            left = [
+                name
+                for name, job_id in by_name.items()
+                if job_id in unknown and name != keys.job_state(job_id)
+            ]
+            for job_id in {by_name[name] for name in left} - gone:
+                self._client.set(keys.job_state(job_id), keys.PURGED, ex=PURGED_S)
+                gone.add(job_id)
+            if left:
+                self._client.unlink(*left)
+        return len(gone)
 
     def _with_delayed(self, queues: Sequence[str]) -> list[str]:
         with self._client.pipeline(transaction=False) as pipe:

@@ -1,4 +1,4 @@
-"""What every door asks of a job before it is accepted, beyond what the spec says by itself.
+"""Every door asks this of a job before it is accepted, beyond what the spec says by itself.
 
 A spec that was accepted by an earlier release is not asked again: workers read it as it is stored.
 """

@@ -50,7 +50,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What would be sent for a job, and what that would cost."""
+    """The requests that a job would send, and what they would cost."""
 
     uri: str
     spec: JobSpec
@@ -73,12 +73,12 @@ class Preview:
 
     @property
     def tally(self) -> Tally:
-        """What the job's options changed in these rows."""
+        """Return what the job's options changed in these rows."""
         return Tally.of_pin(self.survey.pin)
 
     @property
     def over_budget(self) -> str | None:
-        """What to say where the job may cost more than its budget."""
+        """Return what to say where the job may cost more than its budget."""
         return beyond_budget(self.spec.budget_usd, self.cost_usd)
 
     def tokens_of(self, request: Document) -> Estimate:
@@ -196,7 +196,7 @@ FOR_ALL: Final = ("into", "into_table", "into_id")  # a trial is not for others'
 
 
 class Sample(NamedTuple):
-    """What was drawn, and of how much."""
+    """The rows that were drawn, and of how much."""
 
     lines: Iterator[bytes]  # of input, read as they are taken
     spec: JobSpec  # of the sample's own job

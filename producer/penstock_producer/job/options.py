@@ -54,7 +54,7 @@ def seconds_of(text: str) -> float:
 
 
 class FlagForm(StrEnum):
-    """How an option is typed on a command line."""
+    """The form of an option on a command line."""
 
     TEXT = "text"
     WHOLE = "whole number"

@@ -145,7 +145,7 @@ def _of(field: str, **limits: Any) -> Any:
 
 
 class JobSpec(BaseModel):
-    """What to do with each document.
+    """The work to do with each document.
 
     Constructing one with anything unusable raises SpecError with every problem.
 
@@ -278,7 +278,7 @@ class JobSpec(BaseModel):
 
     @property
     def permitted_lanes(self) -> tuple[str, ...]:
-        """Where its documents may go, the preferred one first."""
+        """Return where its documents may go, the preferred one first."""
         return permitted(self.lane, self.lanes)
 
     @property
@@ -294,7 +294,7 @@ class JobSpec(BaseModel):
 
     @property
     def asks_a_provider(self) -> bool:
-        """Whether it may go to one: then requests name their model, and cost money."""
+        """Return whether it may go to one: then requests name their model, and cost money."""
         return not all(map(has_own_model, self.permitted_lanes))
 
     def _together_problems(self) -> Iterable[Problem]:
@@ -548,7 +548,7 @@ class JobSpec(BaseModel):
 
     @property
     def asked_format(self) -> AskedFormat:
-        """What requests without a `response_format` of their own get for one."""
+        """Return what requests without a `response_format` of their own get for one."""
         if self.response_format is None:
             return AskedFormat(None, "the job was accepted by a release that sent none")
         return format_asked(
@@ -563,7 +563,7 @@ class JobSpec(BaseModel):
 
     @property
     def enforced_schema(self) -> dict[str, Any] | None:
-        """What an engine in the worker keeps answers to, where the request does not say it."""
+        """Return the schema that an engine in the worker enforces where requests do not say it."""
         return None if self.response_format in ("json_object", "none") else self.response_schema
 
     @property

@@ -1,4 +1,4 @@
-"""Which calls fail and which documents never succeed.
+"""Some calls fail, and some documents never succeed.
 
 That is drawn from the seed, the document and the number of the call.
 
@@ -25,7 +25,7 @@ _GENERATION = re.compile(r"~g\d+$")
 
 
 class Fault(StrEnum):
-    """What goes wrong with one call. The value names the rate that makes it, less `_rate`."""
+    """The fault of one call. The value names the rate that makes it, less `_rate`."""
 
     THROTTLE = "throttle"
     ERROR = "error"
@@ -38,7 +38,7 @@ class Fault(StrEnum):
 
 
 class Poison(StrEnum):
-    """Why a document can never succeed: the code of the 400 that it gets."""
+    """The reason why a document can never succeed: the code of the 400 that it gets."""
 
     INVALID = "invalid_value"
     CONTEXT = "context_length_exceeded"

@@ -1,4 +1,4 @@
-"""Why a call gets no result: status, code, type and wording, as providers send them."""
+"""A refused call gets status, code, type and wording as providers send them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an admitted call gets from the model, and how answers and errors are written down.
+"""An admitted call gets an answer of the model, written down as its API does, errors too.
 
 A whole answer may leave as the events in which its API streams it.
 """
@@ -45,7 +45,7 @@ ERROR_BODY = refusals.openai(
 
 
 class Api(NamedTuple):
-    """How one provider's own API writes what is not an answer."""
+    """The forms in which one provider's own API writes what is not an answer."""
 
     headers: HeaderStyle
     write_error: refusals.Dialect

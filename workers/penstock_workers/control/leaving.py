@@ -86,7 +86,7 @@ class KnownMoves:
 
 
 class _Walk(NamedTuple):
-    """How far the documents of one job are taken.
+    """The progress in taking the documents of one job.
 
     It is kept from one round to the next unless a page of it has failed: an iterator that raises is
     over, and would have no more pages and no end."""

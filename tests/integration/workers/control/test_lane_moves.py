@@ -252,7 +252,7 @@ def test_a_batch_that_was_handed_over_keeps_its_job_from_nothing(db: Database) -
         "t1", "job-a", 1, "p", "openai", "m", "/v1/x", {}, {"offset": 9}, 2, 9, 9, 0
     )
     batches.add_of_feed(feed, ME, 30.0, [new], cursor={"offset": 9}, exhausted=True)
-    [batch] = batches.not_handed_over("job-a")
+    [batch] = batches.to_hand_over("job-a")
     waiting = [Remainder(key(doc), doc, 0, 0, 0, 0, 0, "lane_left") for doc in ("a", "b")]
     OutcomeStore(db).settle([result("b")], [])
     for _ in range(2):
@@ -260,7 +260,7 @@ def test_a_batch_that_was_handed_over_keeps_its_job_from_nothing(db: Database) -
         batches.hand_over(batch)
     assert [one.key.doc_id for one in remainders.unclaimed("job-a", 1)] == ["a"]
     assert batches.is_handed_over("t1")
-    assert (batches.not_handed_over("job-a"), batches.is_busy("job-a")) == ([], True)
+    assert (batches.to_hand_over("job-a"), batches.is_busy("job-a")) == ([], True)
     batches.passed_on([key("a")])
     assert not batches.is_busy("job-a")
 
@@ -301,7 +301,7 @@ def packed(db: Database, *tags: str) -> ProviderBatchStore:
     return batches
 
 
-def test_a_batch_whose_answers_are_read_is_not_handed_over(db: Database) -> None:
+def test_a_batch_whose_answers_are_read_is_to_hand_over(db: Database) -> None:
     """A living worker stores them; one that died, or that reads for ever, leaves the documents to
     the other lane."""
     batches = packed(db, "t1", "t2")
@@ -337,7 +337,7 @@ def test_batches_that_were_cut_short_say_nothing_of_how_long_they_take(db: Datab
     it."""
     tags = ["whole", "left", "cancelled", "handed", "refused", "open"]
     batches = packed(db, *tags)
-    of_tag = {batch.tag: batch for batch in batches.not_handed_over("job-a")}
+    of_tag = {batch.tag: batch for batch in batches.to_hand_over("job-a")}
     for number, tag in enumerate(tags):
         batches.step(
             of_tag[tag],
@@ -688,9 +688,9 @@ def test_a_window_that_could_not_be_read_is_read_again(
     job = house.submit(3)
     house.control.tick()
     house.move(job, "gpu")
-    house.redis.execute_command("ACL", "SETUSER", "default", "-hscan")
+    house.redis.acl_setuser("default", enabled=True, commands=["-hscan"])
     house.control.tick()
-    house.redis.execute_command("ACL", "SETUSER", "default", "+hscan")
+    house.redis.acl_setuser("default", enabled=True, commands=["+hscan"])
     assert "'hscan'" in caplog.text
     house.tick_until(lambda: house.queued(GPU) == names(0, 1, 2))
 

@@ -1,4 +1,4 @@
-"""What the next call of an item may cost, and what the items of a hosted model cost.
+"""An item's next call may cost so much, and so do the items of a hosted model.
 
 For the budget of its job a call is counted at the dearest that its prices allow. An engine of the
 worker's own is paid by the hour: what its calls cost is known when they have ended, and nothing is

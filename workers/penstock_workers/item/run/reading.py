@@ -1,4 +1,4 @@
-"""What an item cannot go on without: its job and its body.
+"""An item cannot go on without its job and its body.
 
 A job is read once from the ledger and kept. A body that travels by reference is read again from the
 pinned source (or the spool). An outage of the ledger is waited for: no item is at fault.

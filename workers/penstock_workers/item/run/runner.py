@@ -216,6 +216,7 @@ class ItemRunner:
 
     async def _begin(self, attempt: Attempt, *, sends: bool = False) -> None:
         """Count the start outside this process, and learn whether the item may start."""
+        await self.bridge.sure()
         self.runs.check(attempt)
         await self.starts.begin(attempt, sends=sends)
         if attempt.crashes >= CRASHES_MAX:

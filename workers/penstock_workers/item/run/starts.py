@@ -97,6 +97,8 @@ class Starts:
         self._budget_changed = budget_changed
         # of reservations: of this process, and of none that had its name before
         self._owner = secrets.token_hex(8)
+        # what was asked last, and its name: after a lost answer it is asked again by the same one
+        self._asked: tuple[Sequence[_Asked], str] = ((), "")
         # monotonic; 0 until this worker has made a call for a job with a budget
         self._renewed_at = 0.0
         self._tasks = BackgroundTasks()
@@ -218,28 +220,24 @@ class Starts:
         anything is paid twice."""
         if any(asked.begin.may_cost is not None for asked in group):
             self._say_alive()
-        begun = self._hot.begin([asked.begin for asked in group], self._lane)
-        pairs = list(zip(group, begun, strict=True))
-        try:
-            doubtful = [asked.begin for asked, one in pairs if _is_doubtful(asked, one)]
-            finished = (
-                self._outcomes.terminal([begin.key for begin in doubtful])
-                if doubtful
-                else frozenset()
-            )
-            if finished:
-                self._finish([begin for begin in doubtful if begin.key in finished])
-            return [
-                _Answer(_FINISHED)
-                if finished and asked.begin.key in finished
-                else _Answer(self._objection(asked, one), one.crashes)
-                for asked, one in pairs
-            ]
-        except Exception:
-            # they are asked for again, and would count as deaths of a worker by then
-            counted = [asked.begin for asked, one in pairs if one.reply is BeginReply.GO]
-            self._hot.settle(_released(counted))
-            raise
+        if self._asked[0] is not group:
+            self._asked = group, secrets.token_hex(4)
+        call = self._owner, self._asked[1]
+        begun = self._hot.begin([asked.begin for asked in group], self._lane, call)
+        doubtful = [
+            asked.begin for asked, one in zip(group, begun, strict=True) if _is_doubtful(asked, one)
+        ]
+        finished = (
+            self._outcomes.terminal([begin.key for begin in doubtful]) if doubtful else frozenset()
+        )
+        if finished:
+            self._finish([begin for begin in doubtful if begin.key in finished])
+        return [
+            _Answer(_FINISHED)
+            if finished and asked.begin.key in finished
+            else _Answer(self._objection(asked, one), one.crashes)
+            for asked, one in zip(group, begun, strict=True)
+        ]
 
     def _say_alive(self) -> None:
         """Say that this worker lives, before what is reserved in its name can be seen."""

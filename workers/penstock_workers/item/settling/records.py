@@ -1,4 +1,4 @@
-"""What is written of each outcome: rows in SQL, entries in Redis.
+"""Each outcome is written as rows in SQL and entries in Redis.
 
 Called in a thread, a group at a time.
 

@@ -18,8 +18,7 @@ from penstock_workers.failpoints import Failpoints
 from penstock_workers.lanes.batch.jobs import Jobs, Standing
 from penstock_workers.lanes.batch.journeys import Journeys, Providers
 from penstock_workers.lanes.batch.led_batch import Journal
-from penstock_workers.lanes.batch.packer import REQUESTS_MAX
-from penstock_workers.lanes.batch.packing import Packing
+from penstock_workers.lanes.batch.packer import REQUESTS_MAX, Packing
 from penstock_workers.lanes.batch.settings import BatchSettings
 from penstock_workers.lanes.batch.window import OPEN_MAX
 
@@ -29,7 +28,7 @@ REMAINDERS_WAIT_S: Final = 20.0  # for more of them, where other batches are und
 
 
 class FirstBatch(Enum):
-    """Where a job is with the small batch that large jobs begin with."""
+    """The progress of a job with the small batch that large jobs begin with."""
 
     NEXT = "next"
     WAITED_FOR = "waited for"  # its answers are not checked yet

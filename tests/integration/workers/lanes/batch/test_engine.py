@@ -770,7 +770,7 @@ async def test_answers_of_a_batch_that_was_handed_over_are_stored_or_counted(hou
     async with house.working():
         await house.until(lambda: len(house.provider.made) == 1)
         moved(house, job, "api")
-        [batch] = house.store.not_handed_over(job.job_id)
+        [batch] = house.store.to_hand_over(job.job_id)
         house.store.hand_over(batch)
         elsewhere = Result(
             ItemKey(job.job_id, 1, "d0"), 200, b"{}", "req-9", "m", "stop", 9, 9, 50, 1, 1, 1
@@ -817,7 +817,7 @@ async def test_a_batch_that_was_handed_over_is_never_created(house: House) -> No
         await house.until(lambda: house.store.open_of(job.job_id) == 1)
         await house.until(lambda: not house.provider.errors["upload"])
     moved(house, job, "api", slow_s=5.0)
-    [batch] = house.store.not_handed_over(job.job_id)
+    [batch] = house.store.to_hand_over(job.job_id)
     house.store.hand_over(batch)
     moved(house, job, "batch", slow_s=4.0)
     async with house.working():
@@ -867,7 +867,7 @@ async def test_a_batch_leaves_what_a_call_has_reserved(house: House) -> None:
     async with house.working():
         await house.until(lambda: len(house.provider.made) == 1)
         moved(house, job, "api")
-        [batch] = house.store.not_handed_over(job.job_id)
+        [batch] = house.store.to_hand_over(job.job_id)
         house.store.hand_over(batch)
         call = Begin(ItemKey(job.job_id, 1, "d0"), buckets_for(job), MayCost(3_000, owner="me"))
         assert hot.begin([call])[0].reply is BeginReply.GO

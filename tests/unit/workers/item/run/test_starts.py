@@ -42,7 +42,7 @@ class Ledger:
         self.renewed: list[str] = []
         self.budgets = SimpleNamespace(renew=self.renewed.append)
 
-    def begin(self, items: Sequence[Begin], lane: str) -> list[Begun]:
+    def begin(self, items: Sequence[Begin], lane: str, _: object = None) -> list[Begun]:
         assert self.may_answer.wait(10)
         self.asked += items
         return [self.reply for _ in items]
