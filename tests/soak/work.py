@@ -71,7 +71,7 @@ class Totals:
 
 
 class Work:
-    """Threads that submit, wait, audit and purge until they are told to end."""
+    """Threads that submit, wait, audit and purge until they are to end."""
 
     def __init__(self, crew: Crew, seed: int) -> None:
         self.crew, self.seed = crew, seed
@@ -195,7 +195,7 @@ class Work:
                     f"{lines} of {len(ids)}"
                 )
             self._finish("HTTP batch", batch.id, ids)
-            # a lost answer to an upload leaves a file that nobody has a name for
+            # a lost answer to an upload leaves a file whose name no one has heard
             for one in self._insist("list", lambda: list(client.files.list(purpose="batch"))):
                 self._insist("delete", partial(_deleted, client, one.id))
 
