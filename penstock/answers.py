@@ -1,4 +1,4 @@
-"""What a job's rows came to: each row that went in, with its answer."""
+"""A job's answers stand beside the rows that went in."""
 
 from __future__ import annotations
 

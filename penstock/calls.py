@@ -155,7 +155,7 @@ class Prepared(NamedTuple):
 
 
 class Place(Protocol):
-    """Where jobs run."""
+    """The place where jobs run."""
 
     def begin(self, call: Prepared) -> Job:
         """Start the job, or find it. Raises BadCall and RunFailed."""

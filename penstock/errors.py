@@ -1,4 +1,4 @@
-"""What a call raises, besides what Penstock raises everywhere.
+"""A call raises these, besides what Penstock raises everywhere.
 
 PenstockError
 ├── BadCall       an argument or the rows cannot be used: nothing was started, nothing was paid
@@ -20,4 +20,4 @@ class BadCall(PenstockError, ValueError):
 
 
 class RunFailed(PenstockError):
-    """What the job needs beside its provider does not work."""
+    """A part that the job needs beside its provider does not work."""

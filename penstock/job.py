@@ -49,7 +49,7 @@ class RunStopped(PenstockError):
 
 
 class Given(NamedTuple):
-    """What a call was given: its rows, and how their answers are read."""
+    """The input of a call: its rows, and how their answers are read."""
 
     rows: Rows | None  # None: the engine reads them elsewhere
     ids: Sequence[str] | None  # of the rows
@@ -58,7 +58,7 @@ class Given(NamedTuple):
 
 
 class Status(NamedTuple):
-    """Where a job stands."""
+    """The state of a job and its counts."""
 
     state: str  # running, paused, completed, …; interrupted where nothing works on it
     total: int | None
@@ -69,7 +69,7 @@ class Status(NamedTuple):
 
 
 class Books(Protocol):
-    """What is kept of one job, wherever that is."""
+    """The records of one job, wherever they are."""
 
     @property
     def spec(self) -> Mapping[str, Any]: ...

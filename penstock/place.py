@@ -1,4 +1,4 @@
-"""Where a job of a call is kept, so that the same call finds it again.
+"""A job of a call is kept at a place where the same call finds it again.
 
 BASE/.gitignore               keeps the folder out of version control
 BASE/NAME-DIGEST/             one folder for each job; the digest names rows and options

@@ -21,7 +21,7 @@ SHOWN_CHARS: Final = 500  # of a request in a notebook
 
 @dataclass(frozen=True, repr=False)
 class Preview:
-    """What would be sent, and what it would cost."""
+    """A preview of the requests, and of what they would cost."""
 
     requests: Sequence[Mapping[str, Any]]  # the first: doc_id, url, body, tokens_in, tokens_out
     rows: int
@@ -37,7 +37,7 @@ class Preview:
 
     @property
     def unusable(self) -> int:
-        """How many rows would fail without being sent."""
+        """Return how many rows would fail without being sent."""
         return self.rows - self.documents
 
     @property

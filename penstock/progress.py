@@ -1,4 +1,4 @@
-"""How far a run is: a bar in a notebook and a terminal, lines in a log; in tqdm's words."""
+"""The progress of a run is a bar in a notebook and a terminal, lines in a log; in tqdm's words."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KERNELS: Final = ("ZMQInteractiveShell", "Shell")  # of Jupyter and what is lik
 
 
 class View(NamedTuple):
-    """What is shown of a run at one moment."""
+    """A view of a run at one moment."""
 
     title: str
     figures: Mapping[str, Any]  # of the run; empty before there are any

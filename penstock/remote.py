@@ -274,7 +274,7 @@ class Server:
 
 
 class NotThere(BadCall):
-    """What the doors do not know."""
+    """The doors do not know the thing that was named."""
 
 
 def _refusal(error: urllib.error.HTTPError, shown: str) -> Exception:

@@ -81,7 +81,7 @@ class Books:
 
     @cached_property
     def operations(self) -> JobOperations:
-        """What is done to jobs, with Redis where it runs."""
+        """Return the operations on jobs, with Redis where it runs."""
         from penstock_producer.operations import JobOperations
         from penstock_producer.settings import ProducerSettings
 
@@ -124,12 +124,6 @@ class Books:
         redis = self.redis_if_running()
         account = None if redis is None else redis.budgets.seen(job.job_id)
         return account, {} if account is None else BatchFigures(self.database).may_cost(job.job_id)
-
-    def batches_created(self, job: Job) -> tuple[int, int]:
-        """Return how many of them providers took, and the requests in them."""
-        from penstock_ledger import BatchFigures
-
-        return BatchFigures(self.database).created(job.job_id)
 
     def batches_lasted(self, provider: str, most: int) -> list[float]:
         """Return how many seconds the last batches of a provider took."""

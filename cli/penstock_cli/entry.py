@@ -1,4 +1,4 @@
-"""Where the `penstock` command begins: it says so when only the producer's part is installed."""
+"""The `penstock` command begins here: it says so when only the producer's part is installed."""
 
 from __future__ import annotations
 

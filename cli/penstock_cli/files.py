@@ -1,4 +1,4 @@
-"""What a job leaves: its result files, where they may go, and its report.
+"""Result files and the report of a job are written here, where they may go.
 
 The report is the job's account from the ledger, in the form that was asked for.
 """
@@ -250,21 +250,17 @@ def write_lines(place: str, lines: Iterable[bytes]) -> int:
     """
     if place == STDOUT:
         return _print(lines)
-    from penstock_producer.storage import open_sink
+    from penstock_producer.storage import discarded_on_error, open_sink
 
     folder, name = folder_and_name(place)
     sink = open_sink(folder, s3_endpoint_url=s3_endpoint(place))
-    writer = sink.create(name)
     written = 0
-    try:
+    with discarded_on_error(sink.create(name)) as writer:
         for line in lines:
             writer.write(line)
             written += 1
         writer.finish()
         writer.publish()
-    except BaseException:
-        writer.discard()
-        raise
     return written
 
 

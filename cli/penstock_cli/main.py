@@ -34,7 +34,7 @@ def _print_version(wanted: bool) -> None:
 
 
 class Command(NamedTuple):
-    """Where a command is, and how `penstock --help` shows it."""
+    """The place of a command, and its entry in `penstock --help`."""
 
     panel: str
     home: str  # module:function, or module:app of a group
@@ -65,7 +65,7 @@ COMMANDS: Mapping[str, Command] = {
     "gateway": Command(FLEET, "penstock_cli.commands.fleet:gateway", command_help.GATEWAY),
     "keys": Command(FLEET, "penstock_cli.commands.keys:app"),
     "flower": Command(FLEET, "penstock_cli.commands.fleet:flower", command_help.FLOWER),
-    "serve": Command(ONE_MACHINE, "penstock_cli.commands.serve:serve", command_help.SERVE),
+    "serve": Command(ONE_MACHINE, "penstock_cli.commands.run:serve", command_help.SERVE),
     "limits": Command(FLEET, "penstock_cli.commands.limits:limits", command_help.LIMITS),
     "refused": Command(FLEET, "penstock_cli.commands.fleet:refused", command_help.REFUSED),
     "doctor": Command(FLEET, "penstock_cli.commands.worker:doctor", command_help.DOCTOR),

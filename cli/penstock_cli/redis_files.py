@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where the private server listens: a unix socket, or a loopback port with a password."""
+    """The private server's address: a unix socket, or a loopback port with a password."""
 
     socket: str | None
     port: int

@@ -114,7 +114,7 @@ class EmbeddedRedis:
 
     @property
     def alive(self) -> bool:
-        """Whether the process is there, answering or not."""
+        """Return whether the process is there, answering or not."""
         return _works_in(self.pid, self.folder)
 
     def stop(self) -> None:

@@ -235,7 +235,7 @@ def opened_table(
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Where results go as tables, if anywhere."""
+    """The tables that results go into, if any."""
 
     form: str | None  # jsonl means none, as the lines are always written
     escape_formulas: bool

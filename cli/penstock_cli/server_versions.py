@@ -120,7 +120,7 @@ class Program:
 
     @property
     def is_patched(self) -> bool:
-        """Whether no hole is known that its own user could not reach anyway."""
+        """Return whether no hole is known that its own user could not reach anyway."""
         return self.software.is_patched(private=True)
 
 

@@ -24,8 +24,6 @@ from penstock_producer.json_bounds import fits, huge_integer, overfull
 __all__ = [
     "MAX_DEPTH",
     "MAX_KEYS",
-    "METADATA_PAIRS",
-    "STREAMED",
     "Bodies",
     "checked_metadata",
     "is_json",

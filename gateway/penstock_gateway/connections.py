@@ -28,7 +28,7 @@ class Connection(Protocol):
 
 
 class Waiting(IntEnum):
-    """Why a connection may be closed for a new one, in the order in which they go."""
+    """The reasons to close a connection for a new one, in the order in which they go."""
 
     FOR_A_STRANGER = 0  # of whom no key is known: to send the rest of a body, or to read an answer
     FOR_A_REQUEST = 1  # there is none, or its head is not whole

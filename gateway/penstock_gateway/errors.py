@@ -1,4 +1,4 @@
-"""What an exception is for a caller, and its envelope in the form that clients of the path read.
+"""An exception becomes an envelope in the form that clients of the path read.
 
 One table says of each exception of the producer, the ledger or the framework which answer it is.
 """
@@ -15,8 +15,8 @@ from sqlalchemy.exc import DBAPIError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from penstock_gateway.pages.render import error_page
 from penstock_gateway.refused import INVALID_REQUEST, Refused, not_json
+from penstock_gateway.render import error_page
 from penstock_ledger import (
     BatchLost,
     DatabaseUnavailable,

@@ -30,18 +30,7 @@ from penstock_ledger import (
     is_tenant_of_key,
 )
 
-__all__ = [
-    "KeyList",
-    "KeyResponse",
-    "MadeKey",
-    "NewKey",
-    "giver_of",
-    "key_fields",
-    "keys_of_caller",
-    "new_key",
-    "refuse_to_revoke",
-    "tenant_of",
-]
+__all__ = ["new_key", "tenant_of"]
 
 LIMIT_MAX: Final = 2**31 - 1
 SPAN_MAX_S: Final = 100 * 366 * 86_400.0  # from now to the end of a key

@@ -16,8 +16,6 @@ from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
 from penstock_ledger import COUNTED, Cause, QuotaSeen, quotas_seen
 
-__all__ = ["FailureResponse", "QuotaAccount", "QuotaList", "QuotaResponse"]
-
 _FAILURE: Final[dict[str, Any]] = {
     "job_id": "job_k3v7q2m4n6p8r2t4w6y2",
     "name": "out_of_money",
@@ -62,7 +60,7 @@ class FailureResponse(BaseModel):
 
 
 class QuotaAccount(BaseModel):
-    """How a provider's account is used, for the operator."""
+    """The use of a provider's account, for the operator."""
 
     model_config = _like(_ACCOUNT)
 
@@ -88,7 +86,7 @@ class QuotaAccount(BaseModel):
 
 
 class QuotaResponse(BaseModel):
-    """Whether requests to a provider may start now."""
+    """A provider's quota, and whether requests may start now."""
 
     model_config = _like(_QUOTA)
 

@@ -1,4 +1,4 @@
-"""What the HTTP doors count. docs/metrics.md is made from the catalogue.
+"""The HTTP doors count their work. docs/metrics.md is made from the catalogue.
 
 Routes are counted by their template, never by an address that was asked for, so the number of
 series is that of the routes.

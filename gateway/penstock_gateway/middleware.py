@@ -1,4 +1,4 @@
-"""What every request passes before its route: its id, its path, and room on the disk.
+"""Every request passes these before its route: its id, its path, and room on the disk.
 
 The ids that the doors give are a prefix that says of what, and 27 random letters and digits. One
 from a caller is matched whole before anything is looked up by it, so that no path, pattern or

@@ -19,7 +19,7 @@ from penstock_gateway.errors import openai_error
 from penstock_gateway.refused import Refused
 from penstock_gateway.settings import GatewayFields
 
-__all__ = ["BoundedHttp", "bounded_http"]
+__all__ = ["bounded_http"]
 
 HEADERS_MAX: Final = 200  # fields in one head; clients send about twenty
 # of the frame of a chunk: its size and two line ends are about eight; the rest may be an extension

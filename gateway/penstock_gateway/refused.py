@@ -1,4 +1,4 @@
-"""What a door does not do, and says so: the one exception that routes raise for their callers."""
+"""A door refuses with the one exception that routes raise for their callers."""
 
 from __future__ import annotations
 

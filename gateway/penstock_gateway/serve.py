@@ -114,7 +114,7 @@ def metrics_served(settings: GatewaySettings, counted: DoorMetrics) -> Iterator[
         thread.join()
 
 
-__all__ = ["DoorOpen", "door_server", "metrics_served", "refuse_open_door", "router", "serve_door"]
+__all__ = ["DoorOpen", "door_server", "refuse_open_door", "router", "serve_door"]
 
 log = logging.getLogger("penstock.gateway")
 

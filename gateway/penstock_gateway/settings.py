@@ -18,7 +18,7 @@ from penstock_producer.job.lanes import DEFAULT_LANE, LANES, LaneAsked, has_own_
 from penstock_producer.settings import DoorFiles, ProducerSettings
 from penstock_producer.storage import check_destination
 
-__all__ = ["DEFAULT_PORT", "BatchFields", "GatewayFields", "GatewaySettings", "is_loopback"]
+__all__ = ["BatchFields", "GatewayFields", "GatewaySettings", "is_loopback"]
 
 MIB: Final = 1024 * 1024
 DAY_S: Final = 86_400.0
@@ -26,7 +26,7 @@ PROVIDER: Final = r"^[A-Za-z0-9_-]{1,64}$"
 
 
 class BatchFields(BaseModel):
-    """Where batches go, and how large one may be."""
+    """The settings of batches: where they go, and how large one may be."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
@@ -95,7 +95,7 @@ class DirectFields(BaseModel):
 
 
 class GatewayFields(DoorFiles):
-    """Where the doors listen, and how much one caller may take of them."""
+    """The settings of doors: where they listen, and how much one caller may take of them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
@@ -206,12 +206,12 @@ class GatewaySettings(ProducerSettings):
 
     @property
     def files_folder(self) -> Path | None:
-        """Where uploads lie; None for a bucket."""
+        """Return the folder of uploads; None for a bucket."""
         return None if "://" in self.gateway.files else Path(self.gateway.files).absolute()
 
     @property
     def only_this_machine(self) -> bool:
-        """Whether no other machine can reach the doors."""
+        """Return whether no other machine can reach the doors."""
         return is_loopback(self.gateway.host)
 
 

@@ -251,7 +251,7 @@ GONE: Final = 410
 
 
 class Sent:
-    """How one try ended: ``error`` is for its caller, ``why`` for the operator."""
+    """The end of one try: ``error`` is for its caller, ``why`` for the operator."""
 
     def __init__(self, status: int | None, error: str | None, why: str | None = None) -> None:
         self.status, self.error, self.why = status, error, why or error

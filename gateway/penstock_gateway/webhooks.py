@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import secrets
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from fastapi import Depends, Query
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,20 +16,18 @@ from penstock_gateway.middleware import is_id, new_id
 from penstock_gateway.refused import Refused, not_found
 from penstock_gateway.routing import Router
 from penstock_gateway.webhook_delivery import URL_MAX, NotAllowed, check_host, check_url
-from penstock_ledger import EVERY_EVENT, Delivery, Endpoint, NewCallback, NewEndpoint, WebhookStore
+from penstock_ledger import (
+    EVERY_EVENT,
+    Delivery,
+    Endpoint,
+    EventType,
+    NewCallback,
+    NewEndpoint,
+    WebhookStore,
+)
 
 router = Router(prefix="/v1/webhooks", tags=["webhooks"])
 
-EventType = Literal[
-    "batch.cancelled",
-    "batch.completed",
-    "batch.expired",
-    "batch.failed",
-    "job.cancelled",
-    "job.completed",
-    "job.failed",
-    "job.paused",
-]
 SECRET_BYTES: Final = 32
 SIGNED_BY: Final = "x-penstock-callback-secret"  # a header
 OVERLAP_S: Final = 86_400.0  # for which the secret before signs as well
@@ -39,7 +37,7 @@ Writes = Annotated[Caller, Depends(caller_with("write"))]
 
 
 class NewWebhook(BaseModel):
-    """Where events go, and which; all of them where none is named."""
+    """A receiver of events, and their kinds; all of them where none is named."""
 
     model_config = ConfigDict(
         extra="forbid", json_schema_extra={"example": {"url": "https://example.com/hooks"}}

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from penstock_ledger.door_stores.door_calls import DoorCallStore as DoorCallStore
     from penstock_ledger.door_stores.door_calls import PushedCall as PushedCall
     from penstock_ledger.door_stores.events import EVERY_EVENT as EVERY_EVENT
+    from penstock_ledger.door_stores.events import EventType as EventType
     from penstock_ledger.door_stores.events import note_event as note_event
     from penstock_ledger.door_stores.files import DoorFile as DoorFile
     from penstock_ledger.door_stores.files import DoorFiles as DoorFiles
@@ -226,7 +227,7 @@ else:
                 "NewDoorBatch"
             ),
             "penstock_ledger.door_stores.door_calls": "CallClaim DoorCall DoorCallStore PushedCall",
-            "penstock_ledger.door_stores.events": "EVERY_EVENT note_event",
+            "penstock_ledger.door_stores.events": "EVERY_EVENT EventType note_event",
             "penstock_ledger.door_stores.files": "DoorFile DoorFiles FileDetails needed_by",
             "penstock_ledger.door_stores.job_pages": (
                 "JobPage JobPages JobPlace DeadLetterLine dead_letter_lines"

@@ -1,4 +1,4 @@
-"""What can go wrong in the ledger. Every message names what was found and what to do about it.
+"""The ledger's errors name what was found and what to do about it.
 
 PenstockError               root of what any package of Penstock raises on purpose (`penstock_ratelimit`, usable alone, apart)
 └── LedgerError

@@ -52,7 +52,7 @@ class ItemKey(NamedTuple):
 
 
 class JobState(StrEnum):
-    """Where a job stands.
+    """The state of a job.
 
     ``RUNNING`` and ``PAUSED`` are the two live states; the last three are final.
 
@@ -73,7 +73,7 @@ class JobState(StrEnum):
 
 
 class FeedKind(StrEnum):
-    """What a feed reads: the pinned source, an open job's spool, or replayed dead letters."""
+    """A feed's source: the pinned one, an open job's spool, or replayed dead letters."""
 
     SOURCE = "source"
     SPOOL = "spool"
@@ -91,7 +91,7 @@ class Shard(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TakenFiles:
-    """What a job takes of a watched folder: no later job of the schedule has it again."""
+    """The files that a job takes of a watched folder: no later job of its schedule has them."""
 
     schedule_id: str
     files: Sequence[bytes]  # a key for the place and version of each
@@ -150,12 +150,12 @@ class Job:
 
     @property
     def lane(self) -> str:
-        """Where its documents go now. What a lane is for making requests stays with the spec."""
+        """Return where its documents go now. What a lane makes of requests is the spec's."""
         return self.lane_now or str(self.spec.get("lane", FIRST_LANE))
 
     @property
     def pause(self) -> Reason | None:
-        """Why it is paused; None where it is not, or nothing was noted."""
+        """Return why it is paused; None where it is not, or nothing was noted."""
         return self.why if self.state is JobState.PAUSED else None
 
 
@@ -247,6 +247,11 @@ class DeadLetter:
     endpoint: str | None = None  # the path that ``request`` is for, where it is not the job's
     unpriced: int | None = 0  # as of a result
 
+    @property
+    def replayable(self) -> bool:
+        """Return whether it can be sent again: a row that never parsed has no request."""
+        return bool(self.request)
+
     def to_json(self) -> dict[str, Any]:
         """Return what it says of the document, without what was sent and answered."""
         return {
@@ -264,7 +269,7 @@ class DeadLetter:
 
 
 class PaidBeside(NamedTuple):
-    """What was used up on a document besides what its outcome says.
+    """The use of a document besides what its outcome says.
 
     That is an attempt in a lane that its job has left."""
 
@@ -323,7 +328,7 @@ class Counts:
 
 
 class Spent(NamedTuple):
-    """What one document took, without what came of it."""
+    """The use of one document, without what came of it."""
 
     doc_id: str
     latency_ms: int

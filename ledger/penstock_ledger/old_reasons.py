@@ -1,4 +1,4 @@
-"""What a row says that a process of an earlier release has written: its reason is a sentence alone.
+"""A process of an earlier release has written its reason as a sentence alone.
 
 The one place that reads sentences of our own; it goes once no release writes such rows that may
 run beside this one.

@@ -37,7 +37,7 @@ a batch (OpenAI: ten minutes)."""
 
 
 class BatchState(StrEnum):
-    """How far a provider batch is. Each is written once the step that leads to it is done."""
+    """The state of a provider batch. Each is written once the step that leads to it is done."""
 
     PACKED = "packed"  # its documents are chosen; nothing of it is at the provider
     UPLOADED = "uploaded"  # its file is there, where the provider has files
@@ -67,7 +67,7 @@ class NewProviderBatch:
 
 
 class BatchTrouble(NamedTuple):
-    """Why the step of a provider batch that is due does not get on, as its leader saw it last.
+    """The trouble that holds up the step of a batch that is due, as its leader saw it last.
 
     Times are Unix seconds."""
 
@@ -96,7 +96,7 @@ class BatchTrouble(NamedTuple):
 
 
 class BatchFailure(NamedTuple):
-    """Why a provider batch gave no answers: the name of a failure, and what was said of it."""
+    """The failure of a provider batch without answers: its name, and what was said of it."""
 
     # as in the workers' table of fates; documents without an answer come to it
     name: str
@@ -158,7 +158,6 @@ class ProviderBatch(NewProviderBatch):
     creating_at: float | None
     created_at: float | None
     ended_at: float | None
-    settled_at: float | None
     fence: int
     handed_at: float | None
     trouble: BatchTrouble | None = None

@@ -1,4 +1,4 @@
-"""Why a job is paused, is being cancelled or has failed, as data: a code, who did it, parameters.
+"""A job is paused, being cancelled or failed for a reason as data: a code, its author, parameters.
 
 Sentences are made of it here, at the edge, and are never read back: what decides, decides by the
 code. What a person wrote is a note among the parameters, and decides nothing.
@@ -45,7 +45,7 @@ _MEGABYTE: Final = 1_000_000
 
 
 class By(StrEnum):
-    """Who or what has stopped a job."""
+    """The one who has stopped a job."""
 
     PERSON = "person"
     CONTROL = "control"
@@ -57,7 +57,7 @@ class By(StrEnum):
 
 
 class Code(StrEnum):
-    """Why a job was stopped, but for failures of calls and sources, whose names are codes too."""
+    """The reasons to stop a job. Names of failures of calls and sources are codes, too."""
 
     BY_HAND = "by_hand"
     BUDGET_EXHAUSTED = "budget_exhausted"
@@ -79,7 +79,7 @@ class Code(StrEnum):
 
 
 class StopCode(StrEnum):
-    """What a stop-loss has found."""
+    """The findings of a stop-loss."""
 
     DEAD = "stop_dead"  # too many documents of the latest are dead letters
     # too many of the latest first answers were paid for and refused by the job's own checks
@@ -89,7 +89,7 @@ class StopCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a job is paused, is being cancelled or has failed.
+    """The reason why a job is paused, is being cancelled or has failed.
 
     ``params`` holds what JSON can hold; which keys there are is said by the code. Free text is
     `detail` (who reported it said so), `fix` (what a person can do), `note` (a person's own),
@@ -115,7 +115,7 @@ def by_hand(note: str) -> Reason:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """How bad a person has found a generation of a job when they let it go on after a stop-loss."""
+    """The state of a generation that a person accepted as they let it go on after a stop-loss."""
 
     generation: int
     # share of documents that are dead letters, or whose first answer was refused

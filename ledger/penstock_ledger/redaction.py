@@ -113,7 +113,7 @@ def several_lines(text: str) -> str:
 
 
 class LineFormatter(logging.Formatter):
-    """What a provider, a document or an error says stays inside its record's line.
+    """A formatter that keeps what providers, documents and errors say inside a record's line.
 
     A traceback follows its record in lines of its own, each indented, so that none of them can be
     taken for a record.
@@ -136,11 +136,11 @@ class LineFormatter(logging.Formatter):
         return _indented(super().formatStack(stack_info))
 
 
-def log_to_stderr(level: int = logging.INFO) -> None:
+def log_to_stderr() -> None:
     """Log to stderr where this process has no log yet; a log that is there is made safe."""
     if not logging.getLogger().handlers:
         logging.getLogger().addHandler(logging.StreamHandler(sys.stderr))
-        logging.getLogger().setLevel(level)
+        logging.getLogger().setLevel(logging.INFO)
     make_safe(logging.getLogger())
 
 

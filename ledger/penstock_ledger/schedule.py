@@ -24,7 +24,7 @@ TAKEN_MAX: Final = 1_000_000
 
 
 class CatchUp(StrEnum):
-    """What is done about planned times that passed while nothing could start their jobs."""
+    """The ways to treat planned times that passed while nothing could start their jobs."""
 
     SKIP = "skip"  # nothing; the next time counts
     ONCE = "once"  # one job, for the latest of them
@@ -32,7 +32,7 @@ class CatchUp(StrEnum):
 
 
 class FiringOutcome(StrEnum):
-    """What came of a planned time."""
+    """The outcome of a planned time."""
 
     STARTED = "started"
     SKIPPED = "skipped"
@@ -42,7 +42,7 @@ class FiringOutcome(StrEnum):
 
 
 class ScheduleState(StrEnum):
-    """How a schedule stands, for people who watch all of them."""
+    """The state of a schedule, for people who watch all of them."""
 
     ACTIVE = "active"
     # a planned time has come, and longer ago than a start takes, but it has neither job nor
@@ -106,7 +106,7 @@ class Firing:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is written once a planned time is decided."""
+    """The decision about a planned time, as it is written."""
 
     planned_at: float
     outcome: FiringOutcome

@@ -1,4 +1,4 @@
-"""What a failure of a store means for what was being written: one place tells the kinds apart.
+"""One place says which kind a failure of a store is for what was being written.
 
 ``REFUSED``: the same again gets the same answer, so the caller looks for the one row of its group
 that is refused. ``AWAY``: the store cannot be reached, has no room, or is locked by another

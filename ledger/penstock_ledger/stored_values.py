@@ -1,4 +1,4 @@
-"""What every store takes: texts made storable on their way into SQL, and bounded figures.
+"""Every store takes texts made storable on their way into SQL, and bounded figures.
 
 Texts come from providers, services and users. One odd character must not keep an outcome, or the
 pause of a job, from being written, so it is replaced and never an error.

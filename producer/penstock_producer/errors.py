@@ -1,4 +1,4 @@
-"""What can go wrong on the enqueuing side.
+"""Errors of accepting and feeding jobs stand in one tree.
 
 Every message names the field, the value seen and the fix.
 
@@ -38,9 +38,6 @@ from penstock_ledger.errors import EXIT_USAGE, PenstockError, shown_ids
 from penstock_ledger.texts import SetOption, Text
 
 __all__ = [
-    "MAX_FAULTS_SHOWN",
-    "MAX_LINES_SHOWN",
-    "MAX_ROWS_KEPT",
     "MAX_SEEN_CHARS",
     "BadMessage",
     "BadReference",
@@ -166,7 +163,7 @@ class Problem:
 
     @property
     def is_public(self) -> bool:
-        """Whether its message shows no prompt and no part of a document."""
+        """Return whether its message shows no prompt and no part of a document."""
         return self.pointer.split("/")[1:2] not in _CONFIDENTIAL and self.code != "unknown_field"
 
     @property
@@ -218,7 +215,7 @@ class ScheduleError(ProducerError):
 
 
 class ContentError(ProducerError):
-    """What was given to work on cannot be used; ``code`` is stable."""
+    """The content to work on cannot be used; ``code`` is stable."""
 
     exit_status = EXIT_USAGE
 
@@ -389,7 +386,7 @@ class JobCancelled(ProducerError):
 
 
 class Refusal(StrEnum):
-    """Why an operation does not fit its job. What stands behind each code are its parameters."""
+    """The reason why an operation does not fit its job. Behind each code stand its parameters."""
 
     STATE = "job_state"  # state operation
     SAME_LANE = "same_lane"  # lane

@@ -42,7 +42,7 @@ _FIELDS: Final = (b'"id"', b'"document"')  # quoted: neither may occur twice
 
 
 class LineFate(StrEnum):
-    """What became of one line."""
+    """The fate of one line."""
 
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"  # the same document is there already

@@ -1,4 +1,4 @@
-"""What people and services do to a job that was accepted.
+"""People and services change a job that was accepted by these operations.
 
 The operations are pause, resume, cancel, move, limit, replay and purge.
 
@@ -66,7 +66,7 @@ _ALREADY: Final[Mapping[JobState, Sequence[JobState]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What became of a job."""
+    """The result of an operation on a job."""
 
     job: Job
     changed: bool  # False: it was as was asked for already

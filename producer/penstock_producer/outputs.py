@@ -19,12 +19,11 @@ import orjson
 
 from penstock_ledger import MadeWith
 from penstock_ledger.model import DeadLetter, ItemKey, Result
-from penstock_producer.storage import Writer, open_sink
+from penstock_producer.storage import Writer, discarded_on_error, open_sink
 
 __all__ = [
     "ERRORS_NAME",
     "OUTPUT_NAME",
-    "WrittenFiles",
     "error_line",
     "on_one_line",
     "output_line",
@@ -46,7 +45,7 @@ _OPENAI_CODES: Mapping[str, str] = {
 
 
 class Outcomes(Protocol):
-    """What is needed of the ledger's OutcomeStore: visible outcomes, page by page."""
+    """The part of the ledger's OutcomeStore that is needed: visible outcomes, page by page."""
 
     def results(self, job_id: str) -> Iterator[Result]: ...
 
@@ -55,7 +54,7 @@ class Outcomes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WrittenFiles:
-    """Where the files are, and how many lines they have."""
+    """The places of the files, and the number of their lines."""
 
     output: str
     errors: str
@@ -74,20 +73,15 @@ def write_outputs(
     stays.
     """
     sink = open_sink(destination, s3_endpoint_url=s3_endpoint_url)
-    writers: list[Writer] = []
-    try:
-        for name in (OUTPUT_NAME, ERRORS_NAME):
-            writers.append(sink.create(name))
-        output, errors = writers
+    with (
+        discarded_on_error(sink.create(OUTPUT_NAME)) as output,
+        discarded_on_error(sink.create(ERRORS_NAME)) as errors,
+    ):
         results = _write_all(output, map(output_line, outcomes.results(job_id)))
         letters = _write_all(errors, map(error_line, outcomes.dead_letters(job_id)))
-        for writer in writers:
-            writer.finish()
+        output.finish()
+        errors.finish()
         return WrittenFiles(output.publish(), errors.publish(), results, letters)
-    except BaseException:
-        for writer in writers:
-            writer.discard()
-        raise
 
 
 def write_errors(
@@ -96,15 +90,12 @@ def write_errors(
     """Write `errors.jsonl` alone, as ``write_outputs`` does; returns how many lines it has.
 
     Raises SinkError."""
-    writer = open_sink(destination, s3_endpoint_url=s3_endpoint_url).create(ERRORS_NAME)
-    try:
+    sink = open_sink(destination, s3_endpoint_url=s3_endpoint_url)
+    with discarded_on_error(sink.create(ERRORS_NAME)) as writer:
         letters = _write_all(writer, map(error_line, outcomes.dead_letters(job_id)))
         writer.finish()
         writer.publish()
         return letters
-    except BaseException:
-        writer.discard()
-        raise
 
 
 def probe_sink(destination: str | Path, *, s3_endpoint_url: str | None = None) -> None:

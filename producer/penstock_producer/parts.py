@@ -19,9 +19,10 @@ from penstock_producer.bucket.place import ABSENT, Condition, Place
 from penstock_producer.bucket.stores import writer_of
 from penstock_producer.errors import SinkError, SinkTaken
 from penstock_producer.outputs import OUTPUT_NAME
+from penstock_producer.storage import discarded_on_error
 from penstock_producer.tables.reading import Lines
 
-__all__ = ["INDEX_NAME", "PARTS", "GrowingOutput", "Index", "Part"]
+__all__ = ["PARTS", "GrowingOutput", "Index", "Part"]
 
 INDEX_NAME: Final = "parts.json"
 # A part is two PUTs, with the index; so one PUT is for 200 results or more.
@@ -193,8 +194,7 @@ class GrowingOutput:
         name = f"{PARTS}{len(index.parts) + 1:06d}-{secrets.token_hex(4)}.jsonl"
         lines = Lines(self._database, self._job, index.cursor)
         most = PART_BYTES_MAX * (1 + len(index.parts) // PARTS_PER_SIZE)
-        writer = writer_of(self._bucket, name)
-        try:
+        with discarded_on_error(writer_of(self._bucket, name)) as writer:
             for line in lines:
                 writer.write(line)
                 if writer.bytes >= most and lines.number >= RESULTS_MIN:
@@ -204,9 +204,6 @@ class GrowingOutput:
                 return None
             writer.finish()
             writer.publish()
-        except BaseException:
-            writer.discard()
-            raise
         part = Part(name, lines.number, writer.bytes, writer.etag)
         try:
             return self._replaced(index, (*index.parts, part), lines.cursor)
@@ -244,17 +241,14 @@ class GrowingOutput:
 
     def _write(self, index: Index, metadata: dict[str, str], condition: Condition | None) -> None:
         """Write the parts, and what came after them, as the one file of results."""
-        writer = writer_of(self._bucket, OUTPUT_NAME, metadata=metadata, condition=condition)
-        try:
+        writing = writer_of(self._bucket, OUTPUT_NAME, metadata=metadata, condition=condition)
+        with discarded_on_error(writing) as writer:
             for part in index.parts:
                 writer.append(part.name, part.etag, part.bytes)
             for line in Lines(self._database, self._job, index.cursor, whole=True):
                 writer.write(line)
             writer.finish()
             writer.publish()
-        except BaseException:
-            writer.discard()
-            raise
 
     def _remove_parts(self, *, keep: bool) -> None:
         """Remove all parts, or those that do not count.

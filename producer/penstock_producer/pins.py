@@ -1,4 +1,4 @@
-"""Which fields of a pin are content, and the names of those that are not.
+"""A pin says which content a source had; its other fields are named here.
 
 The others say how, when, through which API and for whom a source was read.
 

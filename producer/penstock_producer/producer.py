@@ -88,7 +88,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """Where a job stands, counted in SQL."""
+    """The state of a job, counted in SQL."""
 
     job: Job
     counts: Counts
@@ -99,7 +99,7 @@ class JobStatus:
 
     @property
     def has_stopped(self) -> bool:
-        """Whether nothing more happens by itself: it has ended, or waits for a person."""
+        """Return whether nothing more happens by itself: it has ended, or waits for a person."""
         return self.state.final or (self.state == JobState.PAUSED and self.job.resume_at is None)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""What every source of documents yields, and how large a row may be."""
+"""Sources of documents yield these rows, none larger than a row may be."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class BadRow:
 
     @property
     def place(self) -> str:
-        """Where people find it in ``uri``."""
+        """Return where people find it in ``uri``."""
         return self.named or f"{self.unit} {self.shown_line}"
 
     def __str__(self) -> str:
@@ -176,7 +176,7 @@ class BadRow:
 
 
 class Place(NamedTuple):
-    """Where a row lies."""
+    """The place of a row."""
 
     uri: str
     line: int  # in that file
@@ -217,7 +217,7 @@ class Source(Protocol):
 
 
 class FiniteSource:
-    """What sources answer that have an end, and whose cursor is all that they remember."""
+    """The answers of sources that have an end, and whose cursor is all that they remember."""
 
     def ended(self) -> bool:
         return True
@@ -234,7 +234,7 @@ class FileSource(Source, Protocol):
 
     @property
     def tally(self) -> Tally:
-        """What the job's options changed in the rows that were read so far."""
+        """Return what the job's options changed in the rows that were read so far."""
         ...
 
     def place(self, line: int) -> Place:

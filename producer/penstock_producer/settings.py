@@ -67,7 +67,7 @@ class DoorFiles(BaseModel):
 
 
 class ProducerSettings(BaseSettings):
-    """Where the queue, the database and the sources are.
+    """The settings of the queue, the database and the sources.
 
     Make one with ``load()``, which explains what it refuses."""
 
@@ -148,7 +148,7 @@ class ProducerSettings(BaseSettings):
 
     @property
     def readable(self) -> SourceRoots:
-        """Where remote jobs read."""
+        """Return where remote jobs read."""
         places = self.private_places
         ledger = places.get("database_url")
         beside = () if ledger is None else (f"{ledger}-wal", f"{ledger}-shm", f"{ledger}-journal")
@@ -175,7 +175,7 @@ class ProducerSettings(BaseSettings):
 
     @property
     def writes_parts(self) -> bool:
-        """Whether results go into a bucket while their job runs."""
+        """Return whether results go into a bucket while their job runs."""
         return (
             self.results_parts != "off"
             and self.results_url is not None

@@ -67,7 +67,7 @@ class SourceFormat:
 
     @property
     def of_rows(self) -> bool:
-        """Whether its files hold rows; each of them is one document otherwise."""
+        """Return whether its files hold rows; each of them is one document otherwise."""
         return not self.each_file
 
     def load(self) -> Callable[..., Any]:

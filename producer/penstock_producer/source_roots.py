@@ -1,4 +1,4 @@
-"""Where sources may lie that remote clients name: the setting `source_roots`.
+"""Sources that remote clients name lie below the setting `source_roots`.
 
 Roots are folders and bucket prefixes.
 
@@ -56,7 +56,7 @@ def check_root(root: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SourceRoots:
-    """What `source_roots` allows; without an entry nothing.
+    """The places that `source_roots` allows; without an entry none.
 
     ``private`` places stay shut, wherever they lie."""
 

@@ -1,4 +1,4 @@
-"""Where output files go: a folder, or a prefix of a bucket. A file appears whole or not at all."""
+"""Output files go to a folder, or a prefix of a bucket. A file appears whole or not at all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from penstock_producer.bucket.place import PROBE_NAME, STORES, Place
@@ -19,6 +19,7 @@ __all__ = [
     "Writer",
     "bucket_at",
     "check_destination",
+    "discarded_on_error",
     "free_bytes",
     "open_sink",
     "probe_parts",
@@ -43,6 +44,23 @@ class Writer(Protocol):
     def publish(self) -> str: ...
 
     def discard(self) -> None: ...
+
+
+class Discardable(Protocol):
+    def discard(self) -> None: ...
+
+
+D = TypeVar("D", bound=Discardable)
+
+
+@contextlib.contextmanager
+def discarded_on_error(writing: D) -> Iterator[D]:
+    """Leave no trace of what was written where the block ends with an error."""
+    try:
+        yield writing
+    except BaseException:
+        writing.discard()
+        raise
 
 
 def free_bytes(path: Path) -> int | None:

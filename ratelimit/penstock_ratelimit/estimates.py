@@ -49,7 +49,7 @@ FADED: Final = 0.01
 
 @dataclass(slots=True)
 class Sketch:
-    """What is known about one key, small and mergeable.
+    """The knowledge of one key, small and mergeable.
 
     Two of them added are what one observer had seen.
 

@@ -1,4 +1,4 @@
-"""Who is next in line inside one process: fair between tenants, and urgent work first.
+"""A process lets its callers start in turn: fair between tenants, and urgent work first.
 
 Between the jobs of a tenant it is fair by weight.
 
@@ -44,7 +44,7 @@ class Priority(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Whose work an item is.
+    """The owner of an item's work.
 
     ``weight`` counts among the jobs of one tenant and class; tenants count the same.
 

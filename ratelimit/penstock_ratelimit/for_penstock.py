@@ -1,4 +1,4 @@
-"""What Penstock's other packages use beside the public names.
+"""Penstock's other packages use these beside the public names.
 
 Not a public interface: it changes without notice."""
 

@@ -1,4 +1,4 @@
-"""What callers hold: a limiter over several quotas, one bound quota, or one ticket's scope."""
+"""Callers hold a limiter over several quotas, one bound quota, or one ticket's scope."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock_ratelimit.tickets import Account, QuotaStats, Ticket
 
 
 class StartOptions(TypedDict, total=False):
-    """What a caller may say of a request besides its costs. Every limiter takes these keywords."""
+    """A caller's words on a request besides its costs. Every limiter takes these keywords."""
 
     certain: Mapping[str, float] | None
     flow: Flow
@@ -20,7 +20,7 @@ class StartOptions(TypedDict, total=False):
 
 
 class StartRequest(NamedTuple):
-    """What a caller wants to start.
+    """A request that a caller wants to start.
 
     The fields are explained here, and their names are those of ``StartOptions``."""
 
@@ -53,7 +53,7 @@ class QuotaLimiter(Account, Protocol):
 
 
 class Limiter(Protocol):
-    """What every limiter does, shared or local. One conformance suite tests them all."""
+    """The interface of every limiter, shared or local. One conformance suite tests them all."""
 
     def acquire(
         self, quota_id: str, costs: Mapping[str, float], **options: Unpack[StartOptions]
@@ -188,7 +188,7 @@ class BoundQuota:
 
 
 class QuotasLimiter:
-    """What all limiters share: finding a quota by its id and passing the call on."""
+    """The common part of all limiters: finding a quota by its id and passing the call on."""
 
     def _quota_limiter(self, quota_id: str) -> QuotaLimiter:
         """Return the limiter of a quota. Raises ``UnknownQuota`` and ``LimiterClosed``."""

@@ -1,4 +1,4 @@
-"""What you declare of a provider: its limits, and how close to them to go."""
+"""You declare a provider's limits, and how close to them to go."""
 
 from __future__ import annotations
 
@@ -104,16 +104,13 @@ class Quota:
             object.__setattr__(self, name, value)
 
     def _check_numbers(self) -> None:
-        check_number("Quota.burst_s", self.burst_s, above=0, up_to=MAX_BURST_S, unit="seconds")
-        check_number(
-            "Quota.horizon_s", self.horizon_s, above=0, up_to=MAX_HORIZON_S, unit="seconds"
-        )
-        check_number("Quota.margin", self.margin, above=0, up_to=1, unit="parts of the limit")
+        check_number("Quota.burst_s", self.burst_s, up_to=MAX_BURST_S, unit="seconds")
+        check_number("Quota.horizon_s", self.horizon_s, up_to=MAX_HORIZON_S, unit="seconds")
+        check_number("Quota.margin", self.margin, up_to=1, unit="parts of the limit")
         if self.concurrency is not None:
             check_number(
                 "Quota.concurrency",
                 self.concurrency,
-                above=0,
                 up_to=math.inf,
                 unit="requests in flight",
             )
@@ -135,9 +132,7 @@ class Quota:
                     name,
                     f"cap only limited dimensions ({', '.join(self.limits) or 'none'})",
                 )
-            check_number(
-                f"Quota.caps[{name!r}]", cap, above=0, up_to=1e15, unit="units per request"
-            )
+            check_number(f"Quota.caps[{name!r}]", cap, up_to=1e15, unit="units per request")
 
     def terms(self) -> Terms:
         dims = tuple(sorted(self.limits))

@@ -1,4 +1,4 @@
-"""How much a provider allows in how long, and how the rate comes back after a restart."""
+"""A provider allows so much in so long, and the rate comes back slowly after a restart."""
 
 from __future__ import annotations
 
@@ -20,14 +20,12 @@ MAX_PAUSE_S: Final = 86_400.0
 header."""
 
 
-def check_number(field_name: str, value: object, *, above: float, up_to: float, unit: str) -> None:
-    """Refuse what is not a plain finite number in (above, up_to]; ``True`` is not 1 here."""
+def check_number(field_name: str, value: object, *, up_to: float, unit: str) -> None:
+    """Refuse what is not a plain finite number in (0, up_to]; ``True`` is not 1 here."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadQuota(field_name, value, f"give a number of {unit}")
-    if not above < value <= up_to:
-        bound = (
-            f"above {above:g}" if math.isinf(up_to) else f"above {above:g} and at most {up_to:g}"
-        )
+    if not 0 < value <= up_to:
+        bound = "above 0" if math.isinf(up_to) else f"above 0 and at most {up_to:g}"
         raise BadQuota(field_name, value, f"give a finite number of {unit} {bound}")
 
 
@@ -40,7 +38,7 @@ class PerMinute:
     amount: float
 
     def __post_init__(self) -> None:
-        check_number("PerMinute", self.amount, above=0, up_to=1e15, unit="units per minute")
+        check_number("PerMinute", self.amount, up_to=1e15, unit="units per minute")
 
     @property
     def per_second(self) -> float:
@@ -57,7 +55,7 @@ class PerSecond:
     amount: float
 
     def __post_init__(self) -> None:
-        check_number("PerSecond", self.amount, above=0, up_to=1e15, unit="units per second")
+        check_number("PerSecond", self.amount, up_to=1e15, unit="units per second")
 
     @property
     def per_second(self) -> float:
@@ -70,7 +68,7 @@ Rate = PerMinute | PerSecond
 
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """How the rate comes back after a restart: from a share of it, doubling until whole.
+    """The return of the rate after a restart: from a share of it, doubling until whole.
 
     A restart is a breaker that closed again, a pause longer than 10 s, or ``after_idle_s`` without
     a start. Providers with acceleration limits refuse a fleet that goes from nothing to everything
@@ -83,21 +81,12 @@ class Slope:
     after_idle_s: float = math.inf
 
     def __post_init__(self) -> None:
-        check_number("Slope.start", self.start, above=0, up_to=1, unit="parts of the rate")
-        check_number(
-            "Slope.doubling_s", self.doubling_s, above=0, up_to=MAX_PAUSE_S, unit="seconds"
-        )
-        check_number(
-            "Slope.after_idle_s", self.after_idle_s, above=0, up_to=math.inf, unit="seconds"
-        )
+        check_number("Slope.start", self.start, up_to=1, unit="parts of the rate")
+        check_number("Slope.doubling_s", self.doubling_s, up_to=MAX_PAUSE_S, unit="seconds")
+        check_number("Slope.after_idle_s", self.after_idle_s, up_to=math.inf, unit="seconds")
 
 
 DEFAULT_SLOPE: Final = Slope()
-DEFAULT_BURST_S: Final = 0.5
-"""Half a second at once fits every provider that is known, also one that enforces whole seconds."""
-DEFAULT_HORIZON_S: Final = 1.0
-"""One second of start times ahead hides the round trips to Redis; a pause or a lowered limit takes
-hold within it."""
 DEFAULT_MARGIN: Final = 0.995
 
 

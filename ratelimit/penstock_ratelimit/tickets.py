@@ -101,7 +101,7 @@ class Tally:
 
 
 class FailureDetails(TypedDict, total=False):
-    """What a caller may say of a failed request; the fields are explained at ``Feedback``."""
+    """A caller's words on a failed request; the fields are explained at ``Feedback``."""
 
     retry_after_s: float | None
     reason: str
@@ -109,7 +109,7 @@ class FailureDetails(TypedDict, total=False):
 
 
 class Feedback(NamedTuple):
-    """What came back for one request, as far as pacing cares."""
+    """The result of one request, as far as pacing cares."""
 
     signal: Signal
     retry_after_s: float | None = None
@@ -130,14 +130,14 @@ class Feedback(NamedTuple):
 
     @property
     def hold(self) -> str:
-        """Why no request can succeed before a person acts; empty where that is not so."""
+        """Return why no request can succeed before a person acts; empty where that is not so."""
         if self.signal not in HOLDS:
             return ""
         return self.reason or self.signal.value
 
 
 class Account(Protocol):
-    """Where a ticket's corrections go."""
+    """The receiver of a ticket's corrections."""
 
     tally: Tally
     profile: Profile
@@ -172,7 +172,7 @@ UNSTARTED, STARTED, ENDED, RELEASED = TicketState
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What the quota knew when it gave the ticket; reported back with the answer."""
+    """The quota's knowledge when it gave the ticket; reported back with the answer."""
 
     generation: int = 0
     """The breaker's: answers to requests from before it opened say nothing about now."""

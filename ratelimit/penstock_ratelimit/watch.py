@@ -29,7 +29,7 @@ _US: Final = 1_000_000
 
 
 class PipelineClient(Protocol):
-    """What is needed of ``redis.Redis`` or ``redis.RedisCluster`` (the blocking ones)."""
+    """The part of ``redis.Redis`` and ``redis.RedisCluster`` (the blocking ones) that is needed."""
 
     def srandmember(self, name: str, number: int) -> Any: ...
 
@@ -59,7 +59,7 @@ class DimensionView:
 
 @dataclass(frozen=True, slots=True)
 class LearnedView:
-    """What requests of one kind turned out to cost."""
+    """The learned costs of requests of one kind."""
 
     key: str
     ratio: float
@@ -72,7 +72,7 @@ class LearnedView:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What went through a quota between two looks."""
+    """The traffic of a quota between two looks."""
 
     seconds: float
     granted: float

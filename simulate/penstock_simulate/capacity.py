@@ -1,4 +1,4 @@
-"""What bounds calls: machines that work on them, steep ramps, the account, and what may be used.
+"""Machines that work on calls, steep ramps, the account and the budget bound calls.
 
 A meter is how much of one thing may still be used: a bucket that refills all the time, or a fixed
 window. Time is passed in.
@@ -87,7 +87,7 @@ TOKENS_PER_PRICE = 1e6  # prices are per million tokens
 
 
 class Wallet:
-    """What was spent, against what the configuration allows."""
+    """The money that was spent, against what the configuration allows."""
 
     def __init__(self, config: SimulatorConfig) -> None:
         self.spent_usd = 0.0

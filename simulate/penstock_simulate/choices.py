@@ -1,4 +1,4 @@
-"""What a setting can be: words and what each means, and checks of single settings.
+"""Settings choose among words, each with its meaning, and single settings are checked.
 
 A refusal names the flag, the value seen and what to give.
 """
@@ -22,7 +22,7 @@ CERTIFICATES = ("good", "self-signed", "expired", "other-host")
 
 
 class Mode(StrEnum):
-    """When output tokens are charged; input is charged at admission everywhere."""
+    """The moments to charge output tokens; input is charged at admission everywhere."""
 
     RESERVE = "reserve"  # max_tokens at admission, never given back: OpenAI, Azure
     ACTUAL = "actual"  # what `usage` will say, at admission
@@ -32,7 +32,7 @@ class Mode(StrEnum):
 
 
 class Crowded(StrEnum):
-    """What a call above the capacity gets."""
+    """The answers to a call above the capacity."""
 
     THROTTLED = "429"  # too many concurrent requests
     UNAVAILABLE = "503"  # shared capacity is gone
@@ -40,7 +40,7 @@ class Crowded(StrEnum):
 
 
 class Structured(StrEnum):
-    """What becomes of a `response_format`."""
+    """The treatments of a `response_format`."""
 
     JSON_SCHEMA = "json_schema"  # answers fit the schema: OpenAI, vLLM
     JSON_OBJECT = "json_object"  # schemas are refused, any JSON object is given: DeepSeek
@@ -49,7 +49,7 @@ class Structured(StrEnum):
 
 
 class HeaderStyle(StrEnum):
-    """Whose headers; with ANTHROPIC errors have its form, too."""
+    """The providers whose headers are sent; with ANTHROPIC errors have its form, too."""
 
     OPENAI = "openai"
     ANTHROPIC = "anthropic"

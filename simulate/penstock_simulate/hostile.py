@@ -20,7 +20,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 class Asked(NamedTuple):
-    """What a kind may know of the request."""
+    """The facts of a request that a kind may know."""
 
     answer: Reply  # what the model would have said
     authorization: str

@@ -128,7 +128,7 @@ SLOTS_PER_S = 100  # finer slots cost memory on every call and show nothing more
 
 
 class LastSecond:
-    """What was admitted within the last second, in slots of 10 ms; a slot leaves as a whole."""
+    """The calls admitted within the last second, in slots of 10 ms; a slot leaves as a whole."""
 
     def __init__(self) -> None:
         self._sum = [0] * len(Charge._fields)

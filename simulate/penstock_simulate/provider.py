@@ -92,7 +92,7 @@ class Provider:
 
     @property
     def config(self) -> SimulatorConfig:
-        """What is in force."""
+        """Return the configuration in force."""
         return self._config
 
     def turned_away(self, authorization: str | None, *, spends: bool) -> Refusal | None:

@@ -19,7 +19,7 @@ STANDARD_TIER: Final = "default"  # the service tier of a call that asks for non
 
 
 class Manner(Enum):
-    """How an answer leaves."""
+    """The manner in which an answer leaves."""
 
     WHOLE = "whole"
     DROPPED = "dropped"  # the connection ends before the first byte
@@ -32,7 +32,7 @@ class Manner(Enum):
 
 
 class Reply(NamedTuple):
-    """What to send, when, and how.
+    """An answer to send, when, and how.
 
     ``outcome`` is its name in the statistics: a status, or how it failed to leave."""
 
@@ -50,5 +50,5 @@ class Reply(NamedTuple):
 
     @property
     def worked(self) -> bool:
-        """Whether the model did the work, even if the result did not arrive."""
+        """Return whether the model did the work, even if the result did not arrive."""
         return self.usage is not NO_USAGE or self.manner is Manner.HUNG

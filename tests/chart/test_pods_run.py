@@ -323,7 +323,7 @@ def test_bundled_stores_keep_what_they_have(render: Render) -> None:
                 assert not kubelet.journal.of(pod.name, Did.KILL)
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_the_shortest_notice_of_all_is_long_enough(
     fleet: Fleet, render: Render, tmp_path: Path
 ) -> None:
@@ -341,7 +341,7 @@ def test_the_shortest_notice_of_all_is_long_enough(
         )
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_pod_ends_while_redis_hangs(fleet: Fleet, render: Render, tmp_path: Path) -> None:
     """A Redis that takes connections and answers nothing keeps no pod beyond its grace period, at
     whose end it is killed, since only Redis is left to write to. Each call that was in flight is

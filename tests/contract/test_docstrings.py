@@ -1,12 +1,15 @@
-"""Each test says in its docstring what it promises."""
+"""Docstrings are sentences: each test says what it promises, and the product says what is there."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
+# The docstring of a module, a class or a function that begins as a clause without its sentence.
+CLAUSE = re.compile(r'(?:\A|:\n\s+)"""(?:What|How|Where|Who|Which|Whose|Whether|Why)\b')
 
 
 def silent(path: Path, root: Path = TESTS) -> Iterator[str]:
@@ -37,3 +40,12 @@ def test_a_test_without_its_sentence_is_found(tmp_path: Path) -> None:
         'async def test_c():\n    """Works."""\n'
     )
     assert sorted(found.split()[-1] for found in silent(file, tmp_path)) == ["test_b", "test_c"]
+
+
+def test_no_docstring_of_the_product_is_a_clause_alone() -> None:
+    """A module says its subject in a sentence, a class is a noun, and a function does something;
+    "How messages come and go." leaves a reader waiting for the rest."""
+    packages = [path.parent for path in TESTS.parent.glob("*/penstock_*/__init__.py")]
+    files = [path for package in packages for path in package.rglob("*.py")]
+    assert len(files) > 600
+    assert [str(path) for path in files if CLAUSE.search(path.read_text("utf-8"))] == []

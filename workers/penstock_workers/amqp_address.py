@@ -1,4 +1,4 @@
-"""Where RabbitMQ is: the one reading of ``broker_url``.
+"""RabbitMQ's address has one reader: that of ``broker_url``.
 
     amqp://[user:password@]host[:5672][/vhost]      one node
     amqps://…?ssl_ca_certs=/ca.pem                  over TLS; certificate and host name are checked

@@ -1,4 +1,4 @@
-"""What goes on beside: tasks of one owner, and threads in which a model computes.
+"""Tasks of one owner go on beside others, and so do threads in which a model computes.
 
 Tasks end with their owner. A thread that computes may still be at work when its process ends.
 """

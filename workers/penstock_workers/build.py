@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class BesideItems:
-    """What runs beside the items, once the worker has started."""
+    """The parts that run beside the items, once the worker has started."""
 
     tracing: Tracing | None = None
     control: Control | None = None

@@ -1,4 +1,4 @@
-"""What came of the times of schedules, on their way to Celery events."""
+"""Each decision on a planned time of a schedule goes out as a Celery event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can go wrong in a worker, as a tree.
+"""Errors of workers stand in one tree.
 
 WorkerError
 ├── InvalidFailpoint    the setting `failpoints` does not parse

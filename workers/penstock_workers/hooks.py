@@ -1,4 +1,4 @@
-"""What a job's author imports: ``from penstock_workers.hooks import Invalid``.
+"""A job's author imports from here: ``from penstock_workers.hooks import Invalid``.
 
 Beside it: hooks and answer schemas.
 

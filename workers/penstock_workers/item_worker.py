@@ -178,7 +178,7 @@ class LaneHere:
 
 
 class DrainFigures:
-    """How many items a drain finished, and how many went back to their queues."""
+    """The items that a drain finished, and those that went back to their queues."""
 
     def __init__(self, lane: str, hot: RedisLedger, tally: OutcomeTally) -> None:
         self._lane, self._hot, self._tally = lane, hot, tally

@@ -12,7 +12,7 @@ __all__ = ["LaneChangeSettings"]
 
 
 class LaneChangeSettings(BaseModel):
-    """How often control decides on the lanes of jobs, and how careful it is of deadlines."""
+    """The pace of control's decisions on the lanes of jobs, and its care for deadlines."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -1,4 +1,4 @@
-"""How each kind of provider is asked, in real time and in batches.
+"""Each kind of provider is asked in its way, in real time and in batches.
 
 That is its addresses, and the headers that carry its key."""
 

@@ -37,7 +37,6 @@ from penstock_workers.lanes.lane_fields import LaneFields, suitable_concurrency
 
 __all__ = [
     "CONTROL_LANE",
-    "DEFAULT_BASE_URL",
     "DEFAULT_PROVIDER",
     "CostSettings",
     "ProviderSettings",
@@ -167,7 +166,7 @@ class ProviderSettings(ProviderFacts):
 
     @property
     def shows_key(self) -> bool:
-        """Whether the key would cross a network unencrypted: plain http to another machine."""
+        """Return whether the key would cross a network unencrypted, by http to another machine."""
         return self.api_key_env is not None and is_open_to_others(self.base_url)
 
     @property
@@ -196,7 +195,7 @@ class ProviderSettings(ProviderFacts):
 
 
 class CostSettings(BaseModel):
-    """What a worker that hosts a model costs by the hour.
+    """The cost of a worker that hosts a model, by the hour.
 
     Its items share the cost by the time that they compute."""
 

@@ -18,7 +18,7 @@ START_S = 10.0  # for a thread to begin
 
 
 class Way(StrEnum):
-    """What happens to what is sent."""
+    """The fates of bytes that are sent."""
 
     OPEN = "it is passed on"
     STALLED = "nothing is passed on, and no connection ends, as behind a broken switch"

@@ -30,7 +30,7 @@ from penstock_workers.broker.amqp.connect import (
 
 
 class AskedLane(NamedTuple):
-    """What the command line asks for."""
+    """A lane that the command line asks for."""
 
     name: str
     model: str | None

@@ -1,4 +1,4 @@
-"""What `penstock doctor` refuses in the stores: who can reach, read or break into them.
+"""`penstock doctor` looks at who can reach, read or break into the stores.
 
 Where only this machine's users reach a server, most of that does not matter. In a private network
 TLS is advised; across public addresses it is insisted on.

@@ -1,4 +1,4 @@
-"""What each lane needs for a job, what it takes and costs, or why that is unknown."""
+"""Each lane needs something for a job, takes its time and has its price, or these are unknown."""
 
 from __future__ import annotations
 

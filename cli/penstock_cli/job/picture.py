@@ -1,4 +1,4 @@
-"""What `penstock plan` knows of a job: from its source, from an earlier job, or as typed."""
+"""`penstock plan` knows a job from its source, from an earlier job, or as typed."""
 
 from __future__ import annotations
 

@@ -228,7 +228,7 @@ card."""
 
 @dataclass(frozen=True, slots=True)
 class GpuWorkers:
-    """What is started: a worker for each of ``groups``, with ``command`` and a name."""
+    """The workers to start: one for each of ``groups``, with ``command`` and a name."""
 
     groups: Sequence[Group]
     make: Make

@@ -30,7 +30,7 @@ SIGNALLED = 128
 
 
 class Process(Protocol):
-    """What we use of a worker's process: ``subprocess.Popen`` and ``ForkedWorker`` have it."""
+    """The part of a worker's process that we use: ``Popen`` and ``ForkedWorker`` have it."""
 
     @property
     def pid(self) -> int | None: ...
@@ -58,7 +58,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What the end of one worker means."""
+    """The meaning of one worker's end."""
 
     # one that ends with 0 has finished, one that keeps crashing is given up; the others go on
     each_alone: bool = False

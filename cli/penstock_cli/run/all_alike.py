@@ -1,4 +1,4 @@
-"""What to say when documents fail for one reason, and what a person can do about it."""
+"""The screen says where documents fail for one reason, and what a person can do about it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from penstock_ledger.model import Counts, DeadLetter, Job
     from penstock_producer.job.spec import JobSpec
     from penstock_producer.reporting.account import Report
-
-__all__ = ["fix_of"]
 
 
 def fix_of(letter: DeadLetter, spec: JobSpec, url: str | None) -> str | None:

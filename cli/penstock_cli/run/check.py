@@ -1,4 +1,4 @@
-"""What `penstock run` checks before anything starts: flags, settings, hooks, places, provider."""
+"""Before anything starts, `penstock run` checks flags, settings, hooks, places and provider."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def given_by(
 
 
 class SameCall(Repetition):
-    """How a call is repeated: with the same arguments, or with others of some."""
+    """A repetition of a call: with the same arguments, or with others of some."""
 
     def unchanged(self) -> str:
         return "the same call (run the cell again)"
@@ -205,7 +205,7 @@ def _end_with_caller(caller: int) -> None:
 
 
 class Events:
-    """What is written to the caller. Whatever else is printed in this process goes to its log."""
+    """The lines written to the caller. All else that is printed in this process goes to its log."""
 
     def __init__(self) -> None:
         self._out = os.fdopen(os.dup(_STDOUT), "wb")

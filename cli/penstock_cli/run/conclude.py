@@ -62,7 +62,7 @@ def batches_left(plan: Plan, ledger: Books, job: Job) -> str | None:
 
 
 class Conclusion(NamedTuple):
-    """What a job ended with, and where its files are by their purpose."""
+    """The end of a job, and the places of its files by their purpose."""
 
     report: Report
     files: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""What a sample says of the whole job: tokens, cost and time, each with an interval."""
+"""A sample stands for the whole job: tokens, cost and time, each with an interval."""
 
 from __future__ import annotations
 

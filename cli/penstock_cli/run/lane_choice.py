@@ -1,4 +1,4 @@
-"""What a job takes on each lane, side by side, and which of its lanes is chosen for it."""
+"""A job's lanes are compared side by side, and one of them is chosen for it."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class Terminal:
-    """Who follows a run of `penstock run`: a person at a terminal, or a log."""
+    """The follower of `penstock run`: a person at a terminal, or a log."""
 
     waits = False  # for another run in the same folder
 
@@ -68,7 +68,7 @@ class Terminal:
 
 
 class Follower(Protocol):
-    """Who follows a run: it gets what the run does, and what it ended with."""
+    """A follower of a run: it gets what the run does, and what it ended with."""
 
     waits: bool
     console: Console

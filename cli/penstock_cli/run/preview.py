@@ -250,6 +250,7 @@ def _job_lines(found: Preview, provider: ProviderSettings) -> Iterator[str]:
 
 
 def _cost(found: Preview, provider: ProviderSettings, out: str) -> str:
+    from penstock_producer.job.tiers import FLEX
     from penstock_producer.reporting.money import known_from, per_million
 
     spec = found.spec
@@ -264,9 +265,13 @@ def _cost(found: Preview, provider: ProviderSettings, out: str) -> str:
         return f"unknown, since {why}; give --usd-per-mtok-in and --usd-per-mtok-out"
     discount = (prices.batch_discount or 0.0) if all(map(packs, spec.permitted_lanes)) else 0.0
     less = f", less {discount:.0%} in batches" if discount else ""
+    together = usd(found.cost_usd)
+    if tier == spec.tier == FLEX:
+        full = found.survey.estimate.usd(provider.prices_of(spec.model))
+        together += "" if full is None else f", or {usd(full)} where flex has no room"
     return (
         f"about {usd(found.prompts_usd)} in, {out} {usd(found.cost_usd - found.prompts_usd)} out; "
-        f"together {usd(found.cost_usd)} (at {per_million(prices.input, prices.output)}"
+        f"together {together} (at {per_million(prices.input, prices.output)}"
         f"{_of_tier(tier)}{less}, "
         f"{known_from(prices)})"
     )

@@ -1,4 +1,4 @@
-"""What `penstock run` was asked to do, and the plan made of it."""
+"""`penstock run` was asked for this, and makes a plan of it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What `penstock run` was asked to do."""
+    """A request to `penstock run`."""
 
     out: str
     state: Path

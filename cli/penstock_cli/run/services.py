@@ -1,4 +1,4 @@
-"""What works on the jobs of one machine: the private Redis, the control loop, the workers."""
+"""The jobs of one machine have a private Redis, a control loop and workers."""
 
 from __future__ import annotations
 
@@ -311,7 +311,7 @@ def logging_to(path: Path) -> Iterator[None]:
     from logging.handlers import RotatingFileHandler
 
     class LogFile(RotatingFileHandler):
-        """What a full disk does not take is lost; the screen says why, so that logging does not."""
+        """A log that loses what a full disk does not take; the screen says why, not the log."""
 
         def _open(self) -> Any:
             return open(self.baseFilename, self.mode, encoding=self.encoding, opener=private_opener)

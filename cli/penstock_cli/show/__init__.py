@@ -1,1 +1,1 @@
-"""What commands show: figures, progress, reports and the reasons why a job is slow."""
+"""Commands show figures, progress, reports and the reasons why a job is slow."""

@@ -1,4 +1,4 @@
-"""What `penstock run` and `status --watch` show while a job runs: a panel, or lines."""
+"""While a job runs, `penstock run` and `status --watch` show a panel, or lines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HURRIES = "Ctrl-C again ends at once"  # likewise, while it stops
 
 
 class Wait(NamedTuple):
-    """What is waited for: a sentence that stays, and what changes meanwhile."""
+    """A wait: a sentence that stays, and what changes meanwhile."""
 
     why: str
     more: str = ""

@@ -1,4 +1,4 @@
-"""What `penstock limits` shows of a quota: a panel or lines, and what to do about troubles."""
+"""`penstock limits` shows a quota as a panel or lines, and says what to do about troubles."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _FIXES = {  # of reasons that come without one, because the caller gave none
 
 @dataclass(frozen=True, slots=True)
 class QuotaProblem:
-    """What is wrong, and a command or a word for it."""
+    """A trouble of a quota, and a command or a word for it."""
 
     text: str
     fix: str = ""

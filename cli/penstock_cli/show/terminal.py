@@ -1,4 +1,4 @@
-"""What commands print: the console, tables, the ends of logs, and command lines to repeat."""
+"""Commands print through the console: tables, the ends of logs, command lines to repeat."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ def plain_table(*headings: str) -> Table:
 
 MAX_ALIGNED = 40  # columns
 LOG_TAIL_BYTES = 8192  # enough for the traceback at the end of a log
+LOG_TAIL_LINES = 12
 
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -70,7 +71,7 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def last_lines(path: Path, lines: int = 12) -> str:
+def last_lines(path: Path) -> str:
     """Return the end of a log, escaped; empty when there is no log."""
     try:
         with path.open("rb") as file:
@@ -78,7 +79,7 @@ def last_lines(path: Path, lines: int = 12) -> str:
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return ""
-    return "\n".join(safe(line) for line in text.splitlines()[-lines:])
+    return "\n".join(safe(line) for line in text.splitlines()[-LOG_TAIL_LINES:])
 
 
 def this_command() -> str:
@@ -100,7 +101,7 @@ def this_command_with(**changed: str) -> str:
 
 
 class Repetition:
-    """How a run is repeated, in its caller's words: here a command, fit for a shell."""
+    """The way to repeat a run, in its caller's words: here a command, fit for a shell."""
 
     def unchanged(self) -> str:
         return this_command()

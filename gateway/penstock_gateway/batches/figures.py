@@ -1,4 +1,4 @@
-"""How many requests of a batch have ended, and how.
+"""Requests of a batch are counted by how they ended.
 
 The job's tallies say it while it runs; it is frozen when the batch ends."""
 

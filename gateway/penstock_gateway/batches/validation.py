@@ -1,4 +1,4 @@
-"""What is wrong with a file of requests, line by line, as OpenAI tells it.
+"""A file of requests is checked line by line, and its errors are worded as OpenAI words them.
 
 And the checks that a job alone does not make."""
 
@@ -17,7 +17,7 @@ from penstock_producer.job.endpoints import EMBEDDINGS
 from penstock_producer.reporting.advice import over_http
 from penstock_producer.sources import BadRow, Document, FileSource, open_source
 
-__all__ = ["ERRORS_MAX", "LineChecks", "faults_in", "first_model", "of_the_batch", "one_model"]
+__all__ = ["LineChecks", "faults_in", "first_model", "of_the_batch", "one_model"]
 
 ERRORS_MAX: Final = 100  # that are listed; one more says that there are others
 

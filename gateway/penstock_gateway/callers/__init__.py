@@ -1,1 +1,1 @@
-"""Who asks: keys, tenants and what each may."""
+"""Callers have keys and tenants, and each may do some things and not others."""

@@ -1,4 +1,4 @@
-"""What a key's tenant may have: requests, counted in Redis, money, counted in SQL, and its share.
+"""A key's tenant has bounds: requests, counted in Redis, money, counted in SQL, and its share.
 
 While Redis is away, keys with such limits are refused (503), and those without go on: a bound per
 process would let a tenant have its limit once per replica, and /health says in the same moment that

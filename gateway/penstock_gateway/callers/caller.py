@@ -118,7 +118,7 @@ def _address(text: str) -> Address | None:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks.
+    """The caller of a request.
 
     Without a tenant it is the operator: by a key that has none, or on loopback while there are no
     keys."""

@@ -37,14 +37,11 @@ from penstock_ledger import (
 __all__ = [
     "COOKIE",
     "SESSION_S",
-    "FailedTries",
     "Found",
     "KnownKeys",
     "Session",
     "keys_of",
-    "new_session",
     "read_session",
-    "secret_in",
     "signed_session",
 ]
 
@@ -93,7 +90,7 @@ _PURPOSE: Final = "session"
 
 
 class Session(NamedTuple):
-    """What a cookie says.
+    """The content of a session's cookie.
 
     Its id opens nothing, and neither does that of its key: the signature does."""
 

@@ -1,4 +1,4 @@
-"""What can be done to a job, each on a page that asks first.
+"""Jobs are changed on pages that ask first.
 
 The actions are pause, resume, cancel, limits, and replays of dead letters.
 """
@@ -77,7 +77,7 @@ class Field(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What a page asks before it is done."""
+    """A question that a page asks before something is done."""
 
     title: str
     texts: Sequence[str]

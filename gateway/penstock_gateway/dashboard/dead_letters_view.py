@@ -1,4 +1,4 @@
-"""What became of single documents: dead letters, and a sample of what was answered.
+"""Pages show single documents: dead letters, and a sample of what was answered.
 
 A dead letter is one line, or one of a group whose errors are alike; by itself it says why it failed
 and what was asked and answered, and holds the request to be corrected. A result keeps no request:
@@ -28,8 +28,8 @@ from penstock_gateway.dashboard.foreign import (
     shown,
 )
 from penstock_gateway.dashboard.viewer import JobHead, Viewer, head_of, page
-from penstock_gateway.pages.render import Part, parts
 from penstock_gateway.refused import Refused, not_found
+from penstock_gateway.render import Part, parts
 from penstock_ledger import (
     Database,
     DeadLetter,
@@ -52,7 +52,6 @@ __all__ = [
     "EDIT_MAX",
     "GROUPED_MAX",
     "Answered",
-    "DeadLetterRow",
     "Group",
     "Sample",
     "alike",
@@ -148,7 +147,7 @@ def _values(job: Job, letter: DeadLetter, replayable: bool) -> dict[str, Any]:
         "error": shown(error_for(job, letter.last_error)),
         "facts": " · ".join(facts),
         "fix": on_page(FIXES.get(letter.reason, "")),
-        "prompt": prompt_of(letter.request) if letter.request else [],
+        "prompt": prompt_of(letter.request) if letter.replayable else [],
         "response": shown(json_text(letter.response)),
         "body": json_text(letter.request) if len(letter.request) <= EDIT_MAX else None,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from penstock_gateway.pages.render import Part, parts
+from penstock_gateway.render import Part, parts
 from penstock_ledger import Cause, Depth, MadeWith, QuotaSeen, Spending, WorkerSeen, counted
 from penstock_ledger.texts import Command, Run, SetOption, Text
 from penstock_producer.feed.queues import ALIVE_S
@@ -16,20 +16,7 @@ from penstock_producer.reporting.money import money_of, per_million, together
 from penstock_producer.reporting.reasons import cause_line, latest_cause
 from penstock_producer.reporting.text import count, duration, one_line, usd
 
-__all__ = [
-    "PERIODS",
-    "LaneView",
-    "PriceRow",
-    "QuotaRow",
-    "SpendRow",
-    "WorkerRow",
-    "lane_views",
-    "price_rows",
-    "quota_rows",
-    "spend_rows",
-    "stops",
-    "total_of",
-]
+__all__ = ["PERIODS", "lane_views", "price_rows", "quota_rows", "spend_rows", "stops", "total_of"]
 
 NAME_CHARS: Final = 200
 ROWS_MAX: Final = 500  # workers of one lane on the page; the others are counted

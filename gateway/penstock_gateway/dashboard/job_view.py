@@ -14,7 +14,7 @@ from penstock_gateway.dashboard.desk import JobSeenNow
 from penstock_gateway.dashboard.fleet_view import serve_again, start_of, stops
 from penstock_gateway.dashboard.foreign import answer_of
 from penstock_gateway.dashboard.jobs_view import ago
-from penstock_gateway.pages.render import Chart, Part, parts, rate_chart
+from penstock_gateway.render import Chart, Part, parts, rate_chart
 from penstock_ledger import Job
 from penstock_ledger.reasons import examples_of, explain
 from penstock_producer.job.lanes import has_own_model, packs
@@ -49,7 +49,7 @@ from penstock_producer.reporting.words import (
     twice_line,
 )
 
-__all__ = ["JobView", "Note", "Reason", "Tier", "Tile", "job_view", "options_told"]
+__all__ = ["JobView", "Note", "Reason", "job_view", "options_told"]
 
 
 REASON_CHARS: Final = 800
@@ -74,7 +74,7 @@ class Tier(NamedTuple):
 
 
 class Reason(NamedTuple):
-    """Why documents are dead letters."""
+    """A reason why documents are dead letters."""
 
     reason: str
     number: str
@@ -84,7 +84,7 @@ class Reason(NamedTuple):
 
 
 class Note(NamedTuple):
-    """What a person should read first. ``kind``: warn or bad, or empty."""
+    """A note that a person should read first. ``kind``: warn or bad, or empty."""
 
     kind: str
     text: str
@@ -147,9 +147,8 @@ class JobView:
     read_at: str
 
 
-def job_view(seen: JobSeenNow, now: float | None = None) -> JobView:
-    at = time.time() if now is None else now
-    job, report = seen.job, seen.report
+def job_view(seen: JobSeenNow) -> JobView:
+    at, job, report = time.time(), seen.job, seen.report
     return JobView(
         job_id=job.job_id,
         key=one_line(job.job_key, REASON_CHARS),

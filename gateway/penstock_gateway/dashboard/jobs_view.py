@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from penstock_gateway.callers.caller import error_for
-from penstock_gateway.pages.render import Part, parts
+from penstock_gateway.render import Part, parts
 from penstock_ledger import Counts, DoorBatch, Job, JobPage, JobPlace, JobState
 from penstock_producer.reporting.money import money_of, together
 from penstock_producer.reporting.reasons import INTERRUPTED
@@ -16,8 +16,6 @@ from penstock_producer.reporting.text import count, duration, one_line, percent
 
 __all__ = [
     "Calls",
-    "JobRow",
-    "RefusedBatch",
     "Tab",
     "ago",
     "calls_row",

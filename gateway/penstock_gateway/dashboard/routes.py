@@ -1,4 +1,4 @@
-"""What can be looked at: jobs, one job, its dead letters and answers, workers, quotas, spending."""
+"""Pages show jobs, one job, its dead letters and answers, workers, quotas and spending."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from fastapi import Depends
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from penstock_gateway import render
 from penstock_gateway.batches.finish import batch_note
 from penstock_gateway.callers.caller import whose
 from penstock_gateway.dashboard import actions, new_job, schedules, viewer
@@ -43,7 +44,6 @@ from penstock_gateway.dashboard.viewer import Viewer, head_of, job_of, page, vie
 from penstock_gateway.direct.open_jobs import KEY_PREFIX as CALLS
 from penstock_gateway.jobs.names import shown_key
 from penstock_gateway.jobs.results import results
-from penstock_gateway.pages import render
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
 from penstock_ledger import Job, JobState, MadeWith, Provenance, dead_letter_lines

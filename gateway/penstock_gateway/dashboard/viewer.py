@@ -1,4 +1,4 @@
-"""Who looks at a page: signing in and out, and the forms that this browser sends.
+"""The viewer of a page signs in and out, and sends forms from one browser.
 
 Pages answer those who are let in only, and a page about a job is there for its tenant alone. Forms
 are read within bounds, and taken only from our own pages.
@@ -25,24 +25,20 @@ from penstock_gateway.callers.caller import Caller, Scope, caller_with
 from penstock_gateway.callers.known_keys import COOKIE, SESSION_S, keys_of
 from penstock_gateway.dashboard.desk import Desk
 from penstock_gateway.dashboard.jobs_view import ago
-from penstock_gateway.pages.render import HEADERS, plain_page, rendered
 from penstock_gateway.refused import Refused, not_found
+from penstock_gateway.render import HEADERS, plain_page, rendered
 from penstock_gateway.routing import Router
 from penstock_ledger import Job, JobNotFound
 from penstock_producer.reporting.reasons import INTERRUPTED
 from penstock_producer.reporting.text import one_line
 
 __all__ = [
-    "THEME",
-    "THEMES",
     "TOKEN",
-    "VISIT",
     "JobHead",
     "Viewer",
     "check_form",
     "check_origin",
     "check_token",
-    "give_cookie",
     "head_of",
     "job_of",
     "page",
@@ -92,7 +88,7 @@ def page(
 
 
 class JobHead(NamedTuple):
-    """What stands above each of its pages."""
+    """The head of each page of a job."""
 
     job_id: str
     key: str
@@ -139,7 +135,7 @@ class Viewer:
 
     @property
     def token(self) -> str:
-        """What each form of this session carries."""
+        """Return what each form of this session carries."""
         return hmac.new(
             self.secret.encode(), f"form:{self.tied_to}".encode(), hashlib.sha256
         ).hexdigest()
@@ -150,7 +146,7 @@ class Viewer:
 
     @property
     def tenants(self) -> list[str | None] | None:
-        """Whose jobs are shown; None for all."""
+        """Return the tenants whose jobs are shown; None for all."""
         return None if self.sees_all else [self.caller.tenant]
 
     @property

@@ -139,7 +139,7 @@ IN_USE_RETRY_S: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a caller wants: one request, or several that are answered together."""
+    """A caller's wish: one request, or several that are answered together."""
 
     caller: Caller
     endpoint: str
@@ -171,7 +171,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class CallAnswer:
-    """What came of it: the outcome of each request, or None where there is none yet."""
+    """The outcome of each request of a call, or None where there is none yet."""
 
     job_id: str
     name: str

@@ -1,4 +1,4 @@
-"""What a caller who waits is answered: a stored answer, or why there is none.
+"""A caller who waits gets a stored answer, or the reason why there is none.
 
 Workers say on a channel which answers are stored; they are fetched with one look into SQL for all of
 them. A message that is lost, as while Redis is away, costs SWEEP_S: all that is awaited is looked up
@@ -43,7 +43,6 @@ from penstock_producer.feed.routes import GENERATION
 
 __all__ = [
     "CALLER_GONE",
-    "MAY_BE_TRIED_AGAIN",
     "TIMED_OUT",
     "Answers",
     "Outcome",

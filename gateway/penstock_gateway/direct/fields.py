@@ -1,4 +1,4 @@
-"""What the body of a call may have: a list of fields for each endpoint, and no other.
+"""The body of a call may have the fields that its endpoint lists, and no other.
 
 A field that is passed on unseen may mean something to a server behind this one: where to send the
 request, or with which key. So everything that is not named here is refused by its name, inside
@@ -320,7 +320,7 @@ def checked_body(given: Mapping[str, Any], endpoint: str, limits: DirectFields) 
 
 
 class Stream(NamedTuple):
-    """How a caller wants the answer as events."""
+    """A caller's wish for the answer as events."""
 
     with_usage: bool
 

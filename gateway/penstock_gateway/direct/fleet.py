@@ -1,4 +1,4 @@
-"""Which lane takes a call, and which models there are, by what workers say of themselves.
+"""Workers say of themselves which models there are, and so which lane takes a call.
 
 So a call that no one would answer is refused."""
 
@@ -27,14 +27,14 @@ _RETRY_AFTER: Final = {"retry-after": "5"}  # seconds: a worker that is started 
 
 
 class Way(NamedTuple):
-    """How a call is asked: by a lane, on an endpoint that may be another than the caller's."""
+    """A way to ask a call: by a lane, on an endpoint that may be another than the caller's."""
 
     lane: str
     endpoint: str
 
 
 class Fleet:
-    """What workers are there, looked at when a call comes and at most once a second.
+    """The workers that are there, looked at when a call comes and at most once a second.
 
     Belongs to the event loop."""
 

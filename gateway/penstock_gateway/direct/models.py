@@ -19,7 +19,7 @@ from penstock_gateway.direct.routes import May
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
 
-__all__ = ["ModelList", "ModelResponse", "router"]
+__all__ = ["ModelList", "router"]
 
 router = Router(tags=["direct"])
 

@@ -32,7 +32,7 @@ from penstock_producer.job.endpoints import MESSAGES
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.open_job import DocumentChecker
 
-__all__ = ["KEY_PREFIX", "CallJob", "OpenJobs", "Waiting", "hour_of", "too_many"]
+__all__ = ["KEY_PREFIX", "CallJob", "OpenJobs", "Waiting", "too_many"]
 
 LATEST: Final = 0.1  # of the newest call in the average of how long calls take
 MOST_S: Final = 30  # that a caller is asked to stay away

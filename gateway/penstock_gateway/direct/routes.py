@@ -41,7 +41,7 @@ from penstock_ledger.model import DeadLetter, Result
 from penstock_producer.dialects.translation import Untranslatable, answer_for
 from penstock_producer.job.endpoints import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES
 
-__all__ = ["batch_answer", "bodies_of", "gone", "key_of", "object_in", "timeout_of"]
+__all__ = ["bodies_of", "gone", "key_of"]
 
 TIMEOUT_HEADER: Final = "x-penstock-timeout"
 KEY_HEADER: Final = "idempotency-key"

@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of calls that wait: their bodies, their answers, and examples.
+"""The OpenAPI document describes calls that wait: their bodies, their answers, and examples.
 
 The fields are those that most callers send; docs/gateway-direct.md says which others are taken.
 """

@@ -1,4 +1,4 @@
-"""What an upload's form may say: one file, its purpose, and how long it lives; in any order."""
+"""An upload's form has one file, its purpose, and how long it lives; in any order."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class UploadForm:
 
     @property
     def lives_s(self) -> float | None:
-        """How long the file is kept; None: until it is deleted. Raises Refused."""
+        """Return how long the file is kept; None: until it is deleted. Raises Refused."""
         anchor, seconds = self.text(ANCHOR), self.text(SECONDS)
         if anchor is None and seconds is None:
             return BATCH_LIVES_S if self.text(PURPOSE) == BATCH else None

@@ -17,13 +17,13 @@ from typing import Final
 
 __all__ = ["Data", "FormPart", "MalformedForm", "MultipartParser", "PartEnd", "boundary_of"]
 
-BOUNDARY_MAX: Final = 70  # characters, by RFC 2046
 PARTS_MAX: Final = 16  # an upload has four fields at most
 HEADER_MAX: Final = 8 * 1024  # bytes of all headers of one part
 PADDING_MAX: Final = 128  # blanks after a boundary
 PREAMBLE_MAX: Final = 16 * 1024  # bytes before the first boundary; readers skip them
 EPILOGUE_MAX: Final = 16 * 1024  # and after the last
 
+# up to 70 characters, by RFC 2046
 _BOUNDARY: Final = re.compile(r"[0-9A-Za-z'()+_,\-./:=? ]{0,69}[0-9A-Za-z'()+_,\-./:=?]")
 _PLAIN: Final = frozenset({"", "7bit", "8bit", "binary"})  # encodings that change nothing
 

@@ -30,7 +30,7 @@ from penstock_gateway.refused import Refused
 from penstock_ledger import DoorFile
 from penstock_producer import SinkError
 
-__all__ = ["UPLOAD_MAX_S", "FileCleaning", "uploaded"]
+__all__ = ["FileCleaning", "uploaded"]
 
 WRITTEN_TOGETHER: Final = 1024 * 1024  # bytes in memory of one upload, before a thread takes them
 FORM_BYTES_MAX: Final = 256 * 1024  # of a form besides its file: boundaries, headers, fields

@@ -1,4 +1,4 @@
-"""What changes a job: pause, resume, cancel, move, other limits, replay, and purge.
+"""Jobs are changed by pause, resume, cancel, move, other limits, replay, and purge.
 
 A purge forgets the job.
 """

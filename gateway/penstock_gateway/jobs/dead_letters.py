@@ -26,7 +26,7 @@ from penstock_ledger.model import DeadLetter, Job
 from penstock_producer.accepting.sampling import input_line
 from penstock_producer.outputs import error_line
 
-__all__ = ["DeadLetterList", "DeadLetterResponse", "DeadLetterView", "Replay", "Replayed"]
+__all__ = ["Replay", "Replayed"]
 
 DOCS_MAX: Final = 10_000  # ids that one replay names
 
@@ -66,7 +66,7 @@ def _like(example: Any) -> ConfigDict:
 
 
 class Replay(BaseModel):
-    """Which dead letters are tried again, and with what changed."""
+    """The dead letters to try again, and the changes to them."""
 
     model_config = _like({"reason": "bad_request", "overrides": {"set": {"max_tokens": 128}}})
 
@@ -225,7 +225,7 @@ async def export_dead_letters(
             found.job_id, reason=reason, after=behind
         )
         if form == "requests":
-            letters = (letter for letter in letters if letter.request)
+            letters = (letter for letter in letters if letter.replayable)
         endpoint = str(found.spec["endpoint"])
         return (
             _exported(found, letter, endpoint if form == "requests" else None) for letter in letters

@@ -34,7 +34,7 @@ LISTENERS_MAX: Final = 1_000
 
 
 class Progress(NamedTuple):
-    """How far a job is at one moment."""
+    """A job's progress at one moment."""
 
     id: str  # another one whenever something has changed
     data: bytes  # JSON

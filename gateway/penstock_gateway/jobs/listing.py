@@ -168,7 +168,7 @@ def _fields(job: Job, counts: Counts) -> dict[str, Any]:
     }
 
 
-__all__ = ["counted", "decoded", "detailed", "encoded", "remaining", "report_of", "serialize_job"]
+__all__ = ["counted", "decoded", "encoded", "remaining", "report_of", "serialize_job"]
 
 _CHARS_MAX: Final = 2_000  # an id of a document has at most 512 bytes
 

@@ -1,4 +1,4 @@
-"""What a caller names: a job, by its id or by the key that its submitter gave, and a source.
+"""A caller names a job, by its id or by the key that its submitter gave, and a source.
 
 Keys are stored with the tenant before them, so that those of two tenants never meet; the producer
 takes such a key for a job of this tenant only, so that no other door can give it to another job.

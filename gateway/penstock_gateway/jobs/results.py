@@ -155,7 +155,7 @@ async def results(
 
 
 class _How(NamedTuple):
-    """What a table is asked to be."""
+    """The form that a table is asked for."""
 
     form: TableFormat
     keep: str

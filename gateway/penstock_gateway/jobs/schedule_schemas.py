@@ -46,7 +46,7 @@ def _like(example: Any, extra: Literal["allow", "forbid"] = "forbid") -> ConfigD
 
 
 class NewSchedule(BaseModel):
-    """When jobs start, over what, and with which job options (docs/job-options.md)."""
+    """The times, the source and the job options (docs/job-options.md) of a schedule's jobs."""
 
     model_config = _like(
         {
@@ -169,7 +169,7 @@ class Removed(BaseModel):
 
 
 class Noticed(BaseModel):
-    """How many records of a notification came to what."""
+    """The records of a notification, counted by what came of them."""
 
     model_config = _like({"object": "notification", "outcomes": {"noticed": 1}})
 

@@ -166,7 +166,7 @@ class AdviceResponse(BaseModel):
 
 
 class PauseResponse(BaseModel):
-    """Why a job is paused."""
+    """The reason why a job is paused."""
 
     code: str = Field(
         description="Such as by_hand, budget_exhausted, stop_dead or out_of_credit; "
@@ -205,7 +205,7 @@ class JobResponse(BaseModel):
 
 
 class WaitResponse(BaseModel):
-    """Why documents of a running job wait."""
+    """The reason why documents of a running job wait."""
 
     code: str = Field(description="Such as no_worker, no_model, redis_full and slots_taken.")
     params: dict[str, str] = Field(description="The words of the message that belong to the code.")
@@ -213,7 +213,7 @@ class WaitResponse(BaseModel):
 
 
 class BatchTroubleResponse(BaseModel):
-    """Why provider batches do not get on. Times are Unix seconds."""
+    """The trouble that holds provider batches up. Times are Unix seconds."""
 
     provider: str
     batches: int = Field(description="How many batches wait for this.")
@@ -394,7 +394,7 @@ class Between(BaseModel):
 
 
 class Extrapolation(BaseModel):
-    """What a sample says of all documents."""
+    """The figures that a sample predicts for all documents."""
 
     model_config = _like(
         {
@@ -441,7 +441,7 @@ class Move(BaseModel):
 
 
 class Limits(BaseModel):
-    """What is left out stays; null lifts a limit."""
+    """New limits. One that is left out stays; null lifts it."""
 
     model_config = _like({"budget_usd": 25.0})
 
@@ -497,7 +497,7 @@ class PushedLine(BaseModel):
 
 
 class Pushed(BaseModel):
-    """What became of each document. Those that are not refused are durable."""
+    """The fate of each document. Those that are not refused are durable."""
 
     model_config = _like(
         {

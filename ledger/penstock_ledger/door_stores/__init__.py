@@ -1,1 +1,1 @@
-"""What the HTTP doors keep in SQL."""
+"""The HTTP doors keep their own rows in SQL."""

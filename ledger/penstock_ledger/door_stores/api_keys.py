@@ -45,7 +45,6 @@ __all__ = [
     "LockedKeys",
     "NewApiKey",
     "digest_of_key",
-    "forget_sessions_of",
     "is_tenant_of_key",
     "looks_like_key",
 ]
@@ -130,7 +129,7 @@ USED_EVERY_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """What a key's tenant may do; None = no limit of its own."""
+    """The limits of a key's tenant; None = no limit of its own."""
 
     requests_per_minute: int | None = None
     concurrency: int | None = None

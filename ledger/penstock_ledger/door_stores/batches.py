@@ -131,7 +131,7 @@ class LeasedBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchesAsked:
-    """Whose batches are shown, and from where on, the newest first."""
+    """A page of batches to read: of whom, and from where on, the newest first."""
 
     kind: str
     limit: int

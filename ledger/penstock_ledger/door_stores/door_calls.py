@@ -65,7 +65,7 @@ class PushedCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DoorCall:
-    """What a key was given for."""
+    """The call that an idempotency key was given for."""
 
     request_digest: str
     job_id: str

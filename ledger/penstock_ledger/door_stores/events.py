@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import string
 import time
-from typing import Final
+from typing import Final, Literal, get_args
 
 from sqlalchemy import Connection, insert, select
 
@@ -22,12 +22,13 @@ __all__ = [
     "EVENT_TYPES",
     "EVERY_EVENT",
     "TEST_EVENT",
+    "EventType",
     "callback_id",
     "new_event",
     "note_event",
 ]
 
-EVENT_TYPES: Final = (
+EventType = Literal[
     "batch.cancelled",
     "batch.completed",
     "batch.expired",
@@ -36,7 +37,8 @@ EVENT_TYPES: Final = (
     "job.completed",
     "job.failed",
     "job.paused",
-)
+]
+EVENT_TYPES: Final = get_args(EventType)
 TEST_EVENT: Final = "webhook.test"  # sent where it is asked for
 # what an endpoint has that wants all of them, also those of later releases
 EVERY_EVENT: Final = "*"

@@ -32,7 +32,7 @@ from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import door_batches, door_files, jobs
 from penstock_ledger.stores.jobs import LIVE
 
-__all__ = ["BATCHES_AT_WORK", "DoorFile", "DoorFiles", "FileDetails", "FilePage", "needed_by"]
+__all__ = ["DoorFile", "DoorFiles", "FileDetails", "needed_by"]
 
 # they may read their input again
 BATCHES_AT_WORK: Final = ("validating", "in_progress", "finalizing", "cancelling")
@@ -59,7 +59,7 @@ class DoorFile:
 
 @dataclass(frozen=True, slots=True)
 class FileDetails:
-    """What is known of a file once its last byte is written."""
+    """The facts of a file once its last byte is written."""
 
     filename: str
     purpose: str

@@ -30,7 +30,7 @@ from penstock_ledger.stores.jobs import job_of
 from penstock_ledger.stores.outcome_rows import REPLAYABLE
 from penstock_ledger.stores.tallies import counts_from, tallied_of
 
-__all__ = ["JOBS_MAX", "DeadLetterLine", "JobPage", "JobPages", "JobPlace", "dead_letter_lines"]
+__all__ = ["DeadLetterLine", "JobPage", "JobPages", "JobPlace", "dead_letter_lines"]
 
 JOBS_MAX: Final = 500  # of one page: far below every driver's limit on parameters
 SEARCH_MAX: Final = 200  # characters: more than a key has
@@ -41,7 +41,7 @@ _NEWER_FIRST: Final = (jobs.c.created_at.desc(), jobs.c.job_id.desc())
 
 
 class JobPlace(NamedTuple):
-    """Where a job stands in the list."""
+    """The place of a job in the list."""
 
     created_at: float
     job_id: str

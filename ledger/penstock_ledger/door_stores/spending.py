@@ -1,4 +1,4 @@
-"""What jobs have spent: by tenant or by lane in a time, and by tenant in a calendar month.
+"""Spending is summed by tenant or by lane in a time, and by tenant in a calendar month.
 
 Their accounts say it, so no outcome is read. Those that were purged since are in the sums of money,
 calls and tokens, and not among the jobs. The sums of a month are what Redis gets.
@@ -33,7 +33,6 @@ from penstock_ledger.stores.account import cost_of_jobs, cost_of_tenant
 from penstock_ledger.stores.outcome_rows import DEAD
 
 __all__ = [
-    "LAST_YEAR",
     "Conditions",
     "Month",
     "Spending",

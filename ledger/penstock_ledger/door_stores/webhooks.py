@@ -69,7 +69,7 @@ class NewEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class NewCallback:
-    """Where the events of one batch or job go."""
+    """A receiver of the events of one batch or job."""
 
     object_id: str
     tenant: str | None

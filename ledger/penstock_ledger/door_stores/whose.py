@@ -1,4 +1,4 @@
-"""Whose rows a query of the doors may see: a condition of each, so that none forgets the tenant."""
+"""Each query of the doors sees the rows of one tenant: a condition, so that none forgets it."""
 
 from __future__ import annotations
 

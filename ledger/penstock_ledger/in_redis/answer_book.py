@@ -1,4 +1,4 @@
-"""Which requests are answered, and which are on their way: so that equal ones are sent once.
+"""Redis knows which requests are answered or on their way, so that equal ones are sent once.
 
 A book is a hash, of one job or of a tenant, by the digests of requests. It holds no answers: those
 are results in SQL, and an entry says whose. All of it may be lost at any time, which costs calls
@@ -31,7 +31,7 @@ class RequestName(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What is wanted of a request."""
+    """A question about a request and its equals."""
 
     name: RequestName
     oldest_s: float  # an older answer is none

@@ -1,4 +1,4 @@
-"""What goes into the scripts of the Redis ledger and what comes out."""
+"""The scripts of the Redis ledger take and return these values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Publish(NamedTuple):
 
 
 class PublishReport(NamedTuple):
-    """How many documents of a call were published, and how many were not and why."""
+    """The documents of a call that were published, and those that were not and why, counted."""
 
     published: int
     done: int  # finished before: not sent
@@ -29,7 +29,7 @@ class PublishReport(NamedTuple):
 
 
 class MayCost(NamedTuple):
-    """What the next call of an item may cost, in millionths of a dollar.
+    """The most that an item's next call may cost, in millionths of a dollar.
 
     It is reserved in the budget of its job before the call is sent."""
 
@@ -49,7 +49,7 @@ class Begin(NamedTuple):
 
 
 class BeginReply(IntEnum):
-    """Whether an attempt may begin. The numbers are those of begin.lua."""
+    """The answer whether an attempt may begin. The numbers are those of begin.lua."""
 
     GO = 0
     DONE = 1  # it has its outcome: acknowledge and forget
@@ -74,7 +74,7 @@ class Begun(NamedTuple):
 
 
 class Keep(NamedTuple):
-    """Where the result of an item answers equal requests.
+    """The place where the result of an item answers equal requests.
 
     It takes the place of the claim that let it be sent, if that is there."""
 
@@ -152,7 +152,7 @@ class AskedAgain(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SettleBatch:
-    """What became of many items: one atomic step for the finished, and one for the others."""
+    """The outcomes of many items: one atomic step for the finished, and one for the others."""
 
     done: Sequence[SettledDone] = ()
     dead: Sequence[SettledDead] = ()
@@ -167,7 +167,7 @@ class SettleBatch:
 
 
 class Lately(NamedTuple):
-    """What became of the latest 500 to 1,000 documents of a feed.
+    """The fates of the latest 500 to 1,000 documents of a feed.
 
     Of all of them while there are fewer."""
 
@@ -201,7 +201,7 @@ def lately_of(*stretches: Mapping[bytes, bytes]) -> Lately:
 
 
 class SettleReport(NamedTuple):
-    """What a settlement changed."""
+    """The changes that a settlement made."""
 
     new: int  # items that entered the completed set now
     delayed: int  # retries that entered the delayed set now
@@ -210,7 +210,7 @@ class SettleReport(NamedTuple):
 
 
 class Depth(NamedTuple):
-    """How much waits where.
+    """The numbers of items that wait, by where they do.
 
     ``unacked`` are with workers, but for ``relayed`` ones of them, which lie in RabbitMQ."""
 
@@ -221,7 +221,7 @@ class Depth(NamedTuple):
 
 
 class Drained(NamedTuple):
-    """How a worker stopped: what became of the items that it held when it was asked to."""
+    """The end of a worker: what became of the items that it held when it was asked to stop."""
 
     lane: str
     finished: int
@@ -255,7 +255,7 @@ class Memory(NamedTuple):
 
 
 class JobSeen(NamedTuple):
-    """What Redis holds of a live job."""
+    """The state of a live job in Redis."""
 
     is_current: bool  # workers see the job in the state, and in the lane, that SQL has
     is_paused: bool  # workers see it as paused

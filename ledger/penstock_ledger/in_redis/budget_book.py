@@ -46,7 +46,7 @@ class TenantAccount(NamedTuple):
 
 
 class TenantSeen(NamedTuple):
-    """What SQL knows of a tenant's month, for the jobs that ``jobs_of_tenant`` has named."""
+    """A tenant's month in SQL, for the jobs that ``jobs_of_tenant`` has named."""
 
     turn: str  # of the account, as that has shown it
     base: int  # spent by the tenant's other jobs, and by those that have ended

@@ -1,4 +1,4 @@
-"""How many requests tenants have at the HTTP doors, in a minute and now, in all processes."""
+"""Redis counts the requests of tenants at the HTTP doors, in a minute and now, in all processes."""
 
 from __future__ import annotations
 

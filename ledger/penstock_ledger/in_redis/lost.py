@@ -1,4 +1,4 @@
-"""Which fed documents have no message: not in any place where one can be.
+"""A fed document is lost when its message is not in any place where one can be.
 
 Places are read in the direction in which messages move, queue -> unacked -> delayed -> parked, so
 that one that moves during the look is seen at its next place. A message that goes back to the queue

@@ -1,4 +1,4 @@
-"""Which queues a lane has: its own, and one for each model that jobs name or workers serve.
+"""A lane has its own queue, and one for each model that jobs name or workers serve.
 
 Which models there are is not known beforehand (a batch line may name any), so each queue is noted
 in Redis by what puts messages into it and by the workers that take them out. What a stranger writes

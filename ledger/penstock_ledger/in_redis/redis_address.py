@@ -1,4 +1,4 @@
-"""Where Redis is, clients for it, and whether it is fit to be worked with.
+"""Redis has an address, clients for it, and checks of whether it is fit to be worked with.
 
 This is the one reading of ``redis_url``.
 """

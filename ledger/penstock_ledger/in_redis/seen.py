@@ -1,4 +1,4 @@
-"""What Redis tells those who look at a fleet: its workers, why calls fail, what stops quotas."""
+"""Redis shows a fleet: its workers, why calls fail, what stops quotas."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ class QuotaSeen(NamedTuple):
 
     @property
     def state(self) -> QuotaState:
-        """What keeps requests from starting: the account is held, the provider fails, it said wait.
+        """Return what keeps requests from starting: a hold, a failing provider, or its wait.
 
         Or nothing."""
         if self.hold:

@@ -25,7 +25,6 @@ __all__ = [
     "holders",
     "open_engine",
     "wait_for_other_migrations",
-    "wait_longer",
 ]
 
 APPLICATION: Final = "penstock"  # what our connections' names start with, in pg_stat_activity
@@ -134,18 +133,13 @@ def application_name(role: str) -> str:
     return f"{APPLICATION}-{role}@{socket.gethostname()}-{os.getpid()}"[:_NAME_BYTES]
 
 
-def wait_longer(connection: Connection, statement_s: float, lock_s: float) -> None:
-    """Set other limits for the rest of this transaction."""
-    connection.exec_driver_sql(_limits(statement_s, lock_s))
-
-
 def wait_for_other_migrations(connection: Connection, lock_s: float) -> None:
     """Take the lock of migrations; it is the transaction's, as a pooler wants it.
 
     ``lock_s`` is the limit for tables then."""
-    wait_longer(connection, statement_s=0, lock_s=OTHERS_S)
+    connection.exec_driver_sql(_limits(0, OTHERS_S))
     connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": MIGRATION_LOCK})
-    wait_longer(connection, statement_s=0, lock_s=lock_s)
+    connection.exec_driver_sql(_limits(0, lock_s))
 
 
 def holders(connection: Connection) -> list[str]:

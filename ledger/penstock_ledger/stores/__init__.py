@@ -1,1 +1,1 @@
-"""What is stored in SQL, a typed store for each kind."""
+"""SQL is read and written through a typed store for each kind."""

@@ -1,4 +1,4 @@
-"""What the journal of provider batches says, read only: figures, states, and what they hold."""
+"""The journal of provider batches is read here: figures, states, and what they hold."""
 
 from __future__ import annotations
 
@@ -99,16 +99,11 @@ class BatchFigures:
         query = select(table.c.tag).where(table.c.job_id == job_id, IS_OPEN)
         return self._db.read(lambda connection: set(connection.execute(query).scalars()))
 
-    def not_handed_over(self, job_id: str) -> list[ProviderBatch]:
-        """Return unsettled batches whose documents are in no other lane, the oldest first."""
-        query = select(table).where(table.c.job_id == job_id, IS_OPEN, table.c.handed_at.is_(None))
-        query = query.order_by(table.c.packed_at, table.c.tag)
-        return [batch_of(row) for row in self._db.rows(query)]
-
     def to_hand_over(self, job_id: str) -> list[ProviderBatch]:
-        """Return the same without those whose answers a living worker reads now.
+        """Return unsettled batches whose documents are in no other lane, the oldest first.
 
-        Answers that are missing are not being read."""
+        Those whose answers a living worker reads now are left out; answers that are missing are not
+        being read."""
 
         def read(connection: Connection) -> list[ProviderBatch]:
             is_led = and_(

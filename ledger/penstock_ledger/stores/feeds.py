@@ -23,7 +23,7 @@ Name = tuple[str | int, ...]  # of a row: the values of its key
 
 
 class Moved(NamedTuple):
-    """Where a cursor goes, and that of whom."""
+    """A cursor's new place, and whose it is."""
 
     owner: str
     fence: int

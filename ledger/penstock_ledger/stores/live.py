@@ -1,4 +1,4 @@
-"""What a control loop looks at in each round: every live job with its feeds and leases.
+"""A control loop looks in each round at every live job with its feeds and leases.
 
 It is one read transaction.
 
@@ -109,7 +109,7 @@ T = TypeVar("T")
 
 
 class _Parsed(Generic[T]):
-    """What rows of one table were parsed into at the last look, by their key.
+    """The parsed rows of one table at the last look, by their key.
 
     What a lease changes counts as no change."""
 

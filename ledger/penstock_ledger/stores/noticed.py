@@ -28,7 +28,7 @@ class NoticedFile(NamedTuple):
 
 
 class Noted(NamedTuple):
-    """What came of some names: each is new, waited already, or found no room."""
+    """The fates of some names: each is new, waited already, or found no room."""
 
     new: list[str]
     repeated: list[str]

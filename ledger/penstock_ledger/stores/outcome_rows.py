@@ -24,8 +24,7 @@ RESULT_COLUMNS: Final = (
 KEY_COLUMNS: Final = 3  # the first columns are the key: job_id, generation, doc_id
 RESULT: Final = "result"
 DEAD: Final = "dead"
-# Which dead letters can be sent again: a row that never parsed has no request. The only place that
-# says it; replays take these, and pages offer them.
+# ``DeadLetter.replayable`` in SQL: replays take these, and pages offer them.
 REPLAYABLE: Final[ColumnElement[bool]] = func.length(outcomes.c.request) > 0
 
 

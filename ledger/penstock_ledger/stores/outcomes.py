@@ -96,7 +96,7 @@ Query = Select[*tuple[Any, ...]]
 
 
 class PromptSizes(NamedTuple):
-    """How many tokens the prompts of a job had, by the providers' own count."""
+    """The tokens of a job's prompts, by the providers' own count."""
 
     # at most so many tokens (None: more than the last bound), and how many documents
     histogram: Sequence[tuple[int | None, int]]
@@ -273,12 +273,12 @@ class OutcomeStore:
         query = select(*RESULT_COLUMNS).where(outcomes.c.job_id == job_id, _VISIBLE, _IS_RESULT)
         return self._paged(query, page, result_from)
 
-    def timed_results(self, job_id: str, page: int = PAGE) -> Iterator[tuple[Result, float]]:
+    def timed_results(self, job_id: str) -> Iterator[tuple[Result, float]]:
         """Return the same, each with the Unix time at which it was stored."""
         query = select(*RESULT_COLUMNS, outcomes.c.created_at).where(
             outcomes.c.job_id == job_id, _VISIBLE, _IS_RESULT
         )
-        return self._paged(query, page, _timed_result)
+        return self._paged(query, PAGE, _timed_result)
 
     def vectors(self, job_id: str, page: int = PAGE) -> Iterator[tuple[ItemKey, Vectors]]:
         """Yield visible results kept as vectors, in the order of ``results``, without JSON."""

@@ -1,4 +1,4 @@
-"""What every door asks of a job before it is accepted, beyond what the spec says by itself.
+"""Every door asks this of a job before it is accepted, beyond what the spec says by itself.
 
 A spec that was accepted by an earlier release is not asked again: workers read it as it is stored.
 """
@@ -81,8 +81,8 @@ def estimated_usd(spec: JobSpec, guess: Estimate, provider: ProviderFacts) -> fl
     It is by the price of batches where the job can go nowhere else, by the full one where it may.
     """
     in_batch = all(map(packs, spec.permitted_lanes))
-    tier = None if in_batch else spec.tier_in(spec.first_lane)
-    return guess.usd(provider.prices_of(spec.model, tier=tier), in_batch=in_batch)
+    prices = provider.prices_of(spec.model, tier=spec.tier_in(spec.first_lane))
+    return guess.usd(prices, in_batch=in_batch)
 
 
 def beyond_budget(budget_usd: float | None, estimated_usd: float | None) -> str | None:

@@ -1,4 +1,4 @@
-"""How many tokens and how much money a job may take, from its first documents.
+"""A job's first documents say how many tokens and how much money it may take.
 
 Tokens are counted by the model's tokenizer where there is one. Elsewhere they are guessed by the
 script of a text, fitted to a real tokenizer.

@@ -1,4 +1,4 @@
-"""Which hooks a setting allows. Apart, because the processes that run hooks import little."""
+"""A setting allows some hooks. Apart, because the processes that run hooks import little."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What remote clients may ask for in a job: the operator's caps.
+"""The operator caps what remote clients may ask for in a job.
 
 Each refusal names the setting behind it. Trusted callers (the command line, and `Producer` with
 credentials of the database) have no caps: whatever can write into the database can write any job.

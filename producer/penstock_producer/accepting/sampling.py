@@ -28,6 +28,7 @@ from penstock_producer.accepting.survey import Survey, Surveyed, check_bad_rows,
 from penstock_producer.errors import SourceError
 from penstock_producer.job.provider_facts import ProviderFacts
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.job.tiers import in_tier
 from penstock_producer.pins import content_of
 from penstock_producer.rows import BadRow, Document, FileSource, Tally
 
@@ -49,7 +50,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What would be sent for a job, and what that would cost."""
+    """The requests that a job would send, and what they would cost."""
 
     uri: str
     spec: JobSpec
@@ -72,12 +73,12 @@ class Preview:
 
     @property
     def tally(self) -> Tally:
-        """What the job's options changed in these rows."""
+        """Return what the job's options changed in these rows."""
         return Tally.of_pin(self.survey.pin)
 
     @property
     def over_budget(self) -> str | None:
-        """What to say where the job may cost more than its budget."""
+        """Return what to say where the job may cost more than its budget."""
         return beyond_budget(self.spec.budget_usd, self.cost_usd)
 
     def tokens_of(self, request: Document) -> Estimate:
@@ -155,13 +156,20 @@ def preview(
     return Preview(
         source.uri,
         spec,
-        list(first.values()),
+        [_in_its_tier(one, spec) for one in first.values()],
         found,
         is_whole=most is None or found.total < most,
         prompts_usd=estimated_usd(spec, found.estimate._replace(tokens_out=0), provider),
         cost_usd=estimated_usd(spec, found.estimate, provider),
         meter=meter,
     )
+
+
+def _in_its_tier(request: Document, spec: JobSpec) -> Document:
+    if spec.tier is None or spec.tier_in(spec.first_lane) is None:
+        return request
+    endpoint = request.endpoint or spec.endpoint
+    return request._replace(body=in_tier(request.body, endpoint, spec.tier))
 
 
 # Options that a line of input says itself, once requests are made: its job has none of them.
@@ -188,7 +196,7 @@ FOR_ALL: Final = ("into", "into_table", "into_id")  # a trial is not for others'
 
 
 class Sample(NamedTuple):
-    """What was drawn, and of how much."""
+    """The rows that were drawn, and of how much."""
 
     lines: Iterator[bytes]  # of input, read as they are taken
     spec: JobSpec  # of the sample's own job

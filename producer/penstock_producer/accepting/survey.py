@@ -150,7 +150,7 @@ class RefusedRow:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What a source holds."""
+    """The content of a source, counted."""
 
     total: int  # documents and bad rows together
     refused: Sequence[RefusedRow]  # in the order of lines

@@ -20,7 +20,7 @@ _Event = dict[str, Any]
 
 
 class BrokenStream(ValueError):
-    """What came is no event of the API that was asked."""
+    """An event came that the API which was asked does not have."""
 
 
 class Assembler(Protocol):

@@ -1,4 +1,4 @@
-"""What all translations of requests have in common: the walk over fields, messages and parts."""
+"""All translations of requests share the walk over fields, messages and parts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ELSEWHERE: Final = "leave it out, or send the request to a provider that has it
 
 
 class Fields(NamedTuple):
-    """How the fields of a request are written in another API."""
+    """The fields of a request as another API writes them."""
 
     no_equal: str  # the refusal of what it has no equal for
     writers: Mapping[str, Writer]

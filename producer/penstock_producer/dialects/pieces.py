@@ -47,7 +47,7 @@ class Delta(Struct, frozen=True, array_like=True, omit_defaults=True):
 
 
 class Piece(Struct, frozen=True, array_like=True):
-    """What was written since the piece before."""
+    """The text that was written since the piece before."""
 
     job_id: str
     doc_id: str

@@ -28,7 +28,7 @@ from penstock_producer.prompts.messages import (
     url_of_image,
 )
 
-__all__ = ["NO_EQUAL", "Contents", "contents_of", "translated"]
+__all__ = ["NO_EQUAL", "Contents", "translated"]
 
 NO_EQUAL: Final = "Gemini's generateContent has no equal for this."
 _SOUNDS: Final = {"wav": "audio/wav", "mp3": "audio/mp3"}

@@ -1,4 +1,4 @@
-"""Which API stands in front of which: requests on their way to a provider, answers on the way back.
+"""One API stands in front of another: requests are translated one way, answers back.
 
 Each request goes by OpenAI's chat, so there is one reader and one writer for each API.
 """

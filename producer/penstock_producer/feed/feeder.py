@@ -29,7 +29,7 @@ Handler = Callable[[Sequence[Document]], tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class FeedStep:
-    """What one step did."""
+    """The doings of one step."""
 
     read: int = 0  # rows, good and bad
     published: int = 0  # new in the queue
@@ -48,7 +48,7 @@ class FeedStep:
 
 
 class TriedBefore(TypedDict, total=False):
-    """What earlier attempts at a document used up, as ``encode_item`` takes it."""
+    """The use of earlier attempts at a document, as ``encode_item`` takes it."""
 
     retries: int
     calls: int
@@ -104,7 +104,7 @@ class Feeder:
 
     @property
     def ordered(self) -> bool:
-        """Whether its steps are put into prefix order, which pays the more the larger they are."""
+        """Return whether its steps are put into prefix order, which pays more for large ones."""
         return self._ordered_for is not None
 
     def lead(self, feed: Feed) -> None:

@@ -1,4 +1,4 @@
-"""How a source is fed: by how many feeders, and in which order.
+"""A source is fed by one feeder or several, and in an order.
 
 Documents with the same beginning go next to each other: what an engine has computed for one serves
 the next. An engine keeps the beginnings of recent prompts (its prefix cache), and a worker claims a
@@ -20,7 +20,7 @@ from penstock_producer.job.spec import JobSpec
 from penstock_producer.rows import Document
 from penstock_producer.sources.several import entries
 
-__all__ = ["FeederPlan", "is_worth_telling", "plan_feeders"]
+__all__ = ["is_worth_telling", "plan_feeders"]
 
 # Rendered before the text wherever they stand in the body. Rare: only bodies that have one of them
 # are parsed.

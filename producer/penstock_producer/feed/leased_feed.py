@@ -1,4 +1,4 @@
-"""What is done to a feed besides its steps: opened under its lease, repaired, and written off."""
+"""Besides its steps, a feed is opened under its lease, repaired, and written off."""
 
 from __future__ import annotations
 

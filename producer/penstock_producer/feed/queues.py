@@ -169,7 +169,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What the living workers of one lane serve, and what those will whose model is loading."""
+    """The models that living workers of one lane serve, and those that are loading."""
 
     lane: str
     workers: tuple[Served, ...]

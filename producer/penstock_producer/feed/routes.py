@@ -1,4 +1,4 @@
-"""Which queue each document of a feed belongs to: that of the model which its request names."""
+"""Each document of a feed belongs to the queue of the model which its request names."""
 
 from __future__ import annotations
 

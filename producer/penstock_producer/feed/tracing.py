@@ -44,7 +44,7 @@ class SpanContext(NamedTuple):
 
 
 class SendSpans(Protocol):
-    """What a feeder asks of the tracing of its items."""
+    """The part of a feeder's tracing that asks about its items."""
 
     def header(self, key: ItemKey) -> str | None:
         """Return the item's ``traceparent``; None when it is not traced."""
@@ -71,7 +71,7 @@ def trace_of(key: ItemKey) -> SpanContext:
 
 
 class Sampler:
-    """Which traces are taken.
+    """The choice of the traces that are taken.
 
     Processes with the same share take the same ones, and a larger share takes those and more."""
 

@@ -68,7 +68,7 @@ _EMBED = b'},{"callbacks":null,"errbacks":null,"chain":null,"chord":null}]'
 
 
 class ItemMessage(NamedTuple):
-    """What a worker needs to know of one item. Exactly one of ``body`` and ``ref`` is set."""
+    """A worker's knowledge of one item. Exactly one of ``body`` and ``ref`` is set."""
 
     key: ItemKey
     body: bytes | None  # the provider's request body, JSON

@@ -22,7 +22,6 @@ __all__ = [
     "STREAM_HEADER",
     "TASK_NAME",
     "URGENT_HEADER",
-    "Frame",
     "door_of",
     "frame_of",
 ]

@@ -33,7 +33,7 @@ from penstock_producer import (
 from penstock_producer.accepting.new_jobs import MAX_JOB_KEY_CHARS
 from penstock_producer.integrations import POLL_S, failure_of, summary_of
 
-__all__ = ["PenstockJobOperator", "PenstockJobTrigger"]
+__all__ = ["PenstockJobOperator"]
 
 
 class PenstockJobTrigger(BaseTrigger):

@@ -34,7 +34,7 @@ __all__ = ["JobRequest", "PenstockActivities"]
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """What `penstock_run_job` takes; Temporal carries it as JSON."""
+    """The argument of `penstock_run_job`; Temporal carries it as JSON."""
 
     source: str
     spec: dict[str, Any] = field(default_factory=dict)

@@ -1,1 +1,1 @@
-"""What a job is: its spec and options, and what may be asked for."""
+"""A job is described by a spec, whose options and requests are checked here."""

@@ -1,4 +1,4 @@
-"""Which paths of a provider jobs may ask: inference in the provider's dialect, and nothing else.
+"""Jobs may ask a provider's paths for inference in its dialect, and no others.
 
 Each request carries the fleet's key, so a submitter may not choose any path.
 """

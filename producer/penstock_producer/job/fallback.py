@@ -1,4 +1,4 @@
-"""Which models a document is asked of before it is a dead letter, and for which reasons."""
+"""A document is asked of other models for some reasons before it is a dead letter."""
 
 from __future__ import annotations
 

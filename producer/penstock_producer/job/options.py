@@ -54,7 +54,7 @@ def seconds_of(text: str) -> float:
 
 
 class FlagForm(StrEnum):
-    """How an option is typed on a command line."""
+    """The form of an option on a command line."""
 
     TEXT = "text"
     WHOLE = "whole number"
@@ -249,6 +249,13 @@ _TABLE: Final = (
         "stop_at_usd_per_doc",
         "Pause the job where its latest documents cost more than this each; needs a known price.",
         form=FlagForm.NUMBER,
+    ),
+    Option(
+        "tier",
+        "The provider's service tier for calls in real time: flex (half the price at OpenAI and "
+        "Gemini; a document that it has no room for is asked for at the standard price at once), "
+        "standard or priority; lines that name one keep it.",
+        metavar="flex|standard|priority",
     ),
     Option(
         "max_prompt_tokens",

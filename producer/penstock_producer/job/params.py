@@ -1,4 +1,4 @@
-"""What may be set in a request: providers' parameters, and what an unknown name was meant to be."""
+"""Requests have providers' parameters; an unknown name is matched with what was meant."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Suggestions:
         return close_to(name, known) if self._left >= 0 else None
 
 
-def too_many_unknown(names: Collection[str], pointer: str = "") -> Problem | None:
+def too_many_unknown(names: Collection[str]) -> Problem | None:
     """Return what is wrong with so many names, before one of them is looked at.
 
     None where they are few.
@@ -53,7 +53,7 @@ def too_many_unknown(names: Collection[str], pointer: str = "") -> Problem | Non
         f"{len(names):,} names are not known here; up to {UNKNOWN_MAX} would be looked at one by "
         "one"
     )
-    return Problem("unknown_field", pointer, f"there is no field {first}", fix)
+    return Problem("unknown_field", "", f"there is no field {first}", fix)
 
 
 UNCHECKED: Final = "x."  # `x.NAME` is sent as NAME, whatever it is
@@ -62,7 +62,7 @@ _NAMES_SHOWN = 12
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """What a parameter takes. ``null`` is always allowed: it means the provider's default."""
+    """The values of a parameter. ``null`` is always allowed: it means the provider's default."""
 
     # of `integer`, `number`, `boolean`, `text`, `list`, `object`, `anything`
     kinds: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What accepting a job must know of its provider."""
+"""A job is accepted by these facts of its provider."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KNOWN: Final = 1_024
 
 
 class ProviderFacts(BaseModel):
-    """What the producer needs to know of a provider; workers have more settings of it."""
+    """The producer's facts of a provider; workers have more settings of it."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
@@ -46,7 +46,7 @@ class ProviderFacts(BaseModel):
 
     @property
     def has_responses(self) -> bool:
-        """Whether it answers OpenAI's Responses, as OpenAI does.
+        """Return whether it answers OpenAI's Responses, as OpenAI does.
 
         Of others that speak OpenAI's API the setting `endpoints` says so: many have chats alone.
         """

@@ -1,4 +1,4 @@
-"""Which equal requests are sent once, and which options go with that.
+"""Equal requests of a job are sent once, where its options allow it.
 
 Several documents may make the same request. An answer may stand for another where the same request
 is answered alike each time. Embeddings and scores are; a text is at temperature 0, or with a seed

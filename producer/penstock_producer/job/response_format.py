@@ -1,4 +1,4 @@
-"""What requests say about the form of their answers, where a job has a ``response_schema``.
+"""Requests ask for answers of a form where a job has a ``response_schema``.
 
 It is decided before anything is paid. A model that knows nothing of a schema answers in prose, and
 each document is then asked again and paid for again. So the job puts a ``response_format`` into
@@ -73,7 +73,7 @@ _NOT_OF_NAMES: Final = re.compile(r"[^A-Za-z0-9_-]+")
 
 
 class AskedFormat(NamedTuple):
-    """What requests carry, None for nothing; and why, for people."""
+    """The format that requests carry, None for nothing; and why, for people."""
 
     format: dict[str, Any] | None
     why: str

@@ -1,4 +1,4 @@
-"""Where a job's rows go: a table in a file, a table of a database.
+"""A job's rows go into a table in a file, or a table of a database.
 
 What is written here is stored and shown with the job. So a URL has no password in it. `env:NAME` is
 the variable of the writing process that holds one: the control process's in a fleet, that of the
@@ -22,7 +22,6 @@ from penstock_producer.source_formats import BY_VARIABLE, POSTGRESQL, SQLITE, va
 
 __all__ = [
     "TABLE_FORMATS",
-    "TableForm",
     "TableFormat",
     "columns_problem",
     "form_named",

@@ -42,7 +42,6 @@ from penstock_producer.job.lanes import (
     LaneAsked,
     has_own_model,
     lanes_in_words,
-    packs,
     permitted,
 )
 from penstock_producer.job.options import OPTIONS, SINK_FIELDS
@@ -59,6 +58,7 @@ from penstock_producer.job.repeats import CACHE_MAX_S, CACHE_MIN_S, Dedup, reuse
 from penstock_producer.job.response_format import FIELD, AskedFormat, ResponseFormat, format_asked
 from penstock_producer.job.response_schema import schema_problems
 from penstock_producer.job.sinks import columns_problem, sink_problems
+from penstock_producer.job.tiers import Tier, tier_named, tier_problems
 from penstock_producer.prompts.examples import example_problems
 from penstock_producer.prompts.languages import Language, prompt_of
 from penstock_producer.prompts.tokens import counts_tokens, cut_of, in_words, pinned
@@ -145,7 +145,7 @@ def _of(field: str, **limits: Any) -> Any:
 
 
 class JobSpec(BaseModel):
-    """What to do with each document.
+    """The work to do with each document.
 
     Constructing one with anything unusable raises SpecError with every problem.
 
@@ -204,6 +204,7 @@ class JobSpec(BaseModel):
     stop_at_usd_per_doc: Annotated[PositiveFloat, Field(le=MAX_BUDGET_USD)] | None = _of(
         "stop_at_usd_per_doc"
     )
+    tier: Tier | None = _of("tier")
     max_prompt_tokens: Annotated[int, Field(strict=True, ge=1, le=MAX_PROMPT_TOKENS)] | None = _of(
         "max_prompt_tokens"
     )
@@ -277,7 +278,7 @@ class JobSpec(BaseModel):
 
     @property
     def permitted_lanes(self) -> tuple[str, ...]:
-        """Where its documents may go, the preferred one first."""
+        """Return where its documents may go, the preferred one first."""
         return permitted(self.lane, self.lanes)
 
     @property
@@ -286,13 +287,14 @@ class JobSpec(BaseModel):
         return self.permitted_lanes[0]
 
     def tier_in(self, lane: str) -> str | None:
-        """Return the service tier that its requests name, as flex; batches have none."""
-        tier = self.params.get("service_tier")
-        return tier if isinstance(tier, str) and not packs(lane) else None
+        """Return the service tier that its requests name, as flex.
+
+        None in lanes in which no provider answers in real time."""
+        return (self.tier or tier_named(self.params)) if LANES[lane].is_real_time else None
 
     @property
     def asks_a_provider(self) -> bool:
-        """Whether it may go to one: then requests name their model, and cost money."""
+        """Return whether it may go to one: then requests name their model, and cost money."""
         return not all(map(has_own_model, self.permitted_lanes))
 
     def _together_problems(self) -> Iterable[Problem]:
@@ -332,6 +334,8 @@ class JobSpec(BaseModel):
     def _new_problems(self) -> Iterable[Problem]:
         """Yield what is wrong with a job that is submitted now; jobs of the ledger may have it."""
         yield from self._reuse_problems()
+        if self.tier is not None:
+            yield from tier_problems(self.tier, self.endpoint, self.permitted_lanes, self.params)
         yield from self._format_problems()
         yield from sink_problems(
             self.output_format, self.escape_formulas, self.into, self.into_table, self.into_id
@@ -544,7 +548,7 @@ class JobSpec(BaseModel):
 
     @property
     def asked_format(self) -> AskedFormat:
-        """What requests without a `response_format` of their own get for one."""
+        """Return what requests without a `response_format` of their own get for one."""
         if self.response_format is None:
             return AskedFormat(None, "the job was accepted by a release that sent none")
         return format_asked(
@@ -559,7 +563,7 @@ class JobSpec(BaseModel):
 
     @property
     def enforced_schema(self) -> dict[str, Any] | None:
-        """What an engine in the worker keeps answers to, where the request does not say it."""
+        """Return the schema that an engine in the worker enforces where requests do not say it."""
         return None if self.response_format in ("json_object", "none") else self.response_schema
 
     @property

@@ -35,7 +35,7 @@ _TRUTH: Final = frozenset({"yes", "no", "on", "off", "y", "n", "true", "false"})
 
 @dataclass(frozen=True, slots=True)
 class JobFile:
-    """What one file says.
+    """The content of one file.
 
     ``options`` are fields of `JobSpec`, not yet checked together: flags may add to them."""
 

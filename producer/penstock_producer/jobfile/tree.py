@@ -23,7 +23,7 @@ _CONTROL = re.compile("[\x00\ud800-\udfff]")
 
 
 class FileFault(Exception):
-    """What is wrong at one place of the text. ``code`` is stable."""
+    """A fault at one place of the text. ``code`` is stable."""
 
     def __init__(
         self, code: str, line: int, message: str, fix: str, *, column: int = 0, pointer: str = ""

@@ -1,4 +1,4 @@
-"""How long documents take through a fleet and its calls: a simulation, one event per group of them.
+"""A simulation plays documents through a fleet and its calls, one event per group of them.
 
 A call starts once a document is there, a slot is free and every stage lets it through: a stage is
 anything that takes so many calls a second, a provider's limit, the feeders, the workers' CPU,
@@ -28,7 +28,6 @@ from typing import Any, Final, NamedTuple
 
 __all__ = [
     "SLOTS",
-    "BatchTimeline",
     "Batches",
     "Calls",
     "Figure",
@@ -84,7 +83,7 @@ PACKER, ROOM, PROVIDER = "packing", "room for enqueued tokens", "the provider's 
 
 
 class Batches(NamedTuple):
-    """What the batches of a job are like."""
+    """The shape of a job's batches."""
 
     documents: int  # in one batch
     tokens: int  # that the account counts for a document
@@ -102,7 +101,7 @@ class Batches(NamedTuple):
 
 
 class BatchTimeline(NamedTuple):
-    """What was played."""
+    """The timeline of the batches that were played."""
 
     seconds: float
     batches: int
@@ -230,7 +229,7 @@ class Stage(NamedTuple):
 
 
 class Calls(NamedTuple):
-    """What the calls of a job are like."""
+    """The shape of a job's calls."""
 
     latencies_s: Sequence[float]  # of one call, each as likely as the others
     again: float = 0.0  # share of calls that are followed by another of the same document
@@ -239,7 +238,7 @@ class Calls(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """What was played: from the first document that could be fed to the last answer."""
+    """The timeline that was played: from the first document that could be fed to the last."""
 
     seconds: float
     calls: float
@@ -251,7 +250,7 @@ class Timeline(NamedTuple):
 
     @property
     def binding(self) -> str:
-        """What most starts waited for."""
+        """Return what most starts waited for."""
         return max(self.waited_for, key=self.waited_for.__getitem__, default=SLOTS)
 
 

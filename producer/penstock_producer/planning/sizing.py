@@ -1,4 +1,4 @@
-"""How large a fleet must be for a job to end in time, and what it then takes.
+"""A fleet is sized for a job to end in time, and what it then takes is counted.
 
 Closed forms come first, then the simulation.
 
@@ -28,7 +28,6 @@ from penstock_producer.planning.flow import (
 __all__ = [
     "CALLS",
     "CPU",
-    "ENGINES",
     "FEEDERS",
     "MARGIN",
     "READING",
@@ -89,7 +88,7 @@ class Fleet(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """What a lane needs and takes. None where it does not apply."""
+    """The needs of a lane and its times. None where one does not apply."""
 
     workers: int
     concurrency: int

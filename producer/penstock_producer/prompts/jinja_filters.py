@@ -34,7 +34,7 @@ _BUDGET: Final = "$work"
 
 
 class Work:
-    """What rendering one record has cost, and how long its text is.
+    """The cost of rendering one record, and the length of its text.
 
     Counted, not timed: the same everywhere."""
 

@@ -44,17 +44,7 @@ from penstock_producer.prompts.template import (
 )
 from penstock_producer.rows import DEFAULT_MAX_BODY_BYTES
 
-__all__ = [
-    "BUDGET",
-    "JOINED",
-    "LOOKED",
-    "MAX_TEMPLATE_CHARS",
-    "SHOWN",
-    "STEPS",
-    "JinjaTemplate",
-    "NodeRefused",
-    "checked",
-]
+__all__ = ["BUDGET", "LOOKED", "MAX_TEMPLATE_CHARS", "SHOWN", "STEPS", "JinjaTemplate", "checked"]
 
 MAX_NODES: Final = 5_000
 # Names that no template can spell.
@@ -349,8 +339,8 @@ class JinjaTemplate:
 
     required: tuple[str, ...] = ()  # conditions decide which columns a row must have
 
-    def __init__(self, text: str, *, pointer: str = "/prompt") -> None:
-        names, self._template = _compiled(text, pointer)
+    def __init__(self, text: str) -> None:
+        names, self._template = _compiled(text)
         self.fields = tuple(sorted(names - {RECORD}))
         self.whole_row = RECORD in names
 
@@ -377,13 +367,13 @@ class JinjaTemplate:
 
 
 @lru_cache(maxsize=32)
-def _compiled(text: str, pointer: str) -> tuple[frozenset[str], Template]:
+def _compiled(text: str) -> tuple[frozenset[str], Template]:
     if len(text) > MAX_TEMPLATE_CHARS:
         fix = (
             f"a Jinja prompt has at most {MAX_TEMPLATE_CHARS}; put what is the same for all into "
             "the system message"
         )
-        raise TemplateError(f"{seen(text)} has {len(text)} characters", fix, pointer=pointer)
+        raise TemplateError(f"{seen(text)} has {len(text)} characters", fix)
     environment = _environment()
     try:
         # before all else: looking for names already reckons constants
@@ -393,19 +383,15 @@ def _compiled(text: str, pointer: str) -> tuple[frozenset[str], Template]:
         return names, Template.from_code(environment, code, environment.globals)
     except TemplateSyntaxError as error:
         why = f"line {error.lineno}: {(error.message or str(error)).rstrip('.')}"
-        raise TemplateError(
-            why, "docs/prompts.md lists what a prompt may have", pointer=pointer
-        ) from None
+        raise TemplateError(why, "docs/prompts.md lists what a prompt may have") from None
     except NodeRefused as refused:
         raise TemplateError(
-            f"line {refused.line}: {refused.what} is refused", refused.fix, pointer=pointer
+            f"line {refused.line}: {refused.what} is refused", refused.fix
         ) from None
     # the last is Python's parser, at its own depth
     except (RecursionError, SyntaxError, MemoryError):
         fix = "write it with fewer loops and parentheses"
-        raise TemplateError(
-            f"{seen(text)}: parts lie too deep inside one another", fix, pointer=pointer
-        ) from None
+        raise TemplateError(f"{seen(text)}: parts lie too deep inside one another", fix) from None
 
 
 def _not_in_order(message: str) -> RenderFailed:

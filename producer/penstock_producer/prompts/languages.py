@@ -27,7 +27,7 @@ class Prompt(Protocol):
 
     @property
     def whole_row(self) -> bool:
-        """Whether it may use columns that it does not name."""
+        """Return whether it may use columns that it does not name."""
         ...
 
     def render(self, record: Mapping[str, Any], max_chars: int = ...) -> str:

@@ -11,7 +11,6 @@ from penstock_producer.errors import seen
 
 __all__ = [
     "BadMessages",
-    "FunctionCall",
     "checked_messages",
     "embedded_image",
     "function_call",
@@ -29,7 +28,7 @@ _INSTEAD_OF_CONTENT: Final = ("tool_calls", "function_call", "refusal", "audio")
 
 
 class BadMessages(ValueError):
-    """What was given are no chat messages; ``place`` is where, such as `[2].role`."""
+    """The given messages are no chat; ``place`` is where, such as `[2].role`."""
 
     def __init__(self, place: str, message: str, fix: str, value: Any) -> None:
         self.place, self.message, self.fix, self.value = place, message, fix, seen(value)

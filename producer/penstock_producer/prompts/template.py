@@ -26,7 +26,7 @@ _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 
 def is_empty(value: Any) -> bool:
-    """Whether a cell holds nothing to ask about: null, or a text of blanks alone."""
+    """Return whether a cell holds nothing to ask about: null, or a text of blanks alone."""
     return value is None or (isinstance(value, str) and (not value or value.isspace()))
 
 

@@ -23,7 +23,6 @@ __all__ = [
     "Cut",
     "Estimate",
     "NotText",
-    "TokenCounter",
     "compressed",
     "counter_of",
     "counts_tokens",

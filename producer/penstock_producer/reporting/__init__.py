@@ -1,1 +1,1 @@
-"""What is said of a job to people: the figures of its account, and shared sentences."""
+"""A job's account is put into figures and sentences that every door shares."""

@@ -1,4 +1,4 @@
-"""What to do, as each surface writes it, and where documents fail, by the reason.
+"""Advice is written as each surface needs it; documents fail at a place, by the reason.
 
 A terminal has flags and commands, HTTP fields and requests, a page words and its own forms. Here is
 the one table of each. Whatever is no action stays as it came: it may be of a user, a provider or a

@@ -1,4 +1,4 @@
-"""What the engines of a lane do now, added up from the heartbeats of its workers.
+"""The engines of a lane are added up from the heartbeats of its workers.
 
 It says what bounds the fleet.
 

@@ -1,4 +1,4 @@
-"""What a job cost by lane, and what its batches, its equal requests and the cache saved.
+"""A job has costs by lane, and its batches, its equal requests and the cache saved some.
 
 Prices are written in the same words wherever they are shown.
 """
@@ -59,7 +59,7 @@ def usd_or_unknown(amount: float | None) -> str:
 
 
 class Money(NamedTuple):
-    """What was spent, as far as prices are known."""
+    """The money that was spent, as far as prices are known."""
 
     known_usd: float
     is_whole: bool  # whether a price is known of all of it

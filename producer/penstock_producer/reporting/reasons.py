@@ -1,4 +1,4 @@
-"""What keeps a running job from going faster, or from going at all.
+"""These reasons keep a running job from going faster, or from going at all.
 
 The sentences are for `status`, the screen of a run and the page.
 
@@ -297,7 +297,7 @@ class Wait(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What is known of a running job and its surroundings at one moment."""
+    """A running job and its surroundings at one moment."""
 
     job: Job
     workers: Sequence[WorkerSeen] = ()

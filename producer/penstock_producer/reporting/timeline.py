@@ -1,4 +1,4 @@
-"""How a job went: documents over time, and how long answers took.
+"""A job's timeline shows documents over time, and how long answers took.
 
 For the forms with charts; it reads every row of a job."""
 
@@ -57,9 +57,9 @@ class Timeline:
         return self.stretches[-1].seconds if self.stretches else 0
 
 
-def timeline_of(store: OutcomeStore, job: Job, now: float | None = None) -> Timeline:
+def timeline_of(store: OutcomeStore, job: Job) -> Timeline:
     since = job.created_at
-    until = job.finished_at or (time.time() if now is None else now)
+    until = job.finished_at or time.time()
     each_s = max(1, math.ceil((until - since) / STRETCHES))
     return Timeline(
         summed(store.ended_in(job.job_id, since, each_s), each_s),

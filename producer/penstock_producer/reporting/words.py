@@ -29,9 +29,7 @@ __all__ = [
     "made_with_line",
     "milliseconds",
     "moment",
-    "prompts_lines",
     "reasons_of",
-    "saved_line",
     "saved_rows",
     "started_by_line",
     "twice_line",
@@ -52,7 +50,7 @@ REASON_CHARS = 120
 
 
 class Reason(NamedTuple):
-    """Why documents are dead letters."""
+    """A reason why documents are dead letters."""
 
     reason: str
     documents: int

@@ -23,16 +23,7 @@ from penstock_producer.schedules.timetable import EVENTS, NEW_FILES, WEBHOOK
 from penstock_producer.sources.listings.chosen import folder_and_pattern, matches
 from penstock_producer.sources.listings.listing import is_data
 
-__all__ = [
-    "EventQueue",
-    "Message",
-    "NoticeOutcome",
-    "Place",
-    "collect",
-    "is_queue_url",
-    "keep",
-    "read_notice",
-]
+__all__ = ["Message", "NoticeOutcome", "Place", "collect", "is_queue_url", "keep", "read_notice"]
 
 
 TRIES: Final = 3  # of one request, boto3's own, with backoff
@@ -153,7 +144,7 @@ NAME_MAX_BYTES: Final = 1_024  # of an object's key, in S3
 
 
 class NoticeOutcome(StrEnum):
-    """What came of a record of a notification."""
+    """The outcome of a record of a notification."""
 
     NOTICED = "noticed"  # a new object of this place: the next job takes it
     REPEATED = "repeated"  # it was named before, and waits for the next job already
@@ -167,7 +158,7 @@ class NoticeOutcome(StrEnum):
 
 
 class Place(NamedTuple):
-    """What a schedule watches: objects below a prefix whose names match."""
+    """The objects that a schedule watches: those below a prefix whose names match."""
 
     prefix: str  # s3://bucket/in/
     pattern: str  # of what follows it; empty for all

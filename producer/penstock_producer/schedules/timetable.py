@@ -1,4 +1,4 @@
-"""When a schedule is due, and what one over the outcomes of other jobs reads then.
+"""A schedule is due at times, and then reads its files, or the outcomes of other jobs.
 
 A cron expression in a time zone, as Unix seconds. What cron does when clocks change, as Debian's
 does: a fixed time that does not exist that day (02:30 where 02:00 becomes 03:00) counts at the

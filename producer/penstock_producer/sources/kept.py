@@ -45,7 +45,7 @@ _BOOLEAN: Final = {"true": True, "false": False}
 
 
 class Rows(Protocol):
-    """What is asked of a source."""
+    """The part of a source that is needed here."""
 
     id_field: str
     kinds: Kinds

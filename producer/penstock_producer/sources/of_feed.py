@@ -1,4 +1,4 @@
-"""What a feed reads: a source, a shard of one, an open job's spool, or dead letters again.
+"""A feed reads a source, a shard of one, an open job's spool, or dead letters again.
 
 A shard ends at one of its source's own cursors. It asks of a source what resuming asks, too: a row
 has the same cursor each time it is read, and no other row has it. Where the row at the end is gone,
@@ -64,7 +64,7 @@ _ROWS_PER_TAKE = 500  # a few megabytes of bodies at most in memory, one query f
 
 
 class SpoolSource:
-    """What is in the spool of one job and not yet fed."""
+    """The documents in the spool of one job that are not yet fed."""
 
     def __init__(self, job_id: str, spool: Spool, jobs: JobStore) -> None:
         self._job_id = job_id
@@ -144,7 +144,7 @@ class ReplaySource(FiniteSource):
         doc_id = letter.key.doc_id
         cursor: Cursor = {"after": doc_id}
         try:
-            if not letter.request:
+            if not letter.replayable:
                 raise RowFault(
                     letter.reason, letter.last_error, fix="correct the row and submit it again"
                 )

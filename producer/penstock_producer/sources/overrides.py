@@ -1,4 +1,4 @@
-"""What a replay changes in the stored request of a dead letter.
+"""A replay changes the stored request of a dead letter.
 
     {"set": {"model": "large", "x.safe_prompt": true}, "unset": ["max_tokens"], "prompt": "Briefly:
     {prompt}"}
@@ -64,7 +64,7 @@ class Overrides:
 
     @property
     def restores(self) -> bool:
-        """Whether ``apply`` needs the request from before the first replay."""
+        """Return whether ``apply`` needs the request from before the first replay."""
         return bool(self._unset)
 
     def apply(self, request: bytes, original: bytes = b"") -> bytes:

@@ -42,7 +42,7 @@ _POSITION = re.compile(r"(\d{1,9})(?:\+(\d{1,12}))?/(.+)", re.ASCII | re.DOTALL)
 
 
 class SeveralFiles(FiniteSource):
-    """What a folder, a prefix or a pattern stands for, as one source."""
+    """The files of a folder, a prefix or a pattern, as one source."""
 
     kinds: Kinds
 

@@ -17,7 +17,7 @@ from penstock_producer.tables.columns import Column, Row
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["batches", "need_pyarrow", "parquet_pieces", "reader_of", "schema_of"]
+__all__ = ["batches", "parquet_pieces", "reader_of"]
 
 BATCH_ROWS: Final = 20_000
 # of values, in Python; as much again in Arrow while the batch is made
@@ -153,7 +153,7 @@ def parquet_pieces(rows: Iterable[Row], columns: Sequence[Column]) -> Iterator[b
 
 
 class _File(io.RawIOBase):
-    """What pyarrow writes, until it is taken."""
+    """The bytes that pyarrow writes, until they are taken."""
 
     def __init__(self) -> None:
         super().__init__()

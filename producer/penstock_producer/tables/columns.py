@@ -35,7 +35,6 @@ __all__ = [
     "from_json",
     "parsed",
     "text_of",
-    "vectors_of",
 ]
 
 
@@ -179,7 +178,7 @@ _END: Final = (
 
 
 class Table:
-    """What a job's outcomes look like as rows."""
+    """The shape of a job's outcomes as rows."""
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
         """``spec`` is that of the job, as the ledger has it."""

@@ -46,7 +46,7 @@ BYTES: Final = 8 * 1024 * 1024  # of texts and vectors in one transaction
 
 
 class Filled(NamedTuple):
-    """What one call has written."""
+    """The rows that one call has written."""
 
     rows: int
     # documents that the table has no row for: it can be changed but not added to, or its ids are

@@ -1,4 +1,4 @@
-"""Whether a table that is there can take a job's rows, and by which columns.
+"""A table that is there takes a job's rows by their columns, or is refused.
 
 Asked before the job starts."""
 
@@ -46,7 +46,7 @@ _TYPES_IN_POSTGRESQL: Final = text(
 
 
 class Fit(NamedTuple):
-    """How rows go into the table."""
+    """The way in which rows go into the table."""
 
     targets: Sequence[Target]  # the id's is the last
     # rows can be changed, but none added: the table has values of its own that results have not
@@ -55,7 +55,7 @@ class Fit(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What rows look like that are to be written."""
+    """The shape of rows that are to be written."""
 
     columns: Sequence[Column]
     id_at: int  # which of them names the document

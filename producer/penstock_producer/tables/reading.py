@@ -18,7 +18,7 @@ from penstock_producer.errors import ContentError, seen
 from penstock_producer.outputs import output_line
 from penstock_producer.tables.columns import Column, Row, Table
 
-__all__ = ["Committed", "Lines", "Reading", "cursor_text", "end_of", "place_in"]
+__all__ = ["Committed", "Lines", "Reading", "end_of", "place_in"]
 
 VERSION = 1
 MAX_CHARS = 2_000  # an id of a document has at most 512 bytes

@@ -19,7 +19,7 @@ from penstock_producer.job.sinks import form_named
 from penstock_producer.rows import ROW_ID
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.kept import ALL, NONE, Kept, KeptRow, kept_rows
-from penstock_producer.storage import Writer, open_sink
+from penstock_producer.storage import Writer, discarded_on_error, open_sink
 from penstock_producer.tables.columns import Column, Row, Table
 from penstock_producer.tables.reading import Reading
 
@@ -33,7 +33,6 @@ __all__ = [
     "added_columns",
     "joined",
     "reading_of",
-    "row_id",
     "source_beside",
     "table_pieces",
     "write_rows",
@@ -52,11 +51,6 @@ class Added(NamedTuple):
 
     at: int  # its place in a row of the outcomes
     column: Column  # under the name that it has in the joined table
-
-
-def row_id(number: int) -> str:
-    """Return the id of a row without one; the first is number 1."""
-    return str(number)
 
 
 def added_columns(source: Iterable[str], outcomes: Sequence[Column]) -> list[Added]:
@@ -295,14 +289,11 @@ def write_table(
 
     Raises SinkError."""
     form_named(form)
-    writer = open_sink(destination, s3_endpoint_url=s3_endpoint_url).create(name)
-    try:
+    sink = open_sink(destination, s3_endpoint_url=s3_endpoint_url)
+    with discarded_on_error(sink.create(name)) as writer:
         write_rows(writer, reading, reading.columns, form, escape_formulas=escape_formulas)
         writer.finish()
         return Written(writer.publish(), reading.number, reading.cursor)
-    except BaseException:
-        writer.discard()
-        raise
 
 
 def write_rows(

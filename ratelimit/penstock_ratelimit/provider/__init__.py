@@ -1,1 +1,1 @@
-"""What providers say and charge: their headers, their refusals, how they meter."""
+"""Provider by provider, this reads headers and refusals, and knows how requests are metered."""

@@ -1,4 +1,4 @@
-"""What a provider's headers say: how long to stay away, and how much of which limit is left.
+"""A provider's headers say how long to stay away, and how much of which limit is left.
 
 Nothing here raises, whatever the header's text: values that make no sense are ignored.
 """
@@ -80,7 +80,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class HeaderLimit:
-    """What a header limits: its dimension, its window, and how far ``remaining`` may be off.
+    """The limit in a header: its dimension, its window, and how far ``remaining`` may be off.
 
     The window is set where it is documented."""
 

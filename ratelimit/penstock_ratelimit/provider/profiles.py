@@ -33,7 +33,7 @@ _AFTER_A_QUARTER: Final = Slope(after_idle_s=900.0)
 
 
 class Output(Enum):
-    """What a provider charges for the answer when it admits the request."""
+    """The charge for the answer when a provider admits the request."""
 
     MAX_TOKENS = "max_tokens"
     """All that the answer may be long."""

@@ -1,4 +1,4 @@
-"""What a provider's refusal means for pacing: one table from error codes and statuses to signals.
+"""One table turns the error codes and statuses of refusals into signals for pacing.
 
 Codes say more than statuses do: a 429 may be a limit, no credit or a lack of capacity, and each
 asks for something else. Texts are read only where a provider sends no code, and then only the
@@ -32,7 +32,7 @@ tried again before this time, whatever the answer says: Gemini's daily refusals 
 
 
 class Signal(Enum):
-    """What an answer says about the server and the account, not about the request."""
+    """The meaning of an answer for the server and the account, not for the request."""
 
     OK = "ok"
     """Answered: the server is well."""

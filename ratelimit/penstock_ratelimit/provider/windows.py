@@ -1,4 +1,4 @@
-"""What a limit in a header counts in: a second, a minute, a day.
+"""A limit in a header counts in a second, a minute or a day.
 
 Providers seldom say it; it follows from their other figures.
 
@@ -31,7 +31,7 @@ STARTS_SEEN: Final = 3
 
 
 class Figures(NamedTuple):
-    """What one answer says of one limit."""
+    """One answer's figures of one limit."""
 
     limit: float
     remaining: float
@@ -63,7 +63,7 @@ def infer_window(seen: Figures) -> float | None:
 
 
 class Windows:
-    """What the limits in one provider's answers count in, by all answers so far.
+    """The windows of the limits in one provider's answers, by all answers so far.
 
     Limits have the names of their headers."""
 

@@ -1,4 +1,4 @@
-"""How many requests may be in flight at a server that publishes no limits.
+"""Requests in flight are bounded at a server that publishes no limits.
 
 That may be a self-hosted vLLM, or shared capacity.
 
@@ -36,6 +36,7 @@ from penstock_ratelimit.quota import Quota
 from penstock_ratelimit.strays import Patience
 from penstock_ratelimit.tickets import Feedback
 
+START: Final = 8
 REFUSED_CUT: Final = 0.7
 FAILED_CUT: Final = 0.5
 QUEUED_CUT: Final = 0.85
@@ -108,11 +109,9 @@ class AdaptiveConcurrency:
 
     Owned by one task; ``clock`` gives seconds that never step back."""
 
-    def __init__(
-        self, *, start: int = 8, minimum: int = 1, maximum: int, clock: Callable[[], float]
-    ) -> None:
-        self._minimum, self._maximum, self._clock = minimum, maximum, clock
-        self._limit = float(min(max(start, minimum), maximum))
+    def __init__(self, *, maximum: int, clock: Callable[[], float]) -> None:
+        self._maximum, self._clock = maximum, clock
+        self._limit = float(min(START, maximum))
         self.limit = int(self._limit)
         """Requests that this process may have in flight now: ``_limit`` in whole requests."""
         self._growth = SLOW_START
@@ -171,12 +170,12 @@ class AdaptiveConcurrency:
         self._cut_at = now
         self._failures = 0
         self._growth = STEP
-        self._move(max(self._minimum, self._limit * part))
+        self._move(max(1.0, self._limit * part))
         self._before = None
 
     def _move(self, limit: float) -> None:
         self._limit = min(float(self._maximum), limit)
-        self.limit = max(self._minimum, int(self._limit))
+        self.limit = max(1, int(self._limit))
         self._held, self._unpaid = 0, False
         self._open_window()
 

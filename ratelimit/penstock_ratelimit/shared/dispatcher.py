@@ -102,7 +102,7 @@ class LearnedLimits:
 
     @property
     def are_new(self) -> bool:
-        """Whether headers ask for terms that are not in force."""
+        """Return whether headers ask for terms that are not in force."""
         return self._discovery.proposal is not None
 
     async def put_in_force(self) -> None:
@@ -245,6 +245,8 @@ class Dispatcher:
         self._state.in_flight.ended(ticket.since, feedback)
         if feedback is not None:
             self._take_in(ticket, feedback)
+        else:
+            self._state.unused(ticket.grant)
         self._nudge()
 
     def _take_in(self, ticket: Ticket, feedback: Feedback) -> None:

@@ -29,7 +29,7 @@ loses no more)."""
 
 
 class Window:
-    """How many tickets this process holds ahead of time.
+    """The number of tickets that this process holds ahead of time.
 
     They are enough to ask rarely, few enough to be fair and lose little.
 
@@ -134,7 +134,7 @@ class Reserving:
             self._follow(reply, now)
             return
         starts_after = state.provider.learn(reply, now)
-        state.reports.enter(reply.health.generation)
+        state.reports.enter(reply.health)
         state.in_flight.note(proven=reply.health.proven)
         self._hand_out(reply, batch, now)
         if state.terms.dims and batch and (reply.retry_s > 0 or max(reply.waits_s) > 0):

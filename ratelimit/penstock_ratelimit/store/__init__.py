@@ -1,1 +1,1 @@
-"""What Redis holds of a quota: the scripts, their typed stubs, and how to read it from outside."""
+"""Redis holds a quota: the scripts, their typed stubs, and how to read it from outside."""

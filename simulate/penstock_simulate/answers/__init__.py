@@ -1,1 +1,1 @@
-"""What the provider answers: the call as it is read, good answers, refusals, faults and headers."""
+"""The provider reads a call and answers it: good answers, refusals, faults and headers."""

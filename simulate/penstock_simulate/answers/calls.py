@@ -29,7 +29,8 @@ CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/
 MESSAGES = "/v1/messages"  # Anthropic's
 GENERATE = ":generateContent"  # Gemini's, behind the name of a model
 # what tokens cost in a service tier, as a part of the ordinary price
-TIER_PRICES: Final[Mapping[str, float]] = {"flex": 0.5, "priority": 2.0}
+FLEX_TIER: Final = "flex"
+TIER_PRICES: Final[Mapping[str, float]] = {FLEX_TIER: 0.5, "priority": 2.0}
 _TIER_FIELDS: Final = {CHAT: "service_tier", GENERATE: "serviceTier"}
 MAX_INPUTS = 2048  # texts of one embeddings request, as at OpenAI
 

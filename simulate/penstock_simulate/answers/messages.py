@@ -176,7 +176,7 @@ def cut(body: Mapping[str, Any], text: str, finish: str) -> tuple[str, str]:
 
 
 class Answer(NamedTuple):
-    """What an answer is written from."""
+    """The parts that an answer is written from."""
 
     ident: str
     model: str

@@ -1,4 +1,4 @@
-"""What an admitted call gets from the model, and how answers and errors are written down.
+"""An admitted call gets an answer of the model, written down as its API does, errors too.
 
 A whole answer may leave as the events in which its API streams it.
 """
@@ -19,7 +19,15 @@ from penstock_simulate.answers.answers import (
     embedding_body,
     forced_function,
 )
-from penstock_simulate.answers.calls import CHAT, COMPLETIONS, EMBEDDINGS, GENERATE, MESSAGES, Call
+from penstock_simulate.answers.calls import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    FLEX_TIER,
+    GENERATE,
+    MESSAGES,
+    Call,
+)
 from penstock_simulate.answers.faults import Draw, Fates, Fault, Poison, document_of
 from penstock_simulate.answers.headers import WRITERS, Meters, RetryHeaders
 from penstock_simulate.answers.messages import Answer, forced_tool, message_body
@@ -37,7 +45,7 @@ ERROR_BODY = refusals.openai(
 
 
 class Api(NamedTuple):
-    """How one provider's own API writes what is not an answer."""
+    """The forms in which one provider's own API writes what is not an answer."""
 
     headers: HeaderStyle
     write_error: refusals.Dialect
@@ -123,6 +131,9 @@ class Replies:
 
     def _infer(self, call: Call, draw: Draw, meters: Meters, now: float) -> Reply:
         config = self._config
+        if call.tier == FLEX_TIER and self._fates.is_flex_full(call.document, call.number):
+            full = refusals.no_room_in_flex if call.endpoint == CHAT else refusals.overloaded
+            return self.refuse(full(config.retry_after_s), meters, now)
         match draw.fault:
             case None | Fault.TRUNCATE | Fault.DROP:
                 return self._answer(call, draw, meters, now)

@@ -57,7 +57,7 @@ QUEUE_FULL = "rate_limit_error"
 
 
 class _Body(msgspec.Struct):
-    """What a batch is created with; each request is left as the bytes that it came in."""
+    """The body that creates a batch; each request is left as the bytes that it came in."""
 
     requests: list[msgspec.Raw]
 

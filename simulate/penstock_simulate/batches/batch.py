@@ -34,7 +34,7 @@ class Counts(NamedTuple):
 
 
 class Queue(NamedTuple):
-    """What the batches hold that are not over, a new one among them."""
+    """The content of the batches that are not over, a new one among them."""
 
     model: str
     tokens: int  # of the prompts of this model's batches
@@ -42,7 +42,7 @@ class Queue(NamedTuple):
 
 
 class Dialect(NamedTuple):
-    """How the requests of one batch are read and answered."""
+    """The ways in which the requests of one batch are read and answered."""
 
     name: str
     reader: Reader

@@ -1,4 +1,4 @@
-"""What Google's APIs have in common: keys, pages, times and operations."""
+"""Google's APIs share keys, pages, times and operations."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ MAX_PROBLEMS = 100  # of one batch that are shown: a wrong file has one on each 
 
 
 class Problem(NamedTuple):
-    """Why a batch is refused: in the words of its dialect, with the line where there is one."""
+    """The reason to refuse a batch, in the words of its dialect, and its line where it has one."""
 
     code: str
     message: str
@@ -93,7 +93,7 @@ class Problem(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Where a request lies in its file, and its bytes there."""
+    """The place of a request in its file, and its bytes there."""
 
     offset: int
     raw: bytes
@@ -125,7 +125,7 @@ class Asked(NamedTuple):
 
 
 class Reader(Protocol):
-    """How a dialect finds the requests of one input, reads them and checks them."""
+    """The way in which a dialect finds the requests of one input, reads them and checks them."""
 
     problems: list[Problem]
 
@@ -143,7 +143,7 @@ class Reader(Protocol):
 
 
 class Kept(NamedTuple):
-    """Where a batch's index goes, and what orders its answers (None: the input does)."""
+    """The place of a batch's index, and what orders its answers (None: the input does)."""
 
     path: Path
     order: str | None

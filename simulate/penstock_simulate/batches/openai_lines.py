@@ -319,7 +319,7 @@ def _in_words(unix: float) -> str:
 
 
 class Relative(NamedTuple):
-    """How one provider differs from OpenAI."""
+    """The differences of one provider from OpenAI."""
 
     roots: tuple[str, ...] = ("/v1",)
     upload: str = "/files"

@@ -22,7 +22,7 @@ COUNTED_AT_ONCE = 1000  # good answers that are put into the account together
 
 
 class Undone(StrEnum):
-    """Why a request got no answer from the model. The values are OpenAI's codes."""
+    """The reason why a request got no answer from the model. The values are OpenAI's codes."""
 
     TIMED_OUT = "request_timeout"
     EXPIRED = "batch_expired"
@@ -30,7 +30,7 @@ class Undone(StrEnum):
 
 
 class Wording(Protocol):
-    """How a dialect reads a request and writes its result, each without the end of the line."""
+    """A dialect's reading of a request and writing of its result, without the end of the line."""
 
     apart: bool  # whether requests without a good answer have a file of their own
 
@@ -48,7 +48,7 @@ class Wording(Protocol):
 
 
 class Job(NamedTuple):
-    """What is to be written: the input, how many requests were done, and why others were not."""
+    """The results to write: the input, how many requests were done, and why others were not."""
 
     batch: str
     source: Path
@@ -59,7 +59,7 @@ class Job(NamedTuple):
 
 @dataclass(slots=True)
 class Results:
-    """What came of a batch. A file is None where there is nothing to put in it."""
+    """The result files of a batch. One is None where there is nothing to put in it."""
 
     answers: Path | None = None
     errors: Path | None = None

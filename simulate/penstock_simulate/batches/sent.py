@@ -1,4 +1,4 @@
-"""How the answers of batch APIs leave: JSON, whole or broken files, and refusals."""
+"""The answers of batch APIs leave as JSON, whole or broken files, and refusals."""
 
 from __future__ import annotations
 

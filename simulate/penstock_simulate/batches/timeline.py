@@ -1,4 +1,4 @@
-"""What befalls a batch, drawn from the seed, and where it stands at a time.
+"""A batch has a fate, drawn from the seed, and stands somewhere at a time.
 
 What each of its requests gets is drawn at intake, with the same luck as a call in real time.
 """
@@ -110,7 +110,7 @@ class Moment(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What befalls a batch, drawn when it is created."""
+    """The fate of a batch, drawn when it is created."""
 
     runs_s: float  # from its start until its last answer
     step_s: float  # of validating, finalizing and cancelling, each
@@ -244,7 +244,7 @@ class BatchLuck:
 
 
 class LineLuck:
-    """Which lines of a batch's results are spoilt, and how."""
+    """The lines of a batch's results that are spoilt, and how."""
 
     def __init__(self, seed: int, share: float, batch: str) -> None:
         self._key, self._share, self._batch = seed_key(seed), share, batch

@@ -21,8 +21,8 @@ from penstock_gateway.dashboard.fleet_view import (
 from penstock_gateway.dashboard.foreign import MOST_CHARS, answer_of, json_text, prompt_of, shown
 from penstock_gateway.dashboard.jobs_view import ago, job_rows, place_in, place_text, tabs
 from penstock_gateway.dashboard.viewer import check_origin
-from penstock_gateway.pages.render import asset_path, parts, rate_chart
 from penstock_gateway.refused import Refused
+from penstock_gateway.render import asset_path, parts, rate_chart
 from penstock_ledger import (
     Counts,
     DeadLetterLine,

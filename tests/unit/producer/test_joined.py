@@ -10,7 +10,7 @@ from typing import cast
 import orjson
 
 from penstock_producer.tables.columns import Column, Kind, Row, Table, as_json, from_json
-from penstock_producer.tables.with_source import added_columns, joined, row_id
+from penstock_producer.tables.with_source import added_columns, joined
 
 SCHEMA = {
     "type": "object",
@@ -37,14 +37,14 @@ def test_rows_come_in_the_order_of_the_source_a_page_at_a_time() -> None:
     """Each row has what became of it behind it, or nulls while it has no outcome; outcomes are
     looked up for a page of rows, so that memory is flat."""
     asked: list[list[str]] = []
-    known: dict[str, Row] = {row_id(n): [row_id(n), "succeeded", n * n] for n in (1, 2, 4, 5)}
+    known: dict[str, Row] = {str(n): [str(n), "succeeded", n * n] for n in (1, 2, 4, 5)}
 
     def look_up(ids: Sequence[str]) -> Mapping[str, Row]:
         asked.append(list(ids))
         return {one: known[one] for one in ids if one in known}
 
     columns = [Column("id", "text"), Column("status", "text"), Column("square", "integer")]
-    rows = ((row_id(n), [f"row {n}"]) for n in range(1, 6))
+    rows = ((str(n), [f"row {n}"]) for n in range(1, 6))
     found = list(joined(rows, added_columns(["name"], columns), look_up, page=2))
     assert found == [
         ["row 1", "succeeded", 1],

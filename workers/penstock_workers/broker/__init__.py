@@ -1,1 +1,1 @@
-"""How messages come and go: claim, lease, acknowledgement; Redis and RabbitMQ."""
+"""Messages come and go by claim, lease and acknowledgement; Redis and RabbitMQ."""

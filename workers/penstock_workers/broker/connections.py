@@ -1,4 +1,4 @@
-"""How a channel reaches Redis, wakes for urgent messages, and orders its queues.
+"""A channel reaches Redis, wakes for urgent messages, and orders its queues.
 
 Redis cannot wait inside a script, so a worker that found nothing asks again twenty times a second.
 Urgent messages have callers who wait for each; asking a hundred times a second for their sake costs

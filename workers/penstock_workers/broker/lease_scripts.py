@@ -35,7 +35,7 @@ class Lease(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """Where a broker keeps its messages: transport options that all its workers share."""
+    """The keys of a broker's messages: transport options that all its workers share."""
 
     unacked: str
     unacked_index: str

@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Parts:
-    """What the pool needs besides Celery's configuration."""
+    """The parts that the pool needs besides Celery's configuration."""
 
     settings: WorkerSettings
     build_engine: EngineFactory

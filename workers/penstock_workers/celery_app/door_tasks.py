@@ -37,7 +37,6 @@ SUBMIT, OPEN, ENQUEUE, CLOSE = (
     "penstock.enqueue",
     "penstock.close_job",
 )
-DOORS = frozenset({SUBMIT, OPEN, ENQUEUE, CLOSE})
 # Of a task's arguments as JSON text. Prompts and documents of some megabytes fit; larger ones
 # belong into a source.
 MAX_TASK_BYTES = 8 * 1024 * 1024
@@ -47,7 +46,7 @@ REDIS_TIMEOUT_S = 5.0
 
 
 class Door:
-    """What the door tasks of a process share, opened on first use.
+    """The parts that the door tasks of a process share, opened on first use.
 
     It is a producer with the operator's limits, and the records."""
 

@@ -33,7 +33,7 @@ TURN_S = 0.01
 
 
 class DrainedPool(Protocol):
-    """What the drain needs of the pool."""
+    """The part of the pool that the drain needs."""
 
     def deliver(self) -> None: ...
 

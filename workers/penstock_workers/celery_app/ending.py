@@ -1,4 +1,4 @@
-"""How a worker ends: for a lane that can do nothing more, for a signal, or with its machine.
+"""A worker ends for a lane that can do nothing more, for a signal, or with its machine.
 
 A lane ends its worker by a drain like any other, and an exit status that says so.
 

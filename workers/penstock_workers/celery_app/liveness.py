@@ -1,4 +1,4 @@
-"""When a worker passes its liveness probe: its hub runs, and it claims or has a reason not to.
+"""A worker passes its liveness probe if its hub runs, and it claims or has a reason not to.
 
 A worker can be up, answer `celery inspect ping` and consume nothing, for ever: after a reconnect
 that went half wrong, say. So the file `alive` is touched by the hub itself, and grows old when
@@ -27,7 +27,7 @@ STALLED_S = 45.0
 
 
 class BrokerContact(Protocol):
-    """When Redis last answered, as ``Leases`` notes it.
+    """The time of Redis's last answer, as ``Leases`` notes it.
 
     None: never, or another transport is in use."""
 

@@ -68,7 +68,7 @@ PROGRAM = "penstock_workers.in_child.serve"
 
 
 class LossCause(Enum):
-    """Why a child was lost."""
+    """The cause of a child's loss."""
 
     DIED = "died"
     STUCK = "stuck"  # killed: a call blocked it for longer than it may
@@ -76,7 +76,7 @@ class LossCause(Enum):
 
 
 class Involvement(Enum):
-    """Whether a pending call ended its child."""
+    """The part of a pending call in its child's end."""
 
     THIS = "this"
     MAYBE = "maybe"  # one of several
@@ -93,7 +93,7 @@ class ChildLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ChildLimits:
-    """What one child may take."""
+    """The limits of one child."""
 
     memory_bytes: int
     hook_s: float  # one call of a hook

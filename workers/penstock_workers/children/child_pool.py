@@ -135,7 +135,7 @@ class _Line:
 MB = 1024 * 1024
 
 
-def child_starter(settings: WorkerSettings, hook_timeout_s: float = HOOK_TIMEOUT_S) -> Start:
+def child_starter(settings: WorkerSettings) -> Start:
     """Return what starts a child with these settings.
 
     They give the allowed hook modules, the memory limit of a child, and the lane of suspected
@@ -144,7 +144,7 @@ def child_starter(settings: WorkerSettings, hook_timeout_s: float = HOOK_TIMEOUT
         "worker": os.getpid(),
         "path": list(sys.path),
         "allowed": list(settings.hook_modules),
-        "hook_s": hook_timeout_s,
+        "hook_s": HOOK_TIMEOUT_S,
         "lane": settings.lane,
     }
-    return partial(Child.start, options, ChildLimits(settings.hook_memory_mb * MB, hook_timeout_s))
+    return partial(Child.start, options, ChildLimits(settings.hook_memory_mb * MB, HOOK_TIMEOUT_S))

@@ -30,12 +30,11 @@ from penstock_producer.job.spec import JobSpec
 from penstock_producer.pins import AWAITED
 from penstock_producer.reporting.reasons import FIRST
 from penstock_producer.rows import Document
-from penstock_workers.control.counters import Counters
-from penstock_workers.control.feeds.even import room_of
 from penstock_workers.control.feeds.feed_windows import FeedWindows
 from penstock_workers.control.feeds.leadership import LedFeed
-from penstock_workers.control.feeds.shares import Share
+from penstock_workers.control.feeds.shares import Share, room_of
 from penstock_workers.control.feeds.specs import Specs
+from penstock_workers.control.fleet_figures import Counters
 from penstock_workers.control.job.limits import JobLimits
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.item.settling.stop_loss import Bounds, accepted_of, decide

@@ -1,4 +1,4 @@
-"""Reads the figures of the whole fleet every few seconds.
+"""Reads the figures of the whole fleet every few seconds, and counts what one loop has done.
 
 So they are ready when Prometheus asks. Reading them costs Redis some dozens of small commands, and
 SQL one. They are shown for half a minute: after an outage older ones would look current.
@@ -11,10 +11,11 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Final
 
 import redis
 
-from penstock_ledger import Depth, RedisLedger, ScheduleStore, WorkerSeen
+from penstock_ledger import Depth, FiringOutcome, RedisLedger, ScheduleStore, WorkerSeen
 from penstock_ledger.model import Job
 from penstock_producer.feed.queues import queue_name, serving_of, unserved_queues
 from penstock_producer.feed.wire import FED_HEADER
@@ -165,3 +166,41 @@ def _age(front: bytes | None, now: float) -> float:
 
 def _lane(job: Job) -> str:
     return job.lane
+
+
+_BY_LANE: Final = {
+    "fed": catalogue.FED,
+    "reconciles": catalogue.RECONCILES,
+    "republished": catalogue.REPUBLISHED,
+    "promoted": catalogue.PROMOTED,
+}
+
+
+class Counters:
+    """Written by the control thread, read by any."""
+
+    def __init__(self) -> None:
+        self._by_lane = {name: Counter[str](dict.fromkeys(LANES, 0)) for name in _BY_LANE}
+        self.windows: Mapping[str, int] = {}  # documents that may be outstanding, by lane
+        self.ticks: Counter[str] = Counter(ok=0, failed=0)
+        self.firings = Counter[FiringOutcome](dict.fromkeys(FiringOutcome, 0))
+        self.tick_s = 0.0
+        self.rebuilds = 0
+        self.leads = 0
+
+    def add(self, name: str, lane: str, number: int) -> None:
+        self._by_lane[name][lane] += number
+
+    def figures(self) -> Iterator[Sample]:
+        for name, counts in self._by_lane.items():
+            for lane, number in counts.items():
+                yield _BY_LANE[name](number, lane)
+        for lane, window in self.windows.items():
+            yield catalogue.WINDOW(window, lane)
+        for result, number in self.ticks.items():
+            yield catalogue.TICKS(number, result)
+        for outcome, number in self.firings.items():
+            yield catalogue.FIRINGS(number, str(outcome))
+        yield catalogue.TICK_SECONDS(self.tick_s)
+        yield catalogue.REBUILDS(self.rebuilds)
+        yield catalogue.LEADS(self.leads)

@@ -1,4 +1,4 @@
-"""What one job needs in one round: whether it goes on, its feeds, and its end."""
+"""One job takes these steps in a round: whether it goes on, its feeds, and its end."""
 
 from __future__ import annotations
 
@@ -20,21 +20,19 @@ from penstock_ledger import (
 from penstock_ledger.model import JobState
 from penstock_producer.job.lanes import packs
 from penstock_workers.control.closing import Closing, Completion
-from penstock_workers.control.counters import Counters
 from penstock_workers.control.feeding import Feeding, FirstHundred
-from penstock_workers.control.feeds.even import Processes
 from penstock_workers.control.feeds.feed_windows import FeedWindows
 from penstock_workers.control.feeds.leadership import Leadership
+from penstock_workers.control.feeds.shares import Processes
 from penstock_workers.control.feeds.specs import Specs
+from penstock_workers.control.fleet_figures import Counters
 from penstock_workers.control.job.accounts import Accounts
 from penstock_workers.control.job.balance import Balance
-from penstock_workers.control.job.bucket_parts import BucketParts
 from penstock_workers.control.job.cancel import Cancelling
 from penstock_workers.control.job.job_states import JobStates
 from penstock_workers.control.job.limits import JobLimits
-from penstock_workers.control.job.outputs import OutputFiles
+from penstock_workers.control.job.outputs import BucketParts, OutputFiles, TableRows
 from penstock_workers.control.job.sinks import JobSinks
-from penstock_workers.control.job.table_rows import TableRows
 from penstock_workers.control.lanes.facts import LaneFacts
 from penstock_workers.control.lanes.step import LaneChoices
 from penstock_workers.control.leading import FeedOpener, Leading, Reconciliation
@@ -53,14 +51,14 @@ class JobSteps:
     def __init__(
         self, specs: Specs, stopping: Stopping, leading: Leading, closing: Closing
     ) -> None:
-        self._specs, self._stopping, self._closing = specs, stopping, closing
+        self.specs, self._stopping, self._closing = specs, stopping, closing
         self.leading = leading
         self.interval_s = closing.ending.interval_s
 
     def prepare(self, live: Sequence[LiveJob], seen: Sequence[JobSeen]) -> None:
         """Prepare the steps of a round: forget jobs that are over, and renew what is led."""
         names = {job.job_id for job, _ in live}
-        self._specs.keep_only(names)
+        self.specs.keep_only(names)
         self._closing.keep_only(names)
         self._stopping.prepare(live, names)
         self.leading.prepare(live, seen)

@@ -1,4 +1,4 @@
-"""What this process leads: feeds and shards, by leases; only their leader feeds them.
+"""This process leads feeds and shards, by leases; only their leader feeds them.
 
 Each step is bounded, none blocks.
 """
@@ -25,12 +25,12 @@ from penstock_ledger.model import Feed, Job, JobState
 from penstock_producer.feed.leased_feed import open_feeder
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.job.lanes import packs
-from penstock_workers.control.counters import Counters
 from penstock_workers.control.feeding import Feeding, is_open
-from penstock_workers.control.feeds.even import Processes
 from penstock_workers.control.feeds.leadership import Leadership, LedFeed
 from penstock_workers.control.feeds.reconcile import Reconciler
+from penstock_workers.control.feeds.shares import Processes
 from penstock_workers.control.feeds.specs import Specs
+from penstock_workers.control.fleet_figures import Counters
 from penstock_workers.control.job.job_states import JobStates
 from penstock_workers.control.leaving import Leaving
 from penstock_workers.settings import WorkerSettings
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class Led(NamedTuple):
-    """What this process leads of one job."""
+    """The part of one job that this process leads."""
 
     feeds: Sequence[LedFeed]
     shards: Mapping[int, Sequence[LedFeed]]  # by the generation of their feed
@@ -51,7 +51,7 @@ class Led(NamedTuple):
 
 
 class Reconciliation:
-    """When the feeds that are led here are reconciled, and how often lost messages were found."""
+    """The times to reconcile the feeds led here, and how often lost messages were found."""
 
     def __init__(self, counters: Counters, interval_s: float) -> None:
         self._counters, self._interval_s = counters, interval_s
@@ -108,7 +108,7 @@ class FeedOpener:
 
 
 class Leading:
-    """What this process leads, and its steps in a round, on the control thread."""
+    """The feeds that this process leads, and its steps in a round, on the control thread."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Whether a job goes on: its limits and pauses, and the lanes that it may go to.
+"""A job goes on or stops by its limits and pauses, and by the lanes that it may go to.
 
 A paused job goes on by itself at a stated time, or by `penstock resume`.
 """

@@ -71,7 +71,7 @@ def is_event_stream(status: int, headers: Mapping[str, str]) -> bool:
 
 
 class Limits(NamedTuple):
-    """What a client holds and waits for. The defaults suit calls to a model."""
+    """The bounds and times of a client. The defaults suit calls to a model."""
 
     max_body_bytes: int = 32 * 1024 * 1024  # of one answer, unpacked: what is larger is refused
     # up to here a body is read without asking `reserve`: nearly every answer
@@ -147,7 +147,7 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class Server(NamedTuple):
-    """What a connection belongs to."""
+    """The server that a connection belongs to."""
 
     secure: bool
     host: str  # a name in ASCII, or an address without brackets

@@ -254,7 +254,7 @@ class AnswerReader:
 
     @property
     def has_head(self) -> bool:
-        """Whether the status and the headers are here."""
+        """Return whether the status and the headers are here."""
         return self._status != 0
 
     @property

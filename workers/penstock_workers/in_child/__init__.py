@@ -1,1 +1,1 @@
-"""What runs in a child process: a job's hooks, answer schemas, and the calls of suspected items."""
+"""A child process runs a job's hooks, answer schemas, and the calls of suspected items."""

@@ -1,4 +1,4 @@
-"""What came back from one try of inference, before it has a name.
+"""One try of inference came back with this, before it has a name.
 
 What large answers may occupy in a process, all together.
 
@@ -111,7 +111,7 @@ class AnswerMemory:
 
 
 class ReservedRoom:
-    """What one answer holds of the memory: nothing, until it is found to be large."""
+    """The memory that one answer holds: none, until it is found to be large."""
 
     __slots__ = ("_memory", "room")
 

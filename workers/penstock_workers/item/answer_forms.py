@@ -1,4 +1,4 @@
-"""What stands in a good answer, whatever API gave it, and how many tokens it took.
+"""A good answer is read, whatever API gave it, and its tokens are counted.
 
 The forms are OpenAI's chat and completions, Anthropic's Messages, and Gemini's.
 """
@@ -78,7 +78,7 @@ Usage = Mapping[str, Any] | None
 
 
 class Said(NamedTuple):
-    """What the first answer says, if there are several."""
+    """The content of the first answer, if there are several."""
 
     finish_reason: str | None = None  # in the words of OpenAI
     content: str | None = None  # its text

@@ -32,7 +32,7 @@ Marks = dict[Mark, int]  # nanoseconds since 1970
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """What a worker keeps of a job: the parts that never change while it runs."""
+    """A worker's view of a job: the parts that never change while it runs."""
 
     job_id: str
     spec: JobSpec
@@ -86,13 +86,13 @@ class Item(Struct, eq=False):
 
     @property
     def spent_in_all(self) -> Spent:
-        """What answers to this item cost, in earlier attempts and in this one."""
+        """Return what answers to this item cost, in earlier attempts and in this one."""
         earlier = self.delivery.headers.get(SPENT_HEADER)
         return self.spent if earlier is None else self.spent.plus(spent_before(earlier))
 
     @property
     def paid_before(self) -> Paid:
-        """What the message tells of earlier attempts; nothing where none was paid for."""
+        """Return what the message says of earlier attempts; nothing where none was paid for."""
         header = self.delivery.headers.get(SPENT_HEADER)
         before = NOTHING_SPENT if header is None else spent_before(header)
         return before.paid(self.calls_in_all - self.calls) if any(before) else NOTHING_PAID
@@ -154,7 +154,7 @@ class Attempt(Item, kw_only=True, eq=False):
 
 
 class Settled(NamedTuple):
-    """What an attempt ended in.
+    """The end of an attempt.
 
     ``item`` is the attempt; the item while its job or body was not known, the delivery unread."""
 

@@ -39,9 +39,14 @@ class Delivery:
 
 
 class Bridge(Protocol):
-    """What the loop thread says to the hub thread.
+    """The calls of the loop thread to the hub thread.
 
     Calls return at once; the hub works through them in order."""
+
+    async def sure(self) -> None:
+        """Wait while others may have, by now, what this worker holds.
+
+        That is so after it stood still. What is another's is aborted before this returns."""
 
     def started(self, delivery: Delivery) -> None:
         """Send task-started: the item has left the waiting line."""
@@ -63,7 +68,7 @@ def set_aside(bridge: Bridge, delivery: Delivery) -> None:
 
 
 class ItemEngine(Protocol):
-    """What runs items.
+    """The engine that runs items.
 
     The number of deliveries without an outcome is bounded by the worker's prefetch."""
 

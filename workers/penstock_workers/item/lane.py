@@ -1,4 +1,4 @@
-"""What a lane is: the part of a worker that does the inference, one item at a time.
+"""A lane is the part of a worker that does the inference, one item at a time.
 
 Admit: whose turn it is.
 
@@ -123,7 +123,7 @@ class Turn(Protocol):
 
 
 class Admission(Protocol):
-    """How the runner asks for what there is too little of."""
+    """The runner's requests for what there is too little of."""
 
     def at_once(self, attempt: Attempt) -> Turn | None:
         """Return the turn of an attempt that need not wait; None: ask ``turn``.

@@ -1,4 +1,4 @@
-"""What an attempt can end in. ``fates.py`` chooses an outcome, ``settle.py`` makes it durable."""
+"""An attempt ends in an outcome. ``fates.py`` chooses it, ``settle.py`` makes it durable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one streamed answer passes on to the door that waits for it, and when it stops doing so.
+"""A streamed answer is passed on to the door that waits for it, until that stops.
 
 A caller may read slowly, and Redis may be away: neither holds up the answer. What is not passed on
 comes with the stored answer, in one piece.

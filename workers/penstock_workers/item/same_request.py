@@ -1,4 +1,4 @@
-"""Which answers the items of a job may take from others, and what makes two requests equal.
+"""The items of a job may take the answers of others whose requests are equal.
 
 Pure."""
 
@@ -33,7 +33,7 @@ _BEYOND_DOUBLES: Final = re.compile(rb"\d{16}")  # numbers of which a reader may
 
 @dataclass(frozen=True, slots=True)
 class ReusePolicy:
-    """How answers are reused in one job."""
+    """The reuse of answers in one job."""
 
     book: str
     idle_s: int

@@ -1,4 +1,4 @@
-"""Where items wait in a worker: for a slot, for their turn, for what must be read.
+"""Items wait in a worker for a slot, for their turn, for what must be read.
 
 A drain ends all of these waits."""
 
@@ -22,7 +22,7 @@ ITEM_CPU_S = 0.0001
 
 
 class Slots:
-    """How many items are in flight at once: first come, first served, fair between flows.
+    """The places of items in flight: first come, first served, fair between flows.
 
     On one event loop.
 

@@ -1,4 +1,4 @@
-"""What was used up on an item: tokens and money, and the ways in which it was asked once more."""
+"""An item uses up tokens and money, and counts the ways in which it was asked once more."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _AGAIN = 5
 
 
 class Spent(NamedTuple):
-    """What answers have cost, whether the job accepted them or not."""
+    """The cost of answers, whether the job accepted them or not."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0

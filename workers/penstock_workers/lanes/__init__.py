@@ -1,3 +1,3 @@
-"""How items are inferred: one folder per lane.
+"""Items are inferred in lanes, one folder each.
 
 A lane makes one call per item; what its answer means is decided elsewhere."""

@@ -36,7 +36,7 @@ is set counts."""
 
 
 class Device(NamedTuple):
-    """What one process can compute on: a card, or a MIG slice of one."""
+    """The device that one process can compute on: a card, or a MIG slice of one."""
 
     name: str  # as the variable takes it: a number, or the UUID of a slice
     uuid: str = ""

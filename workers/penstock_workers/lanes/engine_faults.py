@@ -105,7 +105,7 @@ def longest_step_s(parameters: float, tokens: int, *, on_cpu: bool) -> float:
 
 
 class StepWatch:
-    """Whether an engine that has requests makes steps. On one event loop."""
+    """The watch over the steps of an engine that has requests. On one event loop."""
 
     def __init__(self, stall_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._stall_s, self._clock = stall_s, clock

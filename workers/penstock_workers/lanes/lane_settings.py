@@ -1,4 +1,4 @@
-"""What the settings of one lane have in common."""
+"""The settings of all lanes have this in common."""
 
 from __future__ import annotations
 

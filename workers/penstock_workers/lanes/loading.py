@@ -39,7 +39,7 @@ WARMING: Final = "compiling and warming up"
 
 
 class Load(NamedTuple):
-    """How far it is. ``total`` is 0 where the size of the weights is not known."""
+    """The progress of loading. ``total`` is 0 where the size of the weights is not known."""
 
     phase: str
     read: int  # bytes, never more than ``total`` where that is known

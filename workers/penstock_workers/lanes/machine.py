@@ -1,4 +1,4 @@
-"""What the doctor sees of the machine for lanes that host a model.
+"""The doctor looks at the machine for lanes that host a model.
 
 It looks at GPUs and their driver, shared memory and files. Each sentence says what was seen here,
 and what could not be: a doctor often runs on another machine than the workers.

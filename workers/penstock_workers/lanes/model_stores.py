@@ -1,4 +1,4 @@
-"""Where files of models and adapters lie: a folder, or a prefix of a bucket.
+"""Files of models and adapters lie in a folder, or a prefix of a bucket.
 
 What is listed is read as it was listed.
 

@@ -1,4 +1,4 @@
-"""What a lane brings to a worker: one row of the registry, light to import.
+"""A lane brings one row of the registry to a worker, light to import.
 
 Its engine is imported when it starts."""
 
@@ -61,7 +61,7 @@ class LaneFinding(NamedTuple):
 
 
 class Beside(Protocol):
-    """What keeps jobs moving, in a thread of its own."""
+    """The work that keeps jobs moving, in a thread of its own."""
 
     def figures(self) -> Iterator[Sample]: ...
 
@@ -70,7 +70,7 @@ StartBeside = Callable[[WorkerSettings], AbstractContextManager[Beside]]
 
 
 class LaneCheck(Protocol):
-    """What `penstock doctor` asks a lane."""
+    """The questions of `penstock doctor` to a lane."""
 
     def __call__(self, settings: WorkerSettings, *, knock: bool) -> Iterator[LaneFinding]:
         """Check the lane; yield nothing for one that is not configured.

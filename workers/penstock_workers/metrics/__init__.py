@@ -1,4 +1,4 @@
-"""What the fleet counts, as Prometheus reads it.
+"""The fleet counts its work, as Prometheus reads it.
 
 Each process serves the page `http://<metrics_host>:<metrics_port>/metrics`. ``catalogue`` names
 everything there is; docs/metrics.md, the dashboards and the alert rules are made from it. Parts

@@ -26,7 +26,7 @@ __all__ = ["Tracing", "open_tracing"]
 
 @dataclass(frozen=True, slots=True)
 class Tracing:
-    """What one part of a process traces, and where it goes."""
+    """The tracing of one part of a process, and where it goes."""
 
     settings: WorkerSettings
     sink: SpanSink

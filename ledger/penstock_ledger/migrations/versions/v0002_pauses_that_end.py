@@ -1,4 +1,4 @@
-"""When a paused job goes on by itself. Older processes do not read the column, and go on."""
+"""A paused job goes on by itself at a time. Older processes do not read the column, and go on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which lane answered, and sums by it. Older processes write outcomes without a lane, and go on."""
+"""Outcomes have their lane, and sums by it. Older processes write them without one, and go on."""
 
 from __future__ import annotations
 

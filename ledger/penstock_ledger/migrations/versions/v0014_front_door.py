@@ -1,4 +1,4 @@
-"""What the HTTP doors keep: keys, files, batches, calls, webhooks, costs of purged jobs.
+"""The HTTP doors keep keys, files, batches, calls, webhooks, costs of purged jobs.
 
 The tenant of a job, by which they search; and the endpoint of an outcome, where its document named
 another one than its job.

@@ -1,4 +1,4 @@
-"""Why a job is paused, as data, and what a person accepted after a stop-loss.
+"""The reason of a pause is data, and so is what a person accepted after a stop-loss.
 
 Processes of the release before write `reason` alone, and go on: see `penstock_ledger/reasons.py` for
 how that is noticed.

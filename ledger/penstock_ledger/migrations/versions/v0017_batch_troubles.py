@@ -1,4 +1,4 @@
-"""Why a provider batch does not get on, since when answers are missing, and what was lost.
+"""A provider batch has its trouble, the time since answers are missing, and what was lost.
 
 Lost is what was paid for and not read. Older processes write none of these, and go on."""
 

@@ -1,4 +1,4 @@
-"""Why a provider batch gave no answers, as data beside its sentence.
+"""A provider batch without answers has its failure as data beside the sentence.
 
 Processes of the release before write `why` alone, and go on: see `penstock_ledger/old_reasons.py`
 for how that is read.

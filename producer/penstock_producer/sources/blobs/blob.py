@@ -1,4 +1,4 @@
-"""What a source of files reads from: bytes that stay the same, by offset; and their lines.
+"""A source of files reads bytes that stay the same, by offset; and their lines.
 
 Only b"\\n" ends a line: U+2028, U+2029 and NEL inside strings do not. A preceding b"\\r" and a
 leading BOM are dropped. Memory is bounded by the longest line allowed.

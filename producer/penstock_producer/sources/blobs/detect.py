@@ -1,4 +1,4 @@
-"""What a file is, by its name, its first bytes, or as the job says.
+"""A file's form is known by its name, its first bytes, or as the job says.
 
 For what is not read there is one command that makes JSON Lines of it.
 """
@@ -48,7 +48,7 @@ _FROM_ARRAY: Final = (
 
 
 class Found(NamedTuple):
-    """What a file is."""
+    """The form that a file has."""
 
     format: SourceFormat
     packed: str | None  # the codec

@@ -29,7 +29,7 @@ KIND = "file"
 
 
 class _Identity(NamedTuple):
-    """What changes with any ordinary write.
+    """The facts of a file that change with any ordinary write.
 
     Compared for each chunk, so a file edited under a reader is noticed."""
 

@@ -25,7 +25,7 @@ RANGE_BYTES: Final = 8 * 1024 * 1024  # of one request
 
 
 class Version(NamedTuple):
-    """What tells an object from what may be there later."""
+    """The facts that tell an object from what may be there later."""
 
     size: int
     etag: str

@@ -37,7 +37,7 @@ class Stream(Protocol):
 
     @property
     def unused_data(self) -> bytes:
-        """What follows the end."""
+        """Return the bytes that follow the end."""
         ...
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
@@ -136,7 +136,7 @@ KEPT_BEHIND: Final = 8 * 1024 * 1024
 
 
 class Member(NamedTuple):
-    """Where the packed stream can be entered."""
+    """A place where the packed stream can be entered."""
 
     packed: int
     plain: int

@@ -1,4 +1,4 @@
-"""Where a database is that documents are read from, and which package opens it.
+"""A database that documents are read from has an address and a package that opens it.
 
 A source is named by a URL without a password, or by a variable that holds a whole URL
 (`env:WAREHOUSE_URL`). Only that name is stored with the job and shown: every process that reads the
@@ -33,7 +33,7 @@ from penstock_producer.source_formats import (
     variable_in,
 )
 
-__all__ = ["KIND", "MYSQL", "Address", "address_of", "check_driver", "open_other", "whole"]
+__all__ = ["KIND", "MYSQL", "Address", "address_of", "open_other", "whole"]
 
 
 MYSQL: Final = frozenset({"mysql", "mariadb"})

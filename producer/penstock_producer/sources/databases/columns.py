@@ -43,7 +43,7 @@ __all__ = [
 
 
 class Kind(StrEnum):
-    """What to do with the values of a column."""
+    """The treatment of a column's values."""
 
     ANY = "any"  # of SQLite, and of databases that are not PostgreSQL
     NUMBER = "number"  # and truth values: as they are

@@ -1,4 +1,4 @@
-"""What a job reads of a database: a table, or a query in its place, and the statements for it.
+"""A job reads a table of a database, or a query in its place, by these statements.
 
 A query is asked inside of another statement, so it can be one SELECT and nothing else. Names are
 quoted, so capitals count.
@@ -70,7 +70,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What is read, before the database was asked about it."""
+    """The table or query to read, before the database was asked about it."""
 
     words: str  # for messages
     table: str | None
@@ -293,7 +293,7 @@ Ask = Callable[[Executable, Mapping[str, Any]], Sequence[Any]]
 
 
 class Keyed(Protocol):
-    """What rows are asked of by their keys."""
+    """A relation whose rows are asked for by their keys."""
 
     def rows_statement(self, columns: Sequence[Column]) -> Executable: ...
 

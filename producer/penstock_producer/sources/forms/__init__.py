@@ -1,1 +1,1 @@
-"""What a row of a source must be, and the request that it becomes."""
+"""A row of a source has a form and becomes a request."""

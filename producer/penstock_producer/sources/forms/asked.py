@@ -1,4 +1,4 @@
-"""What is asked about a plain record, as a request body.
+"""A plain record becomes the request body that asks about it.
 
 It is the job's prompt rendered for the record, or the messages in its column.
 """

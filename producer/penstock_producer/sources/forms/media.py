@@ -20,7 +20,6 @@ from penstock_producer.sources.forms.strict_json import RowFault, columns_of, me
 
 __all__ = [
     "AUDIO",
-    "EITHER",
     "IMAGE",
     "LOOKED_AT",
     "MAX_BYTES",

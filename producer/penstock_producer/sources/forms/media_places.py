@@ -1,4 +1,4 @@
-"""Where the files that rows name may lie: in the folder of the source, or in `source_roots`.
+"""The files that rows name lie in the folder of the source, or in `source_roots`.
 
 A document must not make this machine read anything else, so paths are looked at by name, resolved,
 and opened from the allowed folder without following links, as sources of remote doors are

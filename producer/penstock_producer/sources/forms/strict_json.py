@@ -36,7 +36,7 @@ _UTF16_SHARE = 4  # text in UTF-16 has a quarter of NUL bytes and more
 
 
 class RowFault(Exception):
-    """Why a row is refused; the reader adds file and line."""
+    """The fault of a row that is refused; the reader adds file and line."""
 
     def __init__(
         self,

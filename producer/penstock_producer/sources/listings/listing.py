@@ -1,4 +1,4 @@
-"""What a listing of files yields, wherever they lie.
+"""A listing of files yields the same entries, wherever they lie.
 
 Names come in the order of their UTF-8 bytes, as object stores give them.
 """
@@ -19,7 +19,7 @@ _RAW: Final = "surrogateescape"
 
 
 class Fault(NamedTuple):
-    """Why a file is not read."""
+    """The reason why a file is not read."""
 
     code: str
     message: str
@@ -37,7 +37,7 @@ class Entry(NamedTuple):
 
     @property
     def identity(self) -> bytes:
-        """What changes when the file does."""
+        """Return what changes when the file does."""
         return repr((self.name, self.size, self.tag, self.fault and self.fault.code)).encode()
 
 

@@ -29,17 +29,7 @@ from penstock_producer.sources.blobs.blob import Blob
 from penstock_producer.sources.listings.chosen import Chosen, LocalFolder
 from penstock_producer.sources.listings.listing import BucketListing, Entry, Listing, order, shown
 
-__all__ = [
-    "KEY_BYTES",
-    "SETTLED_S",
-    "FoundFiles",
-    "Taken",
-    "TakenBetween",
-    "gone_files",
-    "listed_keys",
-    "new_files",
-    "taken_by",
-]
+__all__ = ["KEY_BYTES", "Taken", "TakenBetween", "gone_files", "new_files", "taken_by"]
 
 
 _STATE: Final = "state.json"

@@ -1,4 +1,4 @@
-"""What readers of rows have in common: pin, limits, the form of a row, and bad rows."""
+"""Readers of rows share pin, limits, the form of a row, and bad rows."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ROWS: Final = "rows"
 
 @dataclass(frozen=True, slots=True)
 class RowOptions:
-    """What readers of all formats take."""
+    """The options of readers of all formats."""
 
     # both limits travel in the pin: a reader with other settings must refuse the same rows
     max_line_bytes: int

@@ -258,7 +258,7 @@ def check_name(name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FileOptions:
-    """What readers take whose files are one document each."""
+    """The options of readers whose files are one document each."""
 
     form: str  # the format's name
     max_file_bytes: int  # both limits travel in the pin, as those of rows do

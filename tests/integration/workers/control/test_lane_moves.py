@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 import pytest
+from attempts import make_attempt
 from envelopes import decode_envelope
 from fleet import until
 from rows_of_before import paused_before
@@ -23,6 +24,7 @@ from penstock_ledger import (
     Begin,
     BeginReply,
     Database,
+    DeadLetter,
     ItemKey,
     Job,
     JobState,
@@ -61,7 +63,7 @@ from penstock_workers.control.lanes.facts import LaneFacts
 from penstock_workers.control.loop import Control
 from penstock_workers.heartbeat import KNOWS_MOVES
 from penstock_workers.item.attempt import Item, Settled
-from penstock_workers.item.outcome import Skipped
+from penstock_workers.item.outcome import Dead, Skipped
 from penstock_workers.item.settling.records import Records
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
@@ -210,6 +212,24 @@ def test_what_was_used_up_in_a_lane_that_was_left_is_counted_once(
     assert counts.beside == Paid(2, 10, 5, 30)
 
 
+def test_a_redis_that_forgot_a_purge_gets_no_keys_of_it(
+    db: Database, redis_server: RedisServer
+) -> None:
+    """A worker that slept through the purge of its job and through FLUSHALL keeps to what SQL
+    has."""
+    client = redis_server.client()
+    records = Records(JobStore(db), OutcomeStore(db), RedisLedger(client, "e"), None)  # type: ignore[arg-type]  # no result
+    attempt = make_attempt(job_id="job-a")
+    letter = DeadLetter(attempt.key, "http_400", 1, 1, "no", 400, b"{}", None)
+    purge_job(db, "job-a")
+    client.flushall()
+    group = [Settled(attempt, Dead(letter))]
+    records.write_sql(group)
+    records.write_redis(group)
+    assert client.keys("penstock:job-a:*") == [b"penstock:job-a:state"]
+    assert client.ttl("penstock:job-a:state") > 0
+
+
 def an_item(doc: str, calls: int = 0, spent: list[int] | None = None) -> Item:
     from penstock_producer.feed.wire import CALLS_HEADER, SPENT_HEADER, ItemMessage
     from penstock_workers.item.deliveries import Delivery
@@ -232,7 +252,7 @@ def test_a_batch_that_was_handed_over_keeps_its_job_from_nothing(db: Database) -
         "t1", "job-a", 1, "p", "openai", "m", "/v1/x", {}, {"offset": 9}, 2, 9, 9, 0
     )
     batches.add_of_feed(feed, ME, 30.0, [new], cursor={"offset": 9}, exhausted=True)
-    [batch] = batches.not_handed_over("job-a")
+    [batch] = batches.to_hand_over("job-a")
     waiting = [Remainder(key(doc), doc, 0, 0, 0, 0, 0, "lane_left") for doc in ("a", "b")]
     OutcomeStore(db).settle([result("b")], [])
     for _ in range(2):
@@ -240,7 +260,7 @@ def test_a_batch_that_was_handed_over_keeps_its_job_from_nothing(db: Database) -
         batches.hand_over(batch)
     assert [one.key.doc_id for one in remainders.unclaimed("job-a", 1)] == ["a"]
     assert batches.is_handed_over("t1")
-    assert (batches.not_handed_over("job-a"), batches.is_busy("job-a")) == ([], True)
+    assert (batches.to_hand_over("job-a"), batches.is_busy("job-a")) == ([], True)
     batches.passed_on([key("a")])
     assert not batches.is_busy("job-a")
 
@@ -281,7 +301,7 @@ def packed(db: Database, *tags: str) -> ProviderBatchStore:
     return batches
 
 
-def test_a_batch_whose_answers_are_read_is_not_handed_over(db: Database) -> None:
+def test_a_batch_whose_answers_are_read_is_to_hand_over(db: Database) -> None:
     """A living worker stores them; one that died, or that reads for ever, leaves the documents to
     the other lane."""
     batches = packed(db, "t1", "t2")
@@ -317,7 +337,7 @@ def test_batches_that_were_cut_short_say_nothing_of_how_long_they_take(db: Datab
     it."""
     tags = ["whole", "left", "cancelled", "handed", "refused", "open"]
     batches = packed(db, *tags)
-    of_tag = {batch.tag: batch for batch in batches.not_handed_over("job-a")}
+    of_tag = {batch.tag: batch for batch in batches.to_hand_over("job-a")}
     for number, tag in enumerate(tags):
         batches.step(
             of_tag[tag],
@@ -659,6 +679,20 @@ def test_a_control_process_that_dies_in_a_move_leaves_it_to_the_next(
         house.control.tick()
     assert sorted(seen) == names(*range(150))
     assert house.outcomes.counts(job.job_id).succeeded == 150
+
+
+def test_a_window_that_could_not_be_read_is_read_again(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A Redis that fails once while a lane is left does not hold the move up for ever."""
+    job = house.submit(3)
+    house.control.tick()
+    house.move(job, "gpu")
+    house.redis.acl_setuser("default", enabled=True, commands=["-hscan"])
+    house.control.tick()
+    house.redis.acl_setuser("default", enabled=True, commands=["+hscan"])
+    assert "'hscan'" in caplog.text
+    house.tick_until(lambda: house.queued(GPU) == names(0, 1, 2))
 
 
 def test_what_is_pushed_into_an_open_job_does_not_wait_for_its_batches(house: House) -> None:

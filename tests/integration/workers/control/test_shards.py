@@ -21,8 +21,8 @@ from penstock_producer import Producer, ProducerSettings
 from penstock_producer.feed.leased_feed import open_feeder
 from penstock_producer.settings import ProviderFacts
 from penstock_workers.control import feeding
-from penstock_workers.control.feeds import even
-from penstock_workers.control.job.budget import FIRST_DOCUMENTS
+from penstock_workers.control.feeds import shares
+from penstock_workers.control.job.accounts import FIRST_DOCUMENTS
 from penstock_workers.control.loop import Control
 from penstock_workers.settings import WorkerSettings
 
@@ -112,7 +112,7 @@ def house(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[House]:
     monkeypatch.setattr(feeding, "FEED_MAX", STEP)
-    monkeypatch.setattr(even, "SAID_EVERY_S", 0.0)
+    monkeypatch.setattr(shares, "SAID_EVERY_S", 0.0)
     url = (
         f"sqlite:///{tmp_path}/ledger.db"
         if request.param == "sqlite"
@@ -268,7 +268,7 @@ def test_all_shards_together_keep_to_one_window(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Loops that see the same room fill it once, all of them while there is much of it."""
-    monkeypatch.setattr(even, "WORTH_A_STEP", 50)
+    monkeypatch.setattr(shares, "WORTH_A_STEP", 50)
     a, b = house.control("a", window=300), house.control("b", window=300)
     job = house.submit(800)
     for _ in range(20):

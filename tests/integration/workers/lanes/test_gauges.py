@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from penstock_workers.lanes.api.gauges import GaugeWatch, read_gauges
+from penstock_workers.lanes.api.polls import GaugeWatch, read_gauges
 
 PAGE = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.

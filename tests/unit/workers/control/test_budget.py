@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from penstock_workers.control.job.budget import FIRST_DOCUMENTS, MICROUSD, affordable
+from penstock_workers.control.job.accounts import FIRST_DOCUMENTS, MICROUSD, affordable
 
 
 def stats(cost_usd: float, succeeded: int, dead: int = 0) -> dict[str, int]:

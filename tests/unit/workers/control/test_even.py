@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock_ledger import LiveFeed
 from penstock_ledger.model import Feed, FeedKind
-from penstock_workers.control.feeds.even import WORTH_A_STEP, given_up, room_of, taken_on
+from penstock_workers.control.feeds.shares import WORTH_A_STEP, given_up, room_of, taken_on
 
 LEASE_S = 15.0
 

@@ -18,9 +18,8 @@ from penstock_producer.prices import ModelPrices
 from penstock_producer.reporting.advice import on_terminal
 from penstock_workers.control.lanes import speeds, troubles
 from penstock_workers.control.lanes.forecast import Known, forecast, late
-from penstock_workers.control.lanes.measured import Measured, Rate
-from penstock_workers.control.lanes.prices import Tokens, tokens_each, usd_each
 from penstock_workers.control.lanes.seen import InBatches, OneByOne
+from penstock_workers.control.lanes.speeds import Measured, Rate, Tokens, tokens_each, usd_each
 from penstock_workers.lane_changes import LaneChangeSettings
 
 NOW = 1_800_000_000.0

@@ -14,9 +14,8 @@ from penstock_ledger.model import Job, JobState
 from penstock_ledger.reasons import read_reason
 from penstock_producer.job.spec import JobSpec
 from penstock_workers.control.lanes import speeds
-from penstock_workers.control.lanes.measured import Measured
-from penstock_workers.control.lanes.prices import Tokens
 from penstock_workers.control.lanes.seen import JobNow, LaneNow
+from penstock_workers.control.lanes.speeds import Measured, Tokens
 from penstock_workers.control.lanes.step import LaneChoices
 from penstock_workers.lane_changes import LaneChangeSettings
 

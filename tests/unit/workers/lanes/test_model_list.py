@@ -7,7 +7,7 @@ import json
 import pytest
 
 from penstock_producer.feed.queues import TEXT_BYTES
-from penstock_workers.lanes.api.model_list import ModelList, names_in
+from penstock_workers.lanes.api.polls import ModelList, names_in
 from penstock_workers.provider_calls import list_address
 from penstock_workers.settings import ProviderSettings
 

@@ -53,7 +53,7 @@ _PERSISTENT: Final = 2
 
 
 class QueueState(NamedTuple):
-    """What RabbitMQ says of a queue."""
+    """RabbitMQ's figures of a queue."""
 
     ready: int  # messages that no consumer has been sent
     consumers: int

@@ -45,7 +45,7 @@ LOOKS_PER_TIMEOUT = 3  # for lost messages: those that no worker took within a v
 
 
 class ReadyMessages:
-    """How many messages are kept ready: enough for workers to find one at any time.
+    """The number of messages kept ready: enough for workers to find one at any time.
 
     Whatever is urgent waits behind these.
 
@@ -93,7 +93,7 @@ class Losses:
 
 
 class Lead:
-    """Which process moves a lane's messages. Raises redis-py's errors."""
+    """The lease of the process that moves a lane's messages. Raises redis-py's errors."""
 
     def __init__(self, client: redis.Redis, queue: str, owner: str) -> None:
         self._client: Any = client

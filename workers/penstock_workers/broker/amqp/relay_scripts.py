@@ -36,7 +36,7 @@ class Arrived(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """Which of the arrived messages were taken, in their order."""
+    """The arrived messages that were taken, in their order."""
 
     score: str  # the lease time of those that were taken
     held: list[bool]  # False: a copy

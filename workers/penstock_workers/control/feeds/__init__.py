@@ -1,1 +1,1 @@
-"""What is fed, how much of it, and which process leads the feed of a job."""
+"""Documents are fed by the process that leads their feed, as many as there is room for."""

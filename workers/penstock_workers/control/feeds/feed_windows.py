@@ -1,4 +1,4 @@
-"""How much may wait in the queue: a share per job, within the memory that Redis has."""
+"""Each job has a share of what may wait in the queue, within the memory that Redis has."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Throughput:
 
 
 class QueueSizes:
-    """How much each queue may hold: by its workers' slots and pace, and by Redis's memory."""
+    """The room of each queue: by its workers' slots and pace, and by Redis's memory."""
 
     def __init__(self, hot: RedisLedger, fixed_window: int | None) -> None:
         self._hot, self._fixed = hot, fixed_window

@@ -6,7 +6,7 @@ and one write renews all leases of a process when a third of their time is gone.
 protected by the fence, which is compared at each write.
 
 A source that is split has a leader for each of its shards as well, and the processes share them
-evenly (`even.py`).
+evenly (`shares.py`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from penstock_ledger import JobStore, LiveFeed, LiveJob
 from penstock_ledger.model import Feed, Job, JobState
 from penstock_producer.feed.feeder import Feeder
-from penstock_workers.control.feeds.even import given_up, taken_on
 from penstock_workers.control.feeds.reconcile import Reconciler
+from penstock_workers.control.feeds.shares import given_up, taken_on
 
 FEED_LEASE_S = 15.0  # a dead leader is replaced after this
 # of what is left: two renewals may fail before a leader loses its feeds

@@ -1,4 +1,4 @@
-"""Whether a job has one outcome in SQL for every document.
+"""A job balances when SQL has one outcome for every document.
 
 A job where this cannot become true ends with a reason."""
 

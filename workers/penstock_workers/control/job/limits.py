@@ -24,8 +24,7 @@ from penstock_producer.prices import (
     spent_budget,
     spent_tenant_budget,
 )
-from penstock_workers.control.job.accounts import Accounts
-from penstock_workers.control.job.budget import MICROUSD, affordable, mean_cost
+from penstock_workers.control.job.accounts import MICROUSD, Accounts, affordable, mean_cost
 from penstock_workers.control.job.job_states import JobStates
 from penstock_workers.control.job.recover import stats_from
 
@@ -44,7 +43,7 @@ since may cost less."""
 
 
 class _Bound(NamedTuple):
-    """What is left of a budget, the job's own or its tenant's, in millionths of a dollar."""
+    """The rest of a budget, the job's own or its tenant's, in millionths of a dollar."""
 
     left: int  # that is not spent
     reserved: int  # of that, by what is under way
@@ -55,7 +54,7 @@ class _Bound(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """What the budgets of a job allow in this round."""
+    """The calls that the budgets of a job allow in this round."""
 
     documents: int  # that may be fed
     lacking: int | None  # the least that was refused, see Account
@@ -63,7 +62,7 @@ class _Look(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether there is room for some of what was refused."""
+        """Return whether there is room for some of what was refused."""
         return self.lacking is None or self.lacking <= self.bound.room
 
 

@@ -44,7 +44,7 @@ class Sink(Protocol):
 
     @property
     def grows(self) -> bool:
-        """Whether it is written while the job runs."""
+        """Return whether it is written while the job runs."""
         ...
 
     def is_wanted(self, spec: JobSpec) -> bool: ...
@@ -68,7 +68,7 @@ class SinkGivenUp(ProducerError):
 
 @dataclass
 class _Progress:
-    """How far one sink of one job is."""
+    """The progress of one sink of one job."""
 
     next_at: float = 0.0  # monotonic: of the next pass while the job runs
     not_before: float = 0.0  # monotonic: after a failure
@@ -78,7 +78,7 @@ class _Progress:
 
 
 class Key(NamedTuple):
-    """What a piece of work is for. One at a time has it."""
+    """The purpose of a piece of work. One at a time has it."""
 
     job_id: str
     generation: int

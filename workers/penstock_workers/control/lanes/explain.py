@@ -1,4 +1,4 @@
-"""Why a lane was chosen, as the sentence that people read."""
+"""People read in a sentence why a lane was chosen."""
 
 from __future__ import annotations
 

@@ -25,10 +25,15 @@ from penstock_producer.job.spec import JobSpec
 from penstock_ratelimit.for_penstock import QuotaView, read_quotas
 from penstock_workers.control.feeds.specs import Specs
 from penstock_workers.control.lanes import speeds, troubles
-from penstock_workers.control.lanes.measured import Measured
-from penstock_workers.control.lanes.prices import Tokens, model_of, tokens_each, usd_each
 from penstock_workers.control.lanes.seen import JobNow, LaneNow, Trouble
-from penstock_workers.control.lanes.speeds import Speed
+from penstock_workers.control.lanes.speeds import (
+    Measured,
+    Speed,
+    Tokens,
+    model_of,
+    tokens_each,
+    usd_each,
+)
 from penstock_workers.heartbeat import ALIVE_S, KNOWS_MOVES
 from penstock_workers.lane_changes import LaneChangeSettings
 from penstock_workers.settings import ProviderSettings, WorkerSettings
@@ -43,7 +48,7 @@ LATE: Final = ("deadline", "stuck")
 
 
 class _Circumstances(NamedTuple):
-    """What is read of one job at one look."""
+    """The facts of one job, read at one look."""
 
     job: Job
     spec: JobSpec
@@ -82,7 +87,7 @@ class FleetLook:
 
 
 class BatchHistory:
-    """How long the latest batches of providers lasted, read now and then."""
+    """The times of the latest batches of providers, read now and then."""
 
     def __init__(self, batches: BatchFigures) -> None:
         self._batches = batches
@@ -137,7 +142,7 @@ class TroubleTimes:
 
 
 class LaneFacts:
-    """What is known of jobs and lanes, gathered on the control thread."""
+    """The facts of jobs and lanes, gathered on the control thread."""
 
     def __init__(
         self,

@@ -14,8 +14,8 @@ from penstock_ratelimit.for_penstock import QuotaView
 from penstock_workers.control.lanes import speeds
 from penstock_workers.control.lanes.choice import Choice, choose
 from penstock_workers.control.lanes.explain import clock, dollars, lasting
-from penstock_workers.control.lanes.prices import Tokens, usd_each
 from penstock_workers.control.lanes.seen import JobNow, LaneNow
+from penstock_workers.control.lanes.speeds import Tokens, usd_each
 from penstock_workers.lane_changes import LaneChangeSettings
 
 __all__ = ["HISTORY", "Known", "forecast", "late"]
@@ -26,7 +26,7 @@ WINDOW_S: Final = 24 * 3_600.0
 
 
 class Known(NamedTuple):
-    """What is at hand before a job runs; all of it may be unknown."""
+    """The facts at hand before a job runs; all of them may be unknown."""
 
     provider: ProviderFacts
     limits: Mapping[str, float] = {}  # that are declared, units per minute

@@ -1,4 +1,4 @@
-"""What a choice between lanes is made of: the job, each lane that it permits, and what can be done.
+"""A choice between lanes sees the job, each lane that it permits, and what can be done.
 
 None is unknown."""
 
@@ -49,7 +49,7 @@ class InBatches(NamedTuple):
 
 
 class Trouble(NamedTuple):
-    """Why a lane is no choice now."""
+    """The reason why a lane is no choice now."""
 
     reason: str  # of the ledger's MOVE_REASONS
     words: str  # the end of a sentence that begins with the lane

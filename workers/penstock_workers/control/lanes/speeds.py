@@ -1,19 +1,41 @@
-"""How fast a lane is for a job, and in words how that is known. Unknown stays unknown."""
+"""A lane's speed and price for a job are found here, with words for how they are known.
+
+The speed is measured over the last minutes, and the latest of each lane is kept. What a document
+costs is known by the answers that the job has, else by what was estimated when it was submitted.
+Unknown stays unknown.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from penstock_ledger import BatchesOpen
+from penstock_ledger.model import Counts
+from penstock_producer.accepting.estimates import Estimate
+from penstock_producer.job.lanes import has_own_model, packs
+from penstock_producer.pins import ESTIMATE
+from penstock_producer.prices import ModelPrices
 from penstock_ratelimit.for_penstock import QuotaView
 from penstock_workers.control.lanes.explain import lasting
-from penstock_workers.control.lanes.measured import Rate
-from penstock_workers.control.lanes.prices import Tokens
 from penstock_workers.control.lanes.seen import InBatches, OneByOne, Pace
 
-__all__ = ["HISTORY", "Speed", "half_of", "limits_of", "of_batches", "one_by_one", "typical"]
+__all__ = [
+    "HISTORY",
+    "Measured",
+    "Rate",
+    "Speed",
+    "Tokens",
+    "half_of",
+    "limits_of",
+    "model_of",
+    "of_batches",
+    "one_by_one",
+    "tokens_each",
+    "usd_each",
+]
 
 HISTORY: Final = 20
 """Batches of a provider that say how long one takes."""
@@ -137,3 +159,115 @@ def _units_each(words: str, tokens: Tokens | None) -> float | None:
         "input tokens": tokens.into,
         "output tokens": tokens.out,
     }.get(words)
+
+
+MEASURED_FROM: Final = 20
+"""Answers that say more than an estimate."""
+
+
+class Tokens(NamedTuple):
+    """The tokens of a document."""
+
+    into: float
+    out: float
+
+
+def tokens_each(source: Mapping[str, Any], counts: Counts) -> Tokens | None:
+    """Return the tokens of a document; None while nothing is known of the job's documents."""
+    asked = counts.succeeded + counts.dead - sum(counts.reused.values())
+    if asked >= MEASURED_FROM and counts.prompt_tokens:
+        return Tokens(counts.prompt_tokens / asked, counts.completion_tokens / asked)
+    guess = source.get(ESTIMATE)
+    if not isinstance(guess, dict) or not guess.get("documents"):
+        return None
+    return Tokens(guess["tokens_in"] / guess["documents"], guess["tokens_out"] / guess["documents"])
+
+
+def model_of(source: Mapping[str, Any]) -> str | None:
+    """Return the model of a job that names none itself.
+
+    It is that of its first request, as noted when the job was submitted."""
+    guess = source.get(ESTIMATE)
+    model = guess.get("model") if isinstance(guess, dict) else None
+    return model if isinstance(model, str) else None
+
+
+def usd_each(lane: str, tokens: Tokens | None, prices: ModelPrices | None) -> float | None:
+    """Return the cost of a document at a provider's prices, in USD.
+
+    None for lanes that ask no provider, and where tokens or prices are not known."""
+    if tokens is None or has_own_model(lane):
+        return None
+    many = 1_000  # tokens are counted whole
+    guess = Estimate(round(tokens.into * many), round(tokens.out * many), True)
+    cost = guess.usd(prices, in_batch=packs(lane))
+    return None if cost is None else cost / many
+
+
+WINDOW_S: Final = 300.0
+LEAST_S: Final = 20.0
+"""Of a measure: shorter ones say how answers come in bursts."""
+FRESH_S: Final = 3_600.0
+"""What another job of the lane was measured at says something for so long."""
+KEPT: Final = 1_000
+"""Jobs and lanes whose measures are kept, each some hundred bytes."""
+
+LaneOf = tuple[str, str, str | None]
+"""Lane, provider and model."""
+
+
+class Rate(NamedTuple):
+    per_s: float
+    usd_each: float | None  # None: nothing was paid for
+    seconds: float  # that it was measured over
+    at: float
+
+
+class _Look(NamedTuple):
+    at: float
+    finished: int
+    cost_usd: float
+
+
+class Measured:
+    """The measured pace of jobs and lanes, on the control thread. Times are those of one clock."""
+
+    def __init__(self) -> None:
+        self._looks: OrderedDict[tuple[str, str], deque[_Look]] = OrderedDict()  # by job and lane
+        self._lanes: OrderedDict[LaneOf, Rate] = OrderedDict()
+
+    def note(self, job_id: str, of: LaneOf, finished: int, cost_usd: float, now: float) -> None:
+        """Note that so many documents of a job have an outcome; it is in this lane now."""
+        looks = self._looks.setdefault((job_id, of[0]), deque())
+        if looks and (finished < looks[-1].finished or now - looks[-1].at > WINDOW_S):
+            looks.clear()  # a replay, or it was elsewhere in between
+        looks.append(_Look(now, finished, cost_usd))
+        while len(looks) > 2 and now - looks[1].at >= WINDOW_S:
+            looks.popleft()
+        rate = self.of_job(job_id, of[0])
+        if rate is not None and rate.per_s > 0:
+            self._lanes[of] = rate
+            self._lanes.move_to_end(of)
+        self._looks.move_to_end((job_id, of[0]))
+        for book in (self._looks, self._lanes):
+            if len(book) > KEPT:
+                book.popitem(last=False)
+
+    def of_job(self, job_id: str, lane: str) -> Rate | None:
+        """Return the job's rate in this lane; None before it was there long enough."""
+        looks = self._looks.get((job_id, lane))
+        if not looks or (seconds := looks[-1].at - looks[0].at) < LEAST_S:
+            return None
+        done, paid = looks[-1].finished - looks[0].finished, looks[-1].cost_usd - looks[0].cost_usd
+        return Rate(
+            done / seconds, paid / done if done and paid > 0 else None, seconds, looks[-1].at
+        )
+
+    def of_lane(self, of: LaneOf, now: float) -> Rate | None:
+        """Return the latest rate of any job in a lane; None where it is too long ago."""
+        rate = self._lanes.get(of)
+        return rate if rate is not None and now - rate.at <= FRESH_S else None
+
+    def forget(self, job_id: str, lane: str) -> None:
+        """Forget a job that leaves this lane: if it comes back it is measured anew."""
+        self._looks.pop((job_id, lane), None)

@@ -28,7 +28,7 @@ AT_ONCE: Final = ("deadline", "paused")
 
 
 class Facts(Protocol):
-    """What is known of a job and its lanes."""
+    """The facts of a job and its lanes."""
 
     def note(self, live: Sequence[Job]) -> None: ...
 

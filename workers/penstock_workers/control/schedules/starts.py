@@ -18,7 +18,7 @@ OVERDUE_S = 3_900.0  # a submit ends its reading after an hour; one that has not
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What a start came to: a job, or none, and why."""
+    """The result of a start: a job, or none, and why."""
 
     job_id: str | None
     why_not: str | None = None

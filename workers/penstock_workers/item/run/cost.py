@@ -1,4 +1,4 @@
-"""What the next call of an item may cost, and what the items of a hosted model cost.
+"""An item's next call may cost so much, and so do the items of a hosted model.
 
 For the budget of its job a call is counted at the dearest that its prices allow. An engine of the
 worker's own is paid by the hour: what its calls cost is known when they have ended, and nothing is
@@ -21,6 +21,7 @@ import orjson
 from penstock_ledger import FIGURE_MAX, MayCost
 from penstock_producer.accepting.estimates import DEFAULT_OUTPUT_TOKENS, answers_asked, output_asked
 from penstock_producer.job.lanes import has_own_model
+from penstock_producer.job.tiers import tier_named
 from penstock_producer.prices import ModelPrices, TokensUsed
 from penstock_workers.errors import PricesMissing
 from penstock_workers.item.answer import Tried
@@ -97,11 +98,8 @@ def _named_in(body: bytes) -> tuple[str | None, str | None]:
     found = orjson.loads(body)
     if not isinstance(found, dict):
         return None, None
-    model, tier = found.get("model"), found.get("service_tier", found.get("serviceTier"))
-    return (
-        model.removeprefix("models/") if isinstance(model, str) else None,
-        tier if isinstance(tier, str) else None,
-    )
+    model = found.get("model")
+    return model.removeprefix("models/") if isinstance(model, str) else None, tier_named(found)
 
 
 def prompt_bound(body: bytes) -> int:

@@ -21,7 +21,7 @@ PUT_OFF_DOUBLINGS = 3  # a retry for which the fleet has no budget waits eight t
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long to wait. Defaults are argued in docs/decisions.md ("Backoff")."""
+    """The waits before retries. Defaults are argued in docs/decisions.md ("Backoff")."""
 
     base_s: float = 1.0
     cap_s: float = 60.0

@@ -1,4 +1,4 @@
-"""Whether this worker serves the model that an item names.
+"""An item names a model, which this worker serves or not.
 
 An item of another model goes to that model's queue, uncounted.
 

@@ -62,7 +62,7 @@ def died_alone(crashes: int) -> NoAnswer:
 
 
 class Quarantine(Protocol):
-    """Where suspects are tried, so that one that ends its process ends no other item's attempt."""
+    """The place of suspects, where one that ends its process ends no other item's attempt."""
 
     def place(self, attempt: Attempt) -> AbstractAsyncContextManager[None]:
         """Wait until the item may be tried, in a group as narrow as its crashes ask for."""

@@ -1,4 +1,4 @@
-"""What an item cannot go on without: its job and its body.
+"""An item cannot go on without its job and its body.
 
 A job is read once from the ledger and kept. A body that travels by reference is read again from the
 pinned source (or the spool). An outage of the ledger is waited for: no item is at fault.
@@ -148,6 +148,8 @@ def read_job(
             spec = spec.model_copy(update={"endpoint": endpoint})
         if job.moves or len(spec.permitted_lanes) > 1:
             spec = spec.model_copy(update={"lane": settings.lane})
+        if spec.tier is not None:
+            spec = spec.model_copy(update={"tier": spec.tier_in(spec.lane)})
         flow, provider = flow_of(job.job_id, spec), _provider_of(spec, settings)
         tenant_usd = None if tenants is None else tenants.of(spec.tenant)
         awaited = bool(job.source.get(AWAITED))
@@ -186,7 +188,11 @@ def _fallbacks(spec: JobSpec, providers: Collection[str]) -> Iterator[JobSpec]:
     """Yield the spec as each fallback model is asked."""
     for name in spec.fallback or ():
         provider, model = provider_and_model(name, providers)
-        yield spec.model_copy(update={"model": model, "provider": provider or spec.provider})
+        # the tiers of one provider are not those of another
+        tier = spec.tier if provider in (None, spec.provider) else None
+        yield spec.model_copy(
+            update={"model": model, "provider": provider or spec.provider, "tier": tier}
+        )
 
 
 def _provider_of(spec: JobSpec, settings: WorkerSettings) -> ProviderSettings:

@@ -41,7 +41,7 @@ KNOWN_MAX: Final = 4_096
 
 
 class Turn(Enum):
-    """What an item learns beside an answer."""
+    """The facts that an item learns beside an answer."""
 
     LEAD = "send it, for all who wait"
     ALONE = (
@@ -106,7 +106,7 @@ class Lines:
 
 
 class KnownAnswers:
-    """What this process has learned lately: answers, or that they are not to be waited for."""
+    """The answers that this process has learned lately, or that they are not to be waited for."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""Whether a failure is one document's fault or that of its whole job, and why calls fail.
+"""A failure is one document's fault or that of its whole job; why calls fail is noted.
 
 A wrong URL, a firewall, a proxy, or a provider that does not take the `response_format` that the
 job puts into its requests answers all of them alike, and as dead letters a job would be gone in

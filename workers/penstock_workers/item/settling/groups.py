@@ -32,7 +32,7 @@ from penstock_workers.item.outcome import Dead, Done, Parked, Retry, Unreadable
 
 
 class Writes(Protocol):
-    """What is written of a group, in threads. Every write may be repeated without harm."""
+    """The writes of a group, in threads. Each may be repeated without harm."""
 
     def write_sql(self, group: Sequence[Settled]) -> None: ...
 
@@ -159,7 +159,7 @@ class StoreOutage(NamedTuple):
 
 
 class WrittenGroup(NamedTuple, Generic[T, R]):
-    """What became of a group: parts that were written, with answers, and what was refused."""
+    """The fates of a group: parts that were written, with answers, and what was refused."""
 
     parts: list[tuple[Sequence[T], R]]
     refused: list[tuple[T, Exception]]
@@ -238,7 +238,7 @@ AWAY_FRESH_S = 300.0
 
 
 class Backlog:
-    """What waits for stores, written on the item loop and read by any thread."""
+    """The outcomes that wait for stores, written on the item loop and read by any thread."""
 
     def __init__(
         self,
@@ -314,7 +314,7 @@ EXCERPT_BYTES = 4_096  # of the answer that could not be stored whole
 
 
 class Instead(NamedTuple):
-    """What takes the place of a refused outcome."""
+    """The outcome in place of a refused one."""
 
     settled: Settled
     is_to_be_written: bool  # to the store that refused the first one

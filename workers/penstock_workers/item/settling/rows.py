@@ -1,4 +1,4 @@
-"""What the ledger and the queue keep of an attempt, field by field, and what it cost."""
+"""The ledger and the queue keep an attempt field by field, and what it cost."""
 
 from __future__ import annotations
 

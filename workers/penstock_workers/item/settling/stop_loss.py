@@ -49,7 +49,7 @@ REFUSED: Final = frozenset({"schema_mismatch", "answer_cut", "invalid_result", "
 
 
 class Bounds(NamedTuple):
-    """What a job may come to. None: no bound."""
+    """The bounds of a job. None: no bound."""
 
     failing: float | None  # share of documents, more than 0 and at most 1
     usd_per_doc: float | None

@@ -76,7 +76,7 @@ def _is_untried(outcome: Outcome) -> bool:
 
 
 class _Reasons:
-    """Why items ended, or are tried again."""
+    """The reasons why items ended, or are tried again."""
 
     def __init__(self, providers: Sequence[str]) -> None:
         self._dead: Counter[str] = Counter()
@@ -112,7 +112,7 @@ class _Reasons:
 
 @dataclass(slots=True)
 class _Bill:
-    """What one provider was asked for. Attributes cost an item less than entries of counters."""
+    """The calls to one provider. Attributes cost an item less than entries of counters."""
 
     calls: int = 0
     tokens_in: int = 0
@@ -169,7 +169,7 @@ class Paid:
 
 
 class _Spreads:
-    """How long calls and stores took, and how large prompts and groups were."""
+    """The times of calls and stores, and the sizes of prompts and groups."""
 
     def __init__(self) -> None:
         self.group_items = Spread(catalogue.COMMIT_ITEMS.bounds)

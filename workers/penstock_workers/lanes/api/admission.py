@@ -32,7 +32,7 @@ from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.lane import Prepared
 from penstock_workers.item.run.fates import explain
-from penstock_workers.lanes.api.gauges import GaugeWatch
+from penstock_workers.lanes.api.polls import GaugeWatch
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 # no tokenizer packs text more tightly but for runs of blanks: what a prompt costs for sure
@@ -127,7 +127,7 @@ class _Request:
 
 
 class _Part(Mapping[str, float]):
-    """What is charged at admission (0), or what the request costs for sure (1), by dimension."""
+    """The charge at admission (0), or the sure cost of the request (1), by dimension."""
 
     __slots__ = ("_number", "_request")
 

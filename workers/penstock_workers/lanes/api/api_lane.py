@@ -24,7 +24,7 @@ from penstock_workers.http import (
 )
 from penstock_workers.item.answer import Answer, AnswerMemory, NoAnswer, ReservedRoom, Tried, kept
 from penstock_workers.item.lane import Prepared, Request
-from penstock_workers.lanes.api.model_list import ModelList
+from penstock_workers.lanes.api.polls import ModelList
 from penstock_workers.lanes.api.requests import as_sent
 from penstock_workers.lanes.api.streamed import USUAL_PACE, Pace, Streamed
 from penstock_workers.provider_calls import address, headers_of

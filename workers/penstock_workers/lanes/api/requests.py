@@ -1,4 +1,4 @@
-"""What is sent in the place of a request: its provider's own path, and the fields of a stream.
+"""A request is sent to its provider's own path, with the fields of a stream.
 
 In a request of Gemini the model stands in the path, and not in the body.
 """

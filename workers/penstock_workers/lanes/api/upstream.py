@@ -76,7 +76,7 @@ class ServerCalls:
 
 
 class ServerModels(Protocol[Seen]):
-    """What a server serves, as the lane understands it."""
+    """The models that a server serves, as the lane understands it."""
 
     async def look(self) -> Seen | None:
         """Ask the server what it serves; None while it has no model.
@@ -99,7 +99,7 @@ class Gate(Protocol):
 
 
 class ServerWait(Generic[Seen]):
-    """How long a worker has waited for the model of the server beside it."""
+    """The time that a worker has waited for the model of the server beside it."""
 
     def __init__(
         self, url: str, most_s: float, lane: str, clock: Callable[[], float] = time.monotonic
@@ -153,7 +153,7 @@ class SharedLook(Generic[Seen]):
 
 
 class ServerLife(Generic[Seen]):
-    """Whether the server has its model. On one event loop.
+    """The watch over a server's model. On one event loop.
 
     ``give_up`` ends the worker, for its orchestrator to replace."""
 

@@ -275,7 +275,7 @@ def _groups(pairs: Iterable[Pair]) -> Iterator[Group]:
 
 @dataclass(slots=True)
 class Collected:
-    """What the outputs of one batch held."""
+    """The content of one batch's outputs."""
 
     answers: int = 0  # of different documents, good or not
     good: int = 0  # of these: what the provider counts as succeeded

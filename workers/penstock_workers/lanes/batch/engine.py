@@ -1,4 +1,4 @@
-"""What runs in a worker of the `batch` lane, with the interface of the engine that runs items.
+"""A worker of the `batch` lane runs behind the interface of the engine that runs items.
 
 Its documents are no messages, so nothing is claimed: it is a worker like `penstock control` is one,
 with its drain, its heartbeat and its probe files. It holds the keys of the providers.
@@ -53,8 +53,7 @@ from penstock_workers.lanes.batch.journeys import Journeys
 from penstock_workers.lanes.batch.leader import Leader, Looks
 from penstock_workers.lanes.batch.led_batch import Journal
 from penstock_workers.lanes.batch.packed import PackedFolder
-from penstock_workers.lanes.batch.packer import Packer
-from penstock_workers.lanes.batch.packing import Packing
+from penstock_workers.lanes.batch.packer import Packer, Packing
 from penstock_workers.lanes.batch.records import BatchRecords, NoQueue
 from penstock_workers.lanes.row import Beside, StartBeside
 from penstock_workers.metrics import catalogue
@@ -85,7 +84,7 @@ def _is_glibc() -> bool:
 
 
 class Working(NamedTuple):
-    """What works on the batches once the worker has started."""
+    """The parts that work on the batches once the worker has started."""
 
     leader: Leader
     journeys: Journeys

@@ -1,4 +1,4 @@
-"""What the jobs of provider batches allow: to go on, as the latest look has it, and to spend.
+"""The jobs of provider batches allow them to go on, as the latest look has it, and to spend.
 
 What a batch may cost is reserved in the budget of its job before it is created, beside the calls of
 other lanes. What is spent is given with each reservation, as SQL has it: it counts what documents
@@ -42,7 +42,7 @@ from penstock_workers.item.run.reading import JobBook
 
 
 class Standing(Enum):
-    """What a job lets its batches do."""
+    """The actions that a job lets its batches do."""
 
     RUNS = "runs"
     # its job goes on in another lane: what is at the provider is cancelled, and what was answered
@@ -201,7 +201,7 @@ class Room(NamedTuple):
 
     @property
     def may_grow(self) -> bool:
-        """Whether something is under way that may leave some of what is reserved for it."""
+        """Return whether something is under way that may leave some of what is reserved for it."""
         tenant = self.account.tenant
         return bool(
             tenant.reserved if self.is_tenants and tenant is not None else self.account.reserved

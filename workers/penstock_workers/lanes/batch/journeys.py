@@ -19,7 +19,7 @@ from penstock_workers.lanes.batch.ending import Ending
 from penstock_workers.lanes.batch.jobs import Jobs, Reservations
 from penstock_workers.lanes.batch.journey import Journey
 from penstock_workers.lanes.batch.led_batch import Journal, LedBatch
-from penstock_workers.lanes.batch.packing import Packing
+from penstock_workers.lanes.batch.packer import Packing
 from penstock_workers.lanes.batch.sending import Sending
 from penstock_workers.lanes.batch.troubles import Troubles
 from penstock_workers.lanes.batch.watching import Watching

@@ -36,8 +36,7 @@ from penstock_workers.lanes.batch.job_packing import JobPacking
 from penstock_workers.lanes.batch.jobs import Jobs
 from penstock_workers.lanes.batch.journeys import Journeys
 from penstock_workers.lanes.batch.led_batch import Journal
-from penstock_workers.lanes.batch.packer import Stopped
-from penstock_workers.lanes.batch.packing import Packing
+from penstock_workers.lanes.batch.packer import Packing, Stopped
 from penstock_workers.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -52,7 +51,7 @@ STUCK_S: Final = 600.0  # of one round: packing takes minutes at most
 
 @dataclass(slots=True)
 class Round:
-    """What one look found."""
+    """The findings of one look."""
 
     live: Sequence[LiveJob]  # of this lane
     left: Mapping[str, float]  # when jobs left it last
@@ -92,7 +91,7 @@ class Looks:
 
 
 class Tidying:
-    """What a batch worker tidies now and then: the packed folder, and its own memory."""
+    """The things a batch worker tidies now and then: the packed folder, and its own memory."""
 
     def __init__(self, packing: Packing, journal: Journal) -> None:
         self._packing, self._journal = packing, journal

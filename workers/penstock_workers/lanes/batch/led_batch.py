@@ -30,7 +30,7 @@ from penstock_workers.lanes.batch.apis.provider import (
 )
 from penstock_workers.lanes.batch.jobs import Jobs, Reservations, Standing
 from penstock_workers.lanes.batch.packed import PackedBatch
-from penstock_workers.lanes.batch.packing import Packing
+from penstock_workers.lanes.batch.packer import Packing
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class LedBatch:
 
     @property
     def has_moved(self) -> bool:
-        """Whether its job has moved between lanes, at any time."""
+        """Return whether its job has moved between lanes, at any time."""
         return self.jobs.has_moved(self.batch.job_id)
 
     @property
@@ -162,7 +162,7 @@ class LedBatch:
 
     @property
     def answers_out(self) -> int:
-        """How many answers the provider has counted that were not read."""
+        """Return how many answers the provider has counted that were not read."""
         return max(0, (self.batch.succeeded or 0) - (self.batch.answers_read or 0))
 
     def _cost_of(self, answers: int) -> int | None:

@@ -77,7 +77,7 @@ class PackedDocument(NamedTuple):
 
     @property
     def used(self) -> tuple[int, ...]:
-        """What earlier batches used."""
+        """Return what earlier batches used."""
         return (
             self.attempts,
             self.calls,
@@ -136,7 +136,7 @@ class PackedBatch:
 
 
 class PackedFolder:
-    """Where the packed batches of a worker lie."""
+    """The folder of a worker's packed batches."""
 
     def __init__(self, place: Path) -> None:
         self._place = place

@@ -7,10 +7,11 @@ was sent by then.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Final
@@ -31,6 +32,7 @@ from penstock_producer.job.spec import JobSpec
 from penstock_producer.refusals import changed_since, lost_of, refused
 from penstock_producer.rows import BadRow, Document, Source
 from penstock_producer.sources.of_feed import source_of
+from penstock_producer.storage import discarded_on_error
 from penstock_workers.lanes.batch.apis.provider import BadLine, BatchProvider
 from penstock_workers.lanes.batch.packed import (
     PackedBatch,
@@ -85,18 +87,9 @@ class Packer:
         source = source_of(self._database, job, feed, self._settings, spec)
         if feed.kind is FeedKind.SPOOL:
             return self._move_spool(feed, source), 0
-        terms = self._terms(spec, feed)
-        window = Window(
-            self._folder,
-            provider,
-            replace(terms, requests_max=min(most or REQUESTS_MAX, terms.requests_max)),
-        )
-        try:
+        with self._window(spec, feed, provider, most) as window:
             cursor, exhausted = self._fill(window, feed, source, has_moved=job.moves > 0)
             packed = [batch for batch, _ in window.close(feed.cursor, cursor)]
-        except BaseException:
-            window.discard()
-            raise
         if window.letters:
             self._batches.settle("", [], window.letters, [])
         if packed or exhausted or cursor != feed.cursor:
@@ -119,22 +112,13 @@ class Packer:
 
         Raises as ``pack_feed`` does, but for FeedLost."""
         source = source_of(self._database, job, feed, self._settings, spec)
-        terms = self._terms(spec, feed)
-        window = Window(
-            self._folder,
-            provider,
-            replace(terms, requests_max=min(most or REQUESTS_MAX, terms.requests_max)),
-        )
         changed = list[DeadLetter]()
-        try:
+        with self._window(spec, feed, provider, most) as window:
             for one in self._unfinished(self._remainders.alike(job.job_id, feed.generation, most)):
                 document = _fetch(source, one, changed)
                 if document is not None and not window.add(document, one):
                     break
             packed = window.close(None, None)
-        except BaseException:
-            window.discard()
-            raise
         if changed or window.letters:
             self._batches.settle("", [], [*changed, *window.letters], [])
         if packed and not self._batches.add_of_remainders(
@@ -158,8 +142,7 @@ class Packer:
             feed for feed in self._jobs.feeds(job.job_id) if feed.generation == batch.generation
         )
         kept = None if batch.remote_id is None else self._batches.kept_ids(batch.tag)
-        writer = self._folder.writer(batch.tag)
-        try:
+        with discarded_on_error(self._folder.writer(batch.tag)) as writer:
             if kept is None:
                 self._pack_again(writer, job, spec, feed, batch, provider)
             else:
@@ -172,10 +155,17 @@ class Packer:
                     list(packed_before(kept, provider.limits.id_chars)),
                 )
             writer.close()
-        except BaseException:
-            writer.discard()
-            raise
         return packed
+
+    @contextlib.contextmanager
+    def _window(
+        self, spec: JobSpec, feed: Feed, provider: BatchProvider, most: int | None
+    ) -> Iterator[Window]:
+        """Open the batches to pack, which leave no files behind after an error."""
+        terms = self._terms(spec, feed)
+        terms = replace(terms, requests_max=min(most or REQUESTS_MAX, terms.requests_max))
+        with discarded_on_error(Window(self._folder, provider, terms)) as window:
+            yield window
 
     def _pack_again(
         self,
@@ -407,3 +397,51 @@ def _key(feed: Feed, document: Document) -> ItemKey:
 def _new(feed: Feed, document: Document) -> Remainder:
     """Return the remainder of a document that no batch has had yet."""
     return Remainder(_key(feed, document), document.position, 0, 0, 0, 0, 0, "new")
+
+
+class Packing:
+    """The packed folder, used on the event loop but for ``sweep``, ``remove`` and ``rename``."""
+
+    def __init__(self, packer: Packer, folder: PackedFolder) -> None:
+        self._packer, self._folder = packer, folder
+        self._one_at_a_time = asyncio.Lock()
+
+    async def feed(
+        self, job: Job, spec: JobSpec, feed: Feed, provider: BatchProvider, most: int | None
+    ) -> tuple[Feed, int]:
+        """Pack a window of a feed. Return the feed after it, and how many batches it made."""
+        async with self._one_at_a_time:
+            return await asyncio.to_thread(self._packer.pack_feed, job, spec, feed, provider, most)
+
+    async def remainders(
+        self, job: Job, spec: JobSpec, feed: Feed, provider: BatchProvider, most: int | None
+    ) -> int:
+        """Pack remainders of a feed, and return how many batches they made."""
+        async with self._one_at_a_time:
+            return await asyncio.to_thread(
+                self._packer.pack_remainders, job, spec, feed, provider, most
+            )
+
+    async def files(
+        self, job: Job | None, spec: JobSpec | None, batch: ProviderBatch, provider: BatchProvider
+    ) -> PackedBatch:
+        """Return the files of a batch, packed again where they are gone and its job is there."""
+        packed = self._folder.batch(batch.tag)
+        if job is None or spec is None or packed.is_there:
+            return packed
+        async with self._one_at_a_time:
+            return await asyncio.to_thread(self._packer.files, job, spec, batch, provider)
+
+    def sweep(self, open_tags: Callable[[], Collection[str]]) -> None:
+        """Remove the files of batches that are over."""
+        self._folder.sweep(open_tags())
+
+    def remove(self, tag: str) -> None:
+        self._folder.batch(tag).remove()
+
+    def rename(self, tag: str, to: str) -> None:
+        self._folder.rename(tag, to)
+
+    def stop(self) -> None:
+        """Throw away what is being packed: the worker ends."""
+        self._packer.stopped.set()

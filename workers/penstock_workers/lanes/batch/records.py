@@ -1,4 +1,4 @@
-"""What is written of documents of provider batches: one transaction in SQL, then Redis.
+"""Documents of provider batches are written in one transaction in SQL, then in Redis.
 
 The settler of all lanes calls it. What differs from other lanes: a document that is to be tried
 again is a row of SQL in place of a message in Redis, and what earlier batches used up on it is
@@ -123,6 +123,9 @@ class BatchRecords:
 
 class NoQueue:
     """The bridge of a lane whose documents are no messages: there is nothing to acknowledge."""
+
+    async def sure(self) -> None:
+        pass
 
     def started(self, delivery: Delivery) -> None:
         pass

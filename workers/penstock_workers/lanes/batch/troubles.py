@@ -1,4 +1,4 @@
-"""What becomes of a batch whose step fails: how long it waits, and when its job pauses.
+"""A batch whose step fails waits for a time, or its job pauses.
 
 What a failure means is decided by the table of fates and by ``ASTRAY``, as in the lanes that send
 documents one by one. All that is counted here is counted in the journal, so that a restart, or

@@ -103,7 +103,7 @@ class Watching:
 
     @property
     def _is_stuck(self) -> bool:
-        """Whether its job was paused for it."""
+        """Return whether its job was paused for it."""
         failure = self._led.batch.failure
         return failure is not None and failure.name == Code.BATCH_STUCK
 

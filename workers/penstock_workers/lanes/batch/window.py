@@ -37,7 +37,7 @@ Kind = tuple[str | None, str]  # of the requests of one batch: their model and t
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What the batches of one feed have in common."""
+    """The terms that the batches of one feed have in common."""
 
     job_id: str
     generation: int

@@ -12,11 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Executor
 from functools import partial
 
 from penstock_producer.job.spec import Priority
-from penstock_workers.failpoints import Failpoints
 from penstock_workers.lanes.embed.buckets import (
     Buckets,
     Tell,
@@ -33,10 +31,8 @@ from penstock_workers.lanes.embed.computing import (
     Built,
     Computed,
     Computing,
-    EncoderThread,
     Vectors,
 )
-from penstock_workers.lanes.embed.encoder import Encoder
 from penstock_workers.lanes.engine_faults import FailureRun
 
 log = logging.getLogger(__name__)
@@ -65,33 +61,15 @@ class Batcher:
 
     def __init__(
         self,
-        encoder: Encoder,
+        computing: Computing,
+        buckets: Buckets,
         budget: TokenBudget,
-        *,
-        batch_items: int,
-        window_s: float,
         on_lost: Callable[[str], None],
-        stall_s: float | None = None,
-        failpoints: Failpoints | None = None,
-        thread: Executor | None = None,
-        builder: Executor | None = None,
     ) -> None:
-        """Make a batcher for one encoder.
-
-        ``on_lost`` is called once, with the reason. A batch that takes longer than ``stall_s``
-        hangs; None: by its size and the model's.
-        """
+        """Make a batcher for one encoder; ``on_lost`` is called once, with the reason."""
         self._on_lost, self._lost = on_lost, ""
         self._failing = FailureRun()
-        self._budget = budget
-        self._buckets = Buckets(batch_items=batch_items, window_s=window_s)
-        self._computing = Computing(
-            encoder,
-            thread or EncoderThread("penstock-encoder"),
-            builder or EncoderThread("penstock-batches"),
-            stall_s=stall_s,
-            failpoints=failpoints,
-        )
+        self._computing, self._buckets, self._budget = computing, buckets, budget
         self._encoder_free = asyncio.Lock()
         self._in_hand: set[asyncio.Task[None]] = set()
         self._ahead_from = 1.0  # batches that wait before one is taken while another is computed

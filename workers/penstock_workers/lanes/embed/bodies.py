@@ -114,7 +114,7 @@ class BadBody(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ShortVectors:
-    """Which sizes a model gives, as far as its files or the operator say."""
+    """The sizes that a model gives, as far as its files or the operator say."""
 
     dimensions: int
     # so that the first part of a vector is a vector, too; None = nothing is said
@@ -134,12 +134,13 @@ class Ask:
     dimensions: int | None
 
 
-def check_endpoint(endpoint: str, others: str = "") -> None:
-    """Check that the lane answers this endpoint; ``others`` says what it answers besides.
-
-    Raises BadBody."""
+def check_endpoint(endpoint: str) -> None:
+    """Check that the lane embeds at this endpoint. Raises BadBody."""
     if not endpoint.endswith(ENDPOINT):
-        words = f"the embed lane answers /v1{ENDPOINT}{others}, not {endpoint}"
+        words = (
+            f"the embed lane answers /v1{ENDPOINT}, /v1/rerank, /v1/score and /classify, not "
+            f"{endpoint}"
+        )
         raise BadBody(words, param="url", code="not_found", status=404)
 
 

@@ -81,7 +81,7 @@ class Built(NamedTuple):
 
 
 class Broken(NamedTuple):
-    """Why there are no vectors."""
+    """The reason why there are no vectors."""
 
     words: str
     too_large: bool = False  # for the memory that is left
@@ -94,18 +94,15 @@ class Computing:
     def __init__(
         self,
         encoder: Encoder,
-        thread: Executor,
-        builder: Executor,
         *,
         stall_s: float | None = None,
         failpoints: Failpoints | None = None,
+        thread: Executor | None = None,
+        builder: Executor | None = None,
     ) -> None:
-        self._encoder, self._thread, self._builder, self._stall_s = (
-            encoder,
-            thread,
-            builder,
-            stall_s,
-        )
+        self._encoder, self._stall_s = encoder, stall_s
+        self._thread = thread or EncoderThread("penstock-encoder")
+        self._builder = builder or EncoderThread("penstock-batches")
         self._failpoints = failpoints or Failpoints()
 
     async def build(self, ids: Sequence[TokenIds]) -> Built | Broken:

@@ -38,7 +38,8 @@ from penstock_workers.lanes.embed.bodies import (
     read_body,
     too_long,
 )
-from penstock_workers.lanes.embed.buckets import TokenBudget, TokenIds, Vector
+from penstock_workers.lanes.embed.buckets import Buckets, TokenBudget, TokenIds, Vector
+from penstock_workers.lanes.embed.computing import Computing
 from penstock_workers.lanes.embed.encoder import (
     Encoder,
     SentenceTransformersClassifier,
@@ -77,7 +78,7 @@ MakeEncoder = Callable[[Path, EmbedSettings], Encoder]
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """What ``prepare`` leaves for ``infer``."""
+    """The input that ``prepare`` leaves for ``infer``."""
 
     ask: Ask | scoring.Ask
     rows: Sequence[TokenIds]
@@ -123,13 +124,10 @@ class EmbedLane:
         self.served = replace(self.served, tasks=_tasks(self._encoder))
         self._tokens = Tokenising(self._encoder)
         self._batcher = Batcher(
-            self._encoder,
+            Computing(self._encoder, stall_s=settings.stall_s, failpoints=self._failpoints),
+            Buckets(batch_items=settings.batch_items, window_s=settings.window_ms / 1000),
             TokenBudget(settings.token_budget),
-            batch_items=settings.batch_items,
-            window_s=settings.window_ms / 1000,
-            on_lost=self._give_up,
-            stall_s=settings.stall_s,
-            failpoints=self._failpoints,
+            self._give_up,
         )
         self._batcher.start()
 
@@ -203,7 +201,7 @@ class EmbedLane:
                 return scoring.read_ask(task, request.body)
             except scoring.BadAsk as error:
                 raise BadBody(str(error), param=error.param) from None
-        check_endpoint(request.endpoint, ", /v1/rerank, /v1/score and /classify")
+        check_endpoint(request.endpoint)
         if classes:
             raise BadBody(
                 f"{self._name} classifies and does not embed: ask /classify, or host a model that "

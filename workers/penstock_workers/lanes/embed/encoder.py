@@ -1,4 +1,4 @@
-"""What turns token ids into vectors: the interface, and the real encoders behind it.
+"""An encoder turns token ids into vectors: the interface, and the real ones behind it.
 
 One is a sentence-transformers model on a CPU or a GPU, the other a cross-encoder or a sequence
 classifier, as sentence-transformers' CrossEncoder computes it.

@@ -26,7 +26,6 @@ __all__ = [
     "Scores",
     "ServerModel",
     "Unusable",
-    "VectorAnswer",
     "message",
     "model_of",
     "read_scores",

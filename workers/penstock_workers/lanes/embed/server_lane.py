@@ -45,7 +45,7 @@ from penstock_workers.settings import WorkerSettings
 
 
 class Input(NamedTuple):
-    """What ``prepare`` leaves for ``infer``."""
+    """The input that ``prepare`` leaves for ``infer``."""
 
     ask: Ask | scoring.Ask
     server_model: ServerModel  # that the server had
@@ -197,7 +197,7 @@ class EmbedServerLane:
         Raises BadBody, also for what the server says that its model is not for."""
         task, labels = scoring.task_of(request.endpoint), self._model.now.labels
         if task is None:
-            check_endpoint(request.endpoint, ", /v1/rerank, /v1/score and /classify")
+            check_endpoint(request.endpoint)
             if labels:
                 raise BadBody(
                     f"{self._model.now.name} classifies and does not embed: ask /classify"

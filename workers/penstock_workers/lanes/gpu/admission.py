@@ -1,4 +1,4 @@
-"""How items get into the engine, and how suspects do."""
+"""Items get into the engine as it has room, and suspects alone."""
 
 from __future__ import annotations
 

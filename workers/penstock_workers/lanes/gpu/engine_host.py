@@ -187,7 +187,7 @@ class EngineHost:
 
     @property
     def served(self) -> Served:
-        """What the engine serves, with the adapters that there are now; no name before it is up."""
+        """Return what the engine serves, with the adapters of now; no name before it is up."""
         if self.built is None:
             return Served(())
         return replace(self.built.served, adapters=self._factory.adapters.announced())

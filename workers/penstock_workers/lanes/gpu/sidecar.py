@@ -22,7 +22,7 @@ from penstock_workers.errors import BadEngineSettings
 from penstock_workers.http import HttpAnswer
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.lane import Prepared, Request
-from penstock_workers.lanes.api.gauges import GaugeWatch
+from penstock_workers.lanes.api.polls import GaugeWatch
 from penstock_workers.lanes.api.upstream import ROOT, SERVER, ServerCalls, ServerLife, ServerWait
 from penstock_workers.lanes.gpu.engine.engine_queue import EngineQueue, EngineState, bound
 from penstock_workers.lanes.gpu.engine.engines import RequestRefused
@@ -72,7 +72,7 @@ class ServerQueue:
 
 
 class VllmModels:
-    """What a vLLM server serves, and which names it had before."""
+    """The models that a vLLM server serves, and the names it had before."""
 
     def __init__(self, calls: ServerCalls, names: tuple[str, ...]) -> None:
         self._calls, self._names = calls, names

@@ -707,6 +707,24 @@ def waiting(house: House, job: Job) -> list[Remainder]:
     return list(RemainderStore(house.producer._database).unclaimed(job.job_id, 1))
 
 
+async def test_a_feed_that_is_read_anew_waits_for_batches_that_have_its_documents(
+    house: House,
+) -> None:
+    """Redis was lost while the job left and came back: what is in a batch is not paid for twice."""
+    house.provider.ended, house.provider.never = False, {0}
+    job = house.submit(10)
+    async with house.working():
+        await house.until(lambda: len(house.provider.made) == 1)
+        moved(house, job, "api")
+        moved(house, job, "batch")
+        JobStore(house.producer._database).rewind_feeds(job.job_id)
+        await house.until(lambda: house.provider.cancelled == {"0"})
+        house.provider.never.clear()
+        await house.until(lambda: not house.store.is_busy(job.job_id))
+    assert len(house.provider.made) == 1
+    assert house.counts(job).calls == 10
+
+
 async def test_a_job_that_leaves_the_lane_leaves_nothing_there(house: House) -> None:
     """What runs is cancelled and what is packed given up; answers are kept, and no document loses a
     try. Where the job comes back the rest goes into new batches."""
@@ -752,7 +770,7 @@ async def test_answers_of_a_batch_that_was_handed_over_are_stored_or_counted(hou
     async with house.working():
         await house.until(lambda: len(house.provider.made) == 1)
         moved(house, job, "api")
-        [batch] = house.store.not_handed_over(job.job_id)
+        [batch] = house.store.to_hand_over(job.job_id)
         house.store.hand_over(batch)
         elsewhere = Result(
             ItemKey(job.job_id, 1, "d0"), 200, b"{}", "req-9", "m", "stop", 9, 9, 50, 1, 1, 1
@@ -799,7 +817,7 @@ async def test_a_batch_that_was_handed_over_is_never_created(house: House) -> No
         await house.until(lambda: house.store.open_of(job.job_id) == 1)
         await house.until(lambda: not house.provider.errors["upload"])
     moved(house, job, "api", slow_s=5.0)
-    [batch] = house.store.not_handed_over(job.job_id)
+    [batch] = house.store.to_hand_over(job.job_id)
     house.store.hand_over(batch)
     moved(house, job, "batch", slow_s=4.0)
     async with house.working():
@@ -849,7 +867,7 @@ async def test_a_batch_leaves_what_a_call_has_reserved(house: House) -> None:
     async with house.working():
         await house.until(lambda: len(house.provider.made) == 1)
         moved(house, job, "api")
-        [batch] = house.store.not_handed_over(job.job_id)
+        [batch] = house.store.to_hand_over(job.job_id)
         house.store.hand_over(batch)
         call = Begin(ItemKey(job.job_id, 1, "d0"), buckets_for(job), MayCost(3_000, owner="me"))
         assert hot.begin([call])[0].reply is BeginReply.GO

@@ -21,8 +21,8 @@ from penstock_workers.lanes.embed.batcher import (
     EncodingFailed,
     NoRoom,
 )
-from penstock_workers.lanes.embed.buckets import TokenBudget, TokenIds, Vector
-from penstock_workers.lanes.embed.computing import EncoderThread
+from penstock_workers.lanes.embed.buckets import Buckets, TokenBudget, TokenIds, Vector
+from penstock_workers.lanes.embed.computing import Computing, EncoderThread
 from penstock_workers.lanes.embed.encoder import OutOfMemory, SentenceTransformersEncoder
 from penstock_workers.lanes.engine_faults import IN_A_ROW
 
@@ -39,13 +39,10 @@ def batcher(
     encoder: FakeEncoder, thread: Executor | None = None, *, budget: int = 100_000, items: int = 100
 ) -> Batcher:
     made = Batcher(
-        encoder,
+        Computing(encoder, thread=thread or AtOnce(), builder=AtOnce()),
+        Buckets(batch_items=items, window_s=WINDOW_S),
         TokenBudget(budget),
-        batch_items=items,
-        window_s=WINDOW_S,
-        on_lost=LOST.append,
-        thread=thread or AtOnce(),
-        builder=AtOnce(),
+        LOST.append,
     )
     made.start()
     return made
@@ -145,12 +142,10 @@ async def test_out_of_memory_the_halves_go_apart_and_the_budget_sinks() -> None:
     what fitted."""
     encoder = FakeEncoder(memory=1_024)
     made = Batcher(
-        encoder,
+        Computing(encoder, thread=AtOnce()),
+        Buckets(batch_items=16, window_s=0),
         TokenBudget(4_096),
-        batch_items=16,
-        window_s=0,
-        on_lost=LOST.append,
-        thread=AtOnce(),
+        LOST.append,
     )
     made.start()
     await made.encode([[1] * 256 for _ in range(16)])
@@ -239,13 +234,10 @@ async def test_a_batch_that_never_ends_loses_the_encoder() -> None:
     """After `stall_s` without an end, and no text is blamed for it (H5)."""
     thread = OnCall()
     made = Batcher(
-        FakeEncoder(),
+        Computing(FakeEncoder(), stall_s=0.01, thread=thread),
+        Buckets(batch_items=1, window_s=0),
         TokenBudget(99),
-        batch_items=1,
-        window_s=0,
-        on_lost=LOST.append,
-        stall_s=0.01,
-        thread=thread,
+        LOST.append,
     )
     made.start()
     ends = await asyncio.gather(*(made.encode([[1]]) for _ in range(3)), return_exceptions=True)

@@ -141,7 +141,7 @@ _NOT_SENT = (
 
 
 class Times(NamedTuple):
-    """How long what may take. Tests have shorter ones."""
+    """The times that calls may take. Tests have shorter ones."""
 
     connect_s: float = 10.0
     call_s: float = 60.0
@@ -153,7 +153,7 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Where a provider is, and how it is asked."""
+    """The place of a provider, and how it is asked."""
 
     name: str
     base_url: str
@@ -340,7 +340,7 @@ MAX_PAGE_ROWS: Final = 1_000
 
 
 class Listing(NamedTuple):
-    """How a provider's lists are asked and turned over."""
+    """The way to ask for a provider's lists and to turn them over."""
 
     rows: str  # the field of an answer with its rows
     place: str  # the parameter that says where the next page begins

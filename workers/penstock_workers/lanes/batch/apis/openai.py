@@ -108,7 +108,7 @@ def _shown_mistral(batch: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class Shape(NamedTuple):
-    """How one provider's files and batches are asked and read."""
+    """The shape of one provider's files and batches, to ask and to read."""
 
     purpose: str = "batch"
     upload_path: str = "/v1/files"

@@ -116,7 +116,7 @@ _CONTENT_RANGE: Final = re.compile(r"bytes (?:(\d{1,18})-\d{1,18}|\*)/(\d{1,18}|
 
 
 class Output(NamedTuple):
-    """Where the lines are, and what may be expected of them."""
+    """The place of the lines, and what may be expected of them."""
 
     name: str  # its file or address, for people
     path: str

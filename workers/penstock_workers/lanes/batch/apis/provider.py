@@ -1,4 +1,4 @@
-"""What the `batch` lane asks of a provider's batch API, whatever its dialect.
+"""The `batch` lane asks this of a provider's batch API, whatever its dialect.
 
 The core (journal, leases, outcomes) knows only this file; a dialect knows HTTP and nothing of jobs.
 A *tag* is the id that the journal gave a provider batch: it goes to the provider with it, and finds
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Protocol, Self
 
 
 class BatchLimits(NamedTuple):
-    """What one batch of a dialect may hold. Bytes are those of the packed file."""
+    """The limits of one batch of a dialect. Bytes are those of the packed file."""
 
     requests: int
     total_bytes: int
@@ -33,7 +33,7 @@ failed its validation."""
 
 
 class LineProblem(NamedTuple):
-    """Why a provider's validation refused a whole batch."""
+    """The reason why a provider's validation refused a whole batch."""
 
     # one of TOKEN_CAP_CODES: the batch is good, and may be created again when others have ended
     code: str
@@ -57,7 +57,7 @@ class BatchSeen(NamedTuple):
 
 
 class BatchAnswer(NamedTuple):
-    """What one request came to. Either it has a status, or an error."""
+    """The answer to one request. Either it has a status, or an error."""
 
     custom_id: str
     status: int | None  # None: it got no HTTP answer

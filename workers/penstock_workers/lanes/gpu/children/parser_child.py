@@ -18,7 +18,7 @@ PROTOCOL: Final = "vllm.entrypoints.openai.chat_completion.protocol"
 
 
 class ParserFacts(NamedTuple):
-    """What the process needs to know; pickled."""
+    """The facts that the process needs; pickled."""
 
     model_config: Any  # vLLM's ModelConfig
     reasoning: str | None

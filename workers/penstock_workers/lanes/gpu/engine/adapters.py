@@ -44,7 +44,7 @@ class UnusableAdapter(Exception):
 
 
 class AdapterFacts(NamedTuple):
-    """What the files of one adapter say."""
+    """The facts in the files of one adapter."""
 
     rank: int  # the highest of its layers
     base: str | None = None  # the model that it was made for, as its makers call it

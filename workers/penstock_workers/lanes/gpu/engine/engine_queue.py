@@ -42,7 +42,7 @@ SUSPECTS_TOGETHER = 16
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """What an engine says of itself after a step."""
+    """An engine's words on itself after a step."""
 
     running: int = 0
     waiting: int = 0
@@ -321,10 +321,6 @@ class EngineFigures:
             sum(state.waiting for state in states),
             max((state.kv_usage for state in states), default=0.0),
         )
-
-    @property
-    def preempted(self) -> int:
-        return self._preempted
 
     def gauges(self, *, max_seqs: int, lined_up: int) -> dict[str, float | str]:
         """Return the figures; ``lined_up`` items are ready and wait for a place."""

@@ -1,4 +1,4 @@
-"""What both kinds of engine have in common.
+"""Both kinds of engine call vLLM in these ways.
 
 These are prompts, options and errors, in vLLM's terms and in Penstock's. vLLM's own engine
 arguments are passed through. Which there are is asked of the vLLM that is installed, never guessed.

@@ -117,7 +117,7 @@ class ContextOverflow(RequestRefused):
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What is needed to know of the loaded model."""
+    """The facts of the loaded model that are needed."""
 
     names: frozenset[str]
     context: int  # tokens, prompt and answer together
@@ -128,7 +128,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the reply repeats of the request."""
+    """The parts of the request that the reply repeats."""
 
     model: str
     chat: bool

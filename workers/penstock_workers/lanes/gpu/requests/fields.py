@@ -18,7 +18,7 @@ INT64: Final = 2**63 - 1
 
 
 class Kind(NamedTuple):
-    """What a field may hold, in words and as a test."""
+    """The content that a field may hold, in words and as a test."""
 
     words: str
     fits: Callable[[Any], bool]

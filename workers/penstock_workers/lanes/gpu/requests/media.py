@@ -87,7 +87,7 @@ _LOCAL: Final = ("", "localhost")
 
 @dataclass(slots=True)
 class Allowance:
-    """What the images and sounds of one item may still come to."""
+    """The rest that the images and sounds of one item may come to."""
 
     items: int
     size: int  # bytes
@@ -95,7 +95,7 @@ class Allowance:
 
 
 class Media:
-    """What one model takes besides text."""
+    """The inputs that one model takes besides text."""
 
     def __init__(self, settings: GpuSettings, renderer: Any) -> None:
         """Learn from vLLM's ``renderer`` what is allowed.

@@ -25,7 +25,7 @@ EFFORT: Final = "reasoning_effort"
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What the engine reads."""
+    """The text that the engine reads."""
 
     token_ids: list[int]  # all of them: those that stand for images too
     rendered: Any = None  # vLLM's own input, where there is more to it than tokens
@@ -33,7 +33,7 @@ class Prompt:
 
 
 class ChatPrompts(Protocol):
-    """How chats become prompts. Used in several threads."""
+    """The way from chats to prompts. Used in several threads."""
 
     decodes_media: bool
     """Whether a prompt may hold images or sounds."""

@@ -18,7 +18,7 @@ from penstock_workers.lanes.gpu.requests.scoring import scored
 
 
 class Unanswered(NamedTuple):
-    """Why an output is no answer.
+    """The reason why an output is no answer.
 
     The name of the failure is one of item/run/fates.py; the detail is for a person."""
 

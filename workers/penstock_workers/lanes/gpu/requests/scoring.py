@@ -28,7 +28,7 @@ CLASSIFIER: Final = "ForSequenceClassification"
 
 @dataclass(frozen=True, slots=True)
 class Classes:
-    """What the loaded model tells apart.
+    """The classes that the loaded model tells apart.
 
     ``joins``: its tokenizer makes one text of a pair, and no template. ``reads_sides``: it has a
     layer for which token is of which side; one that has none ends the engine where that is given.
@@ -41,7 +41,7 @@ class Classes:
 
 @dataclass(frozen=True, slots=True)
 class ScoringFacts:
-    """What the reply repeats of the request."""
+    """The parts of the request that the reply repeats."""
 
     ask: Ask
     model: str

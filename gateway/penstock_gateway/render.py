@@ -76,7 +76,7 @@ def asset_path(file: str) -> str:
 
 @cache
 def _by_name() -> Mapping[str, Asset]:
-    folder = files("penstock_gateway.pages") / "static"
+    folder = files("penstock_gateway") / "static"
     return {
         _names()[file]: Asset((folder / file).read_bytes(), _TYPES[file.rpartition(".")[2]])
         for file in _names()
@@ -85,7 +85,7 @@ def _by_name() -> Mapping[str, Asset]:
 
 @cache
 def _names() -> Mapping[str, str]:
-    folder = files("penstock_gateway.pages") / "static"
+    folder = files("penstock_gateway") / "static"
     found = {}
     for file in sorted(entry.name for entry in folder.iterdir()):
         stem, _, ending = file.rpartition(".")
@@ -150,7 +150,7 @@ def rendered(template: str, **values: Any) -> str:
 @cache
 def _environment() -> Environment:
     made = Environment(
-        loader=PackageLoader("penstock_gateway.pages"),
+        loader=PackageLoader("penstock_gateway"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
