@@ -145,12 +145,13 @@ def _are_made(api: Api, path: str, replicas: int) -> bool:
 
 
 def made(api: Api, name: str) -> list[str]:
-    """What is in a namespace of a release, Helm's own records included."""
+    """What is in a namespace of a release, Helm's own records included; events go by themselves."""
     return [
         f"{kind['name']}/{one['metadata']['name']}"
         for path in ("api/v1", "apis/apps/v1", "apis/batch/v1", "apis/networking.k8s.io/v1")
         for kind in api.call("GET", f"/{path}")["resources"]
         if kind["namespaced"] and {"create", "list"} <= set(kind["verbs"])
+        if kind["kind"] != "Event"
         for one in api.call("GET", f"/{path}/namespaces/{name}/{kind['name']}")["items"]
         if RELEASE in one["metadata"]["name"]
     ]
