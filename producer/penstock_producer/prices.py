@@ -30,6 +30,7 @@ __all__ = [
     "GpuPrice",
     "LongPrices",
     "ModelPrices",
+    "TierPrices",
     "TokensUsed",
     "is_budget_spent",
     "known_discount",
@@ -153,9 +154,11 @@ def _raw() -> Mapping[str, Any]:
 
 def _known(provider: Mapping[str, Any]) -> _Known:
     discount = provider["batches"]["discount"] if "batches" in provider else None
+    flex = {"flex": {"discount": provider["flex"]["discount"]}} if "flex" in provider else {}
     models: dict[str, ModelPrices] = {}
     for row in provider["prices"]:
         own = {field: value for field, value in row.items() if field != "models"}
+        own["tiers"] = flex | row.get("tiers", {})
         prices = ModelPrices(source=provider["source"], batch_discount=discount, **own)
         models |= dict.fromkeys(row["models"], prices)
     return _Known(models, discount)
@@ -173,15 +176,11 @@ class TokensUsed(NamedTuple):
     cache_written_hour: int = 0
 
 
-class LongPrices(BaseModel):
-    """Prices of requests with more than ``above`` tokens of prompt.
-
-    What is left out costs as in short ones.
-    """
+class OtherPrices(BaseModel):
+    """Prices that replace those of a model's ordinary requests; what is left out costs the same."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    above: Annotated[int, Field(gt=0)]
     input: Usd | None = None
     output: Usd | None = None
     cached_input: Usd | None = None
@@ -189,11 +188,32 @@ class LongPrices(BaseModel):
     cache_write_hour: Usd | None = None
 
 
+_PRICES: Final = set(OtherPrices.model_fields)
+_EVERY_PRICE: Final = (*sorted(_PRICES), "reasoning")
+
+
+class LongPrices(OtherPrices):
+    """Prices of requests with more than ``above`` tokens of prompt."""
+
+    above: Annotated[int, Field(gt=0)]
+
+
+class TierPrices(OtherPrices):
+    """Prices of a service tier: prices of its own, or a ``discount`` off the ordinary ones."""
+
+    discount: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+
+# Service tiers that no provider sells at its ordinary prices: where theirs are not in the table,
+# they are unknown. Scale tier and Anthropic's priority tier are paid for in advance.
+PRICED_APART: Final = frozenset({"priority", "fast", "scale"})
+
+
 class ModelPrices(BaseModel):
     """US dollars per million tokens.
 
     What is left out costs what ``input`` or ``output`` does, and ``cache_write_hour`` what
-    ``cache_write`` does."""
+    ``cache_write`` does. ``tiers`` has service tiers by the name that an answer gives them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -205,6 +225,7 @@ class ModelPrices(BaseModel):
     reasoning: Usd | None = None
     long: LongPrices | None = None
     batch_discount: Discount = None
+    tiers: Mapping[str, TierPrices] = Field(default_factory=dict)
     checked: datetime.date | None = None  # None: the operator's own
     source: str = "settings"
 
@@ -214,11 +235,9 @@ class ModelPrices(BaseModel):
         Dollars per million tokens times tokens is just that. ``in_batch``: it came from a
         provider's batch. Where no discount is known for those, it costs the full price.
         """
-        prices = (
-            self
-            if self.long is None or used.prompt <= self.long.above
-            else self._for_long(self.long)
-        )
+        prices = self
+        if self.long is not None and used.prompt > self.long.above:
+            prices = self._with(self.long)
         cached = min(used.cached, used.prompt)
         written = min(used.cache_written, used.prompt - cached)
         reasoning = 0 if prices.reasoning is None else min(used.reasoning, used.completion)
@@ -236,8 +255,28 @@ class ModelPrices(BaseModel):
         )
         return round(cost * (1.0 - (self.batch_discount or 0.0) if in_batch else 1.0))
 
-    def _for_long(self, long: LongPrices) -> ModelPrices:
-        return self.model_copy(update=long.model_dump(exclude={"above"}, exclude_none=True))
+    def of_tier(self, tier: str | None) -> ModelPrices | None:
+        """Return the prices of a service tier; None where the table does not know them.
+
+        A tier without a discount that is known costs the full price, as a batch does. What an
+        operator has set holds for all tiers, but for those that it names."""
+        found = self.tiers.get(tier) if tier else None
+        if found is not None:
+            return self._with(found)
+        return None if tier in PRICED_APART and self.checked is not None else self
+
+    def _with(self, others: OtherPrices) -> ModelPrices:
+        own = self.model_copy(update=others.model_dump(include=_PRICES, exclude_none=True))
+        if not isinstance(others, TierPrices) or not others.discount:
+            return own
+        share = 1.0 - others.discount
+        less = {name: share * price for name in _EVERY_PRICE if (price := getattr(own, name))}
+        if own.long is not None:
+            of_long = own.long.model_dump(include=_PRICES, exclude_none=True).items()
+            less["long"] = own.long.model_copy(
+                update={name: share * price for name, price in of_long}
+            )
+        return own.model_copy(update=less)
 
 
 def _or(price: float | None, other: float) -> float:

@@ -75,6 +75,7 @@ _FAULTS = {
     "truncate_rate": "200 with half a JSON body.",
     "error_body_rate": '200 with {"error": …}.',
     "hang_rate": "No answer for --hang-s.",
+    "flex_full_share": "429 resource_unavailable in the service tier flex, by share of its calls.",
     "stream_cut_after": "Events of a streamed answer after which the connection breaks.",
     "retry_after_s": "What an injected 429 or 503 asks for.",
     "retry_style": f"How a wait is written: {_listed('retry_style')}. Default: both.",

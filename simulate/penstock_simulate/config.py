@@ -81,6 +81,7 @@ WHOLE = {
 SHARES = (
     "hostile_share",
     "hostile_documents",
+    "flex_full_share",
     "batch_stalled_share",
     "batch_expired_share",
     "batch_create_500_share",
@@ -147,6 +148,7 @@ class SimulatorConfig:
     truncate_rate: float = 0.0  # 200 with half a JSON document
     error_body_rate: float = 0.0  # 200 whose body is {"error": …}
     hang_rate: float = 0.0  # no answer for hang_s
+    flex_full_share: float = 0.0  # calls in the flex tier that it has no room for
     retry_after_s: float = 1.0  # what an injected 429 and 503 ask for
     retry_style: str | None = None  # the headers of a wait, see RetryStyle
     hang_s: float = 600.0

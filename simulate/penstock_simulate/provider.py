@@ -104,7 +104,7 @@ class Provider:
         )
 
     def pay(self, usage: Usage, price: float) -> None:
-        """Pay for work done, at this part of the price in real time."""
+        """Pay for work done, at this part of the ordinary price."""
         self._wallet.pay(usage.prompt * price, usage.completion * price)
 
     def open_call(
@@ -259,7 +259,7 @@ class Provider:
             wait_s = self._slots.enter(now, reply.delay_s)
         if charge is not None:
             self._charge_later(reply, charge, now + wait_s)
-        self._wallet.pay(*reply.usage)
+        self.pay(reply.usage, reply.price)
         return reply._replace(delay_s=wait_s + reply.delay_s) if wait_s else reply
 
     def _charge_later(self, reply: Reply, charge: Charge, start: float) -> None:

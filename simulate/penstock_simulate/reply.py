@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 
 class Usage(NamedTuple):
@@ -15,6 +15,7 @@ class Usage(NamedTuple):
 
 
 NO_USAGE = Usage(0, 0)
+STANDARD_TIER: Final = "default"  # the service tier of a call that asks for none, as OpenAI says it
 
 
 class Manner(Enum):
@@ -41,6 +42,7 @@ class Reply(NamedTuple):
     delay_s: float = 0.0
     manner: Manner = Manner.WHOLE
     usage: Usage = NO_USAGE
+    price: float = 1.0  # what its tokens cost, as a part of the ordinary price
     good: bool = False
     outcome: str = "200"
     code: str | None = None  # of the error, where it has one

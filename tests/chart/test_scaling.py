@@ -243,6 +243,19 @@ def test_an_upgrade_leaves_a_number_alone_that_the_server_would_refuse(
     assert _replicas(upgrade(3, [HELM_3, SCALED])) == 3
 
 
+def test_a_number_that_is_kubernetes_own_is_not_said(
+    render: Render, upgrade: Callable[..., Release]
+) -> None:
+    """A scaled pool of one pod holds no number in any revision, so that Helm 4 rolls back to the
+    first one while KEDA scales."""
+    assert (
+        _replicas(render("karpenter", {"workerPools": {"api": {"keda": {"minReplicas": 1}}}}))
+        is None
+    )
+    assert _replicas(upgrade(1, [HELM_4])) is None
+    assert _replicas(upgrade(1, [HELM_3, SCALED])) is None
+
+
 def test_keda_is_switched_off_whole_or_not_at_all(upgrade: Callable[..., Release]) -> None:
     """Where the server would refuse the pool's number half way through, nothing is applied, and
     what makes it right is named; with that done it is said."""

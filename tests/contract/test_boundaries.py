@@ -84,6 +84,7 @@ INTERNAL_SURFACE = {
         "job.response_schema",
         "job.sinks",
         "job.spec",
+        "job.tiers",
         "jobfile",
         "json_bounds",
         "open_job",

@@ -259,6 +259,9 @@ class Outcomes:
     def __init__(self) -> None:
         self.first: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
+    async def sure(self) -> None:
+        """It is."""
+
     def started(self, delivery: Delivery) -> None:
         """Nothing listens."""
 

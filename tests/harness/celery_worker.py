@@ -157,6 +157,7 @@ class RecordingEngine:
         async with self._slots:
             self._running.add(delivery)
             try:
+                await self._bridge.sure()
                 self._bridge.started(delivery)
                 self._runs.write(f"{delivery.task_id}\n")
                 await asyncio.sleep(self._settings.seconds)

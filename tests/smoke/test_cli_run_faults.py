@@ -3,7 +3,6 @@ twice."""
 
 from __future__ import annotations
 
-import contextlib
 import re
 import signal
 import subprocess
@@ -13,6 +12,8 @@ from pathlib import Path
 import pytest
 from machine import RUN_TIMEOUT_S, Machine, eventually, simulator
 from small_disk import failing_disk, fill, small_disk
+
+from penstock_cli.chaos.injections import read_only
 
 DISK_MB = 120  # well above what is held back for calls in flight, small enough to be filled at once
 
@@ -60,18 +61,6 @@ def test_a_full_disk_is_waited_for(machine: Machine, disk: Path) -> None:
     assert "Traceback" not in told + rest
     assert len(rest.splitlines()) < 60
     assert machine.leftovers() == []
-
-
-@contextlib.contextmanager
-def read_only(place: Path) -> Iterator[None]:
-    """Have every path below the place refuse writes; files that are open are written on, as the
-    system refuses to change them."""
-    subprocess.run(["mount", "--bind", str(place), str(place)], check=True)
-    try:
-        subprocess.run(["mount", "-o", "remount,bind,ro", str(place)], check=True)
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def test_a_state_folder_that_turns_read_only_loses_nothing(machine: Machine, disk: Path) -> None:

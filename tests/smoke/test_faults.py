@@ -12,21 +12,20 @@ import pytest
 from fleet import Fleet
 from servers import Postgres
 
-from penstock_cli.chaos.stage import HOOKS, LANES, Fault, authority, begin, play
+from penstock_cli.chaos.play import play
+from penstock_cli.chaos.stage import AUTHORITY, HOOKS, Fault, begin
 from penstock_cli.chaos.table import FAULTS
 
 SEEDS = [int(seed) for seed in os.environ.get("FAULT_SEEDS", "1,2").split(",")]
 QUICK = [fault for fault in FAULTS if fault.quick]
-# Proxies and disks of their own are in the fleets of `penstock chaos`.
-HERE = [
-    fault for fault in FAULTS if "api" in fault.lanes and not fault.needs & {"proxies", "own disk"}
-]
+# Proxies, disks and servers of their own are in the fleets of `penstock chaos`.
+HERE = [fault for fault in FAULTS if "api" in fault.lanes and fault.needs <= {"own Redis"}]
 
 
 def make_fleet(folder: Path, database_url: str | None = None) -> Fleet:
     """Its workers have the hooks of chaos, and trust the provider's authority."""
     settings = {"hook_modules": json.dumps([HOOKS])}
-    trusted = {"SSL_CERT_FILE": str(authority(folder))}
+    trusted = {"SSL_CERT_FILE": str(folder / AUTHORITY)}
     return Fleet(folder, database_url=database_url, settings=settings, variables=trusted)
 
 
@@ -54,7 +53,7 @@ def test_a_fault(shared_fleet: Fleet, fault: Fault) -> None:
         holds(fault, shared_fleet, seed=1)
 
 
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("store", ["sqlite", "postgresql"])
 @pytest.mark.parametrize("fault", HERE, ids=str)
@@ -64,5 +63,5 @@ def test_all_faults(
     """The same for every fault there is, each on a fleet of its own."""
     url = request.getfixturevalue("postgres_url") if store == "postgresql" else None
     with make_fleet(tmp_path, url) as fleet:
-        begin(fleet, seed, LANES["api"], https=fault.https)
+        begin(fleet, seed)
         holds(fault, fleet, seed)

@@ -1,4 +1,4 @@
-"""The errors of a worker are a tree.
+"""Errors of workers stand in one tree.
 
 WorkerError
 ├── InvalidFailpoint    the setting `failpoints` does not parse
@@ -179,12 +179,19 @@ class PricesMissing(JobCannotRun):
     code = "prices_missing"
 
     def __init__(
-        self, provider: str, model: str | None, budget_usd: float, tenant: str | None = None
+        self,
+        provider: str,
+        model: str | None,
+        budget_usd: float,
+        tenant: str | None = None,
+        *,
+        tier: str | None = None,
     ) -> None:
         whose = "the job's budget" if tenant is None else f"the monthly budget of tenant {tenant!r}"
         super().__init__(
             f"{whose} is {budget_usd:g} USD, and this worker knows no price of "
-            f"{'its models' if model is None else f'model {model!r}'} at provider {provider!r}; "
+            f"{'its models' if model is None else f'model {model!r}'} at provider {provider!r}"
+            f"{'' if tier is None else f' in the service tier {tier!r}'}; "
             f"set providers.{provider}.usd_per_mtok_in and usd_per_mtok_out (US dollars per "
             "million tokens), restart the workers and resume the job"
         )

@@ -10,19 +10,18 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
 from penstock_cli.chaos import injections
+from penstock_cli.chaos.bucket import Bucket
 from penstock_cli.chaos.fleet import Fleet
-from penstock_cli.chaos.processes import Guard, OwnRedis, RedisStore
+from penstock_cli.chaos.processes import Guard
 from penstock_cli.chaos.proxy import Proxy
-from penstock_cli.chaos.stage import HOOKS, Fault
+from penstock_cli.chaos.servers import OwnPostgres, OwnRedis, RedisStore, TheirRedis
+from penstock_cli.chaos.stage import AUTHORITY, HOOKS, Fault
 from penstock_cli.errors import UsageProblem
-
-if TYPE_CHECKING:
-    import redis
 
 DISK_MB = 96  # for the ledger of a few hundred small jobs
 DISK = "disk"  # the guard unmounts it by this name
@@ -42,35 +41,25 @@ class Arena:
         return next((self.lacks[need] for need in sorted(fault.needs) if need in self.lacks), None)
 
 
-class TheirRedis:
-    """A Redis that we have not started, and so neither kill nor stop."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-
-    def client(self) -> redis.Redis:
-        import redis
-
-        return redis.Redis.from_url(self.url)
-
-    def stop(self) -> None:
-        """Leave it as it is."""
-
-
 @contextmanager
 def arena(
-    folder: Path, *, temporary: bool, redis_url: str | None, database_url: str | None
+    folder: Path,
+    *,
+    temporary: bool,
+    redis_url: str | None,
+    database_url: str | None,
+    postgres: bool,
 ) -> Iterator[Arena]:
     """Start everything but the provider and the workers; end all of it with the block.
 
-    Raises UsageProblem for a server that cannot be taken.
+    Raises UsageProblem for a server that cannot be taken, or not be started.
     """
-    lacks = {
-        "https": "needs a provider with TLS from the start: `make soak` has it",
-    }
+    lacks: dict[str, str] = {}
     with ExitStack() as exits:
-        guard = Guard(folder if temporary else None)
+        guard = Guard()
         exits.callback(guard.close)
+        if temporary:
+            guard.remove(folder)
         store: RedisStore
         if redis_url is None:
             own = OwnRedis(folder / "redis", guard.watch)
@@ -80,23 +69,40 @@ def arena(
         else:
             store, behind = _theirs(redis_url), _address(redis_url, REDIS_PORT)
             lacks["own Redis"] = "the Redis is yours: only what can be done from outside"
+        server = OwnPostgres(guard) if postgres else None
+        if server is not None:
+            exits.callback(server.stop)
+            server.create()
+            database_url = server.url
+        else:
+            lacks["own PostgreSQL"] = "no PostgreSQL of chaos's own: give --postgres"
         if database_url is None:
             database_url = f"sqlite:///{_ledgers_place(folder, exits, lacks)}/ledger.db"
         else:
-            lacks["own disk"] = "the database is yours: only what can be done from outside"
+            lacks["own disk"] = "the database has no disk that chaos may break"
+        if find_spec("boto3") is None:
+            bucket = None
+            lacks["bucket"] = "needs boto3: `pip install penstock[s3]`"
+        else:
+            bucket = exits.enter_context(Bucket())
         proxies = {"redis": exits.enter_context(Proxy(behind))}
         fleet = Fleet(
             folder,
             store,
             guard,
             database_url=database_url,
+            postgres=server,
+            bucket=bucket,
             settings=(settings := {"hook_modules": json.dumps([HOOKS])}),
+            variables={"SSL_CERT_FILE": str(folder / AUTHORITY)},
         )
         proxies["provider"] = exits.enter_context(Proxy(("127.0.0.1", fleet.provider.port)))
         settings["redis_url"] = _through(store.url, proxies["redis"])
-        settings["providers__default__base_url"] = f"http://127.0.0.1:{proxies['provider'].port}/v1"
+        settings["providers__default__base_url"] = (
+            f"https://127.0.0.1:{proxies['provider'].port}/v1"
+        )
         if injections.is_sqlite(database_url):
-            lacks["PostgreSQL"] = "the ledger is SQLite: give --database-url for PostgreSQL"
+            lacks["PostgreSQL"] = "the ledger is SQLite: give --postgres or --database-url"
         else:
             proxies["sql"] = exits.enter_context(Proxy(_address(database_url, POSTGRES_PORT)))
             settings["database_url"] = _through(database_url, proxies["sql"])

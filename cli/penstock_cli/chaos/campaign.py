@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import random
 import time
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from penstock_cli.chaos.arena import Arena
-from penstock_cli.chaos.stage import Fault, Lane, Verdict, play
+from penstock_cli.chaos.play import Verdict, play
+from penstock_cli.chaos.stage import Fault, Lane
 from penstock_cli.chaos.table import FAULTS, GROUPS
 from penstock_cli.errors import UsageProblem
 
@@ -35,16 +36,22 @@ def chosen(names: str | None, lane: str) -> list[Fault]:
     there = [fault for fault in FAULTS if lane in fault.lanes]
     if names is None:
         return there
-    wanted = [name.strip() for name in names.split(",") if name.strip()]
-    known = {fault.name for fault in FAULTS} | set(GROUPS)
+    wanted = [name.strip() for name in names.split(",")]
+    known = [*(fault.name for fault in FAULTS), *GROUPS]
     for name in wanted:
         if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
             raise UsageProblem(
-                f"--faults: there is no fault or group {name!r}; `penstock chaos --list` shows all"
+                f"--faults: there is no fault or group {name!r}; {hint}`penstock chaos --list` "
+                "shows all"
             )
     found = [fault for fault in there if fault.name in wanted or fault.group in wanted]
     if not found:
-        raise UsageProblem(f"--faults: none of {', '.join(wanted)} is of lane {lane}")
+        raise UsageProblem(
+            f"--faults: none of {', '.join(wanted)} is of lane {lane}; `penstock chaos --lane "
+            f"{lane} --list` shows those that are"
+        )
     return found
 
 
@@ -81,6 +88,12 @@ class Campaign:
     verdicts: list[Verdict] = field(default_factory=list)
     not_tried: dict[str, str] = field(default_factory=dict)  # fault -> why
     interrupted: bool = False
+    more: str = ""  # of the command line
+
+    @property
+    def words(self) -> str:
+        """Return the words of a command line that play the same again."""
+        return f"--lane {self.lane} --seed {self.seed}{self.more}"
 
     @property
     def broken(self) -> list[Verdict]:
@@ -101,6 +114,7 @@ class Campaign:
             "lane": self.lane,
             "holds": not self.broken,
             "interrupted": self.interrupted,
+            "again": f"penstock chaos {self.words}",
             "faults": [
                 {**asdict(one), "calls": dict(one.calls), "holds": one.holds}
                 for one in self.verdicts
@@ -148,7 +162,7 @@ def fight(
         else:
             campaign.not_tried[fault.name] = why
     end = None if seconds is None else time.monotonic() + seconds
-    left = Counter(fault.name for fault in able)
+    campaign.not_tried |= dict.fromkeys((fault.name for fault in able), "there was no time for it")
     for number, stroke in enumerate(plan(able, campaign.seed), 1):
         if (number > len(able)) if end is None else (time.monotonic() >= end):
             break
@@ -162,11 +176,9 @@ def fight(
             documents=documents,
         )
         campaign.verdicts.append(verdict)
-        left.subtract(fault.name for fault in stroke.faults)
+        for fault in stroke.faults:
+            campaign.not_tried.pop(fault.name, None)
         say(_ended(verdict))
-    for name, times in left.items():
-        if times > 0:
-            campaign.not_tried[name] = "the time was over"
 
 
 def _begun(stroke: Stroke, number: int, of: int | None, end: float | None) -> str:

@@ -10,23 +10,24 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
+from penstock_cli.chaos.bucket import CREDENTIALS, Bucket
 from penstock_cli.chaos.processes import (
     PENSTOCK,
     START_S,
     Guard,
     NotInTime,
-    OneRedis,
     Process,
     Provider,
-    RedisStore,
     Start,
     start_penstock,
     until,
 )
+from penstock_cli.chaos.servers import OneRedis, OwnPostgres, RedisStore
 from penstock_cli.settings import child_environment
 from penstock_ledger import QueueBook, RedisLedger, keys
 from penstock_ledger.model import Job, JobState
@@ -62,11 +63,15 @@ class Fleet:
         guard: Guard,
         *,
         database_url: str | None = None,
+        postgres: OwnPostgres | None = None,
+        bucket: Bucket | None = None,
         settings: Mapping[str, object] | None = None,
         variables: Mapping[str, str] | None = None,
         start_process: Start = start_penstock,
     ) -> None:
-        """Prepare it: ``settings`` are PENSTOCK_* of every process, ``variables`` others."""
+        """Prepare it: ``settings`` are PENSTOCK_* of every process, ``variables`` others.
+
+        ``postgres`` may be killed; a ``bucket`` gets the results of jobs."""
         self.folder = folder
         self.logs = folder / "logs"
         self.logs.mkdir(parents=True)
@@ -74,10 +79,19 @@ class Fleet:
         self.store: RedisStore = store
         self.guard = guard
         self.database_url = database_url or f"sqlite:///{folder}/ledger.db"
+        self.postgres, self.bucket = postgres, bucket
         self.provider = Provider(folder, watch=guard.watch, start_process=start_process)
         self._start_process = start_process
         self._settings = settings or {}
         self._variables = variables or {}
+        self._to_bucket: Mapping[str, object] = {}
+        if bucket is not None:
+            self._variables = {**self._variables, **CREDENTIALS}
+            self._to_bucket = {
+                "results_url": bucket.results,
+                "results_parts": "until_end",
+                "s3_endpoint_url": bucket.url,
+            }
         self.processes: list[Process] = []
         # beginnings of names: what a supervisor would replace
         self.replaced: tuple[str, ...] = ("api",)
@@ -112,7 +126,14 @@ class Fleet:
         """Start a worker; it is ready when it says so, which ``ready`` awaits.
 
         ``settings`` are PENSTOCK_* variables."""
-        return self._start(lane, ["worker", "--lane", lane, "-c", str(concurrency)], settings)
+        return self.worker_with(settings, concurrency, lane)
+
+    def worker_with(
+        self, settings: Mapping[str, object], concurrency: int, lane: str, off_s: float = 0.0
+    ) -> Process:
+        """Start a worker whose clock is off by so much."""
+        words = ["worker", "--lane", lane, "-c", str(concurrency)]
+        return self._start(lane, words, settings, off_s)
 
     def control(self, **settings: object) -> Process:
         """Start the control loop in a process of its own."""
@@ -123,12 +144,17 @@ class Fleet:
         return self._start(name, arguments, settings)
 
     def _start(
-        self, lane: str, arguments: Sequence[str], settings: Mapping[str, object]
+        self,
+        lane: str,
+        arguments: Sequence[str],
+        settings: Mapping[str, object],
+        off_s: float = 0.0,
     ) -> Process:
         name = f"{lane}-{len(self.processes)}"
         log = self.logs / f"{name}.log"
+        start = partial(start_penstock, off_s=off_s) if off_s else self._start_process
         with log.open("ab") as out:
-            popen = self._start_process(
+            popen = start(
                 arguments,
                 env=self._environment(settings),
                 stdout=out,
@@ -188,11 +214,17 @@ class Fleet:
             "retry_base_s": 0.2,
             "retry_cap_s": 2.0,
             "control": False,
+            **self._to_bucket,
             **self._settings,
             **settings,
         }
         given = {f"PENSTOCK_{name.upper()}": str(value).strip() for name, value in chosen.items()}
         return child_environment({}) | dict(self._variables) | given
+
+    @property
+    def upstream(self) -> object:
+        """Where workers reach the provider."""
+        return self._settings.get("providers__default__base_url", self.provider.url)
 
     # -- jobs --------------------------------------------------------------------------------------
 
@@ -213,12 +245,22 @@ class Fleet:
         source = self.source(documents, key or "docs")
         return self.producer.submit(source, self.spec(**spec), job_key=key)
 
+    def submit_from_bucket(self, documents: int, key: str) -> Job:
+        """Submit a job whose source is an object of the bucket."""
+        assert self.bucket is not None
+        source = self.bucket.put(f"sources/{key}.jsonl", self.source(documents, key).read_bytes())
+        words = ("--prompt", str(self.spec()["prompt"]), "--model", str(self.spec()["model"]))
+        return self.job(self.penstock("submit", source, "--job", key, *words).split()[0])
+
+    def job(self, job_id: str) -> Job:
+        return self.producer.status(job_id).job
+
     @staticmethod
     def spec(**more: object) -> dict[str, object]:
         return {"lane": "api", "model": "sim", "prompt": "Summarise: {text}"} | more
 
     def state(self, job: Job) -> JobState:
-        return self.producer.status(job.job_id).job.state
+        return self.job(job.job_id).state
 
     def finished(self, job: Job) -> int:
         return self.producer.status(job.job_id).finished
@@ -259,11 +301,12 @@ class Fleet:
         return {name.decode(): int(value) for name, value in found.items()}
 
     def describe(self, job: Job) -> str:
-        status = self.producer.status(job.job_id)
-        calls = self.provider.calls(job).total()
+        status, calls = self.producer.status(job.job_id), self.provider.calls(job).total()
+        counts, inside = status.counts, [f"{n} {name}" for name, n in self.depths(job).items() if n]
         return (
-            f"{status.job.state} ({status.job.reason}), {status.counts}, {self.depths(job)}, "
-            f"{calls} calls"
+            f"the job is {status.job.state} ({status.job.reason}), {counts.succeeded} results, "
+            f"dead: {counts.dead_by_reason}, in Redis: {', '.join(inside) or 'nothing'}, {calls} "
+            "calls"
         )
 
     def depths(self, job: Job) -> dict[str, int]:
@@ -303,4 +346,11 @@ class Fleet:
             until(lambda: not any(self.depths(job).values()), QUIET_S, "Redis is empty of the job")
         except NotInTime as error:
             problems.append(f"{error}: {self.describe(job)}")
+        if self.bucket is not None and self.state(job) is JobState.COMPLETED:
+            for name, outcomes in (("output", results), ("errors", list(dead))):
+                written = self.bucket.documents(f"{job.job_id}/{name}.jsonl")
+                if sorted(written) != sorted(outcomes):
+                    problems.append(
+                        f"{name}.jsonl in the bucket has {len(written)} of {len(outcomes)} lines"
+                    )
         return Account(frozenset(results), dead, self.provider.calls(job), problems)

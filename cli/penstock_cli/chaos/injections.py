@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock_cli.chaos.processes import OneRedis, until
+from penstock_cli.chaos.processes import until
+from penstock_cli.chaos.servers import OneRedis
 from penstock_cli.errors import CliError
 from penstock_ledger import keys
 from penstock_ledger.model import ItemKey
@@ -261,13 +262,29 @@ def small_disk(place: Path, megabytes: int) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(place)], check=True)  # noqa: S603, S607
 
 
+@contextmanager
+def read_only(place: Path) -> Iterator[None]:
+    """Have every path below ``place`` refuse writes.
+
+    Files that are open are written on, as the system refuses to change them."""
+    subprocess.run(["mount", "--bind", str(place), str(place)], check=True)  # noqa: S603, S607
+    try:
+        command = ["mount", "-o", "remount,bind,ro", str(place)]
+        subprocess.run(command, check=True)  # noqa: S603
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)  # noqa: S603, S607
+
+
 def _mounted(command: list[str]) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     except OSError as error:
         raise CannotBreak(f"a disk of one's own needs `mount`: {error}") from error
     if done.returncode != 0:
-        raise CannotBreak(f"a disk of one's own needs the right to mount: {done.stderr.strip()}")
+        raise CannotBreak(
+            f"a disk of one's own needs the right to mount: {done.stderr.partition(chr(10))[0]}"
+        )
 
 
 def fill(folder: Path) -> Path:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import ssl
@@ -21,15 +20,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
+from penstock_cli.chaos import wrong_clock
 from penstock_cli.errors import CliError
-from penstock_cli.redis_server import EmbeddedRedis
 from penstock_cli.settings import own_environment
 
 if TYPE_CHECKING:
-    import redis
-
     from penstock_ledger.model import Job
 
 PENSTOCK = [sys.executable, "-m", "penstock_cli"]
@@ -58,29 +55,32 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-# It answers the end of the process that started it, too, however that one ends.
+# It answers the end of the process that started it, too, however that one ends. Children of what it
+# kills may write for a moment.
 _GUARD = """
 pids=
-while read -r word pid; do
+while read -r word what; do
     case $word in
-        watch) pids="$pids $pid " ;;
+        watch) pids="$pids $what" ;;
+        remove) set -- "$@" "$what" ;;
         done) exit 0 ;;
     esac
 done
 kill -KILL $pids 2>/dev/null
-[ -z "$1" ] || { umount -l "$1/disk" 2>/dev/null; rm -rf "$1"; }
+for folder; do umount -l "$folder/disk" 2>/dev/null; done
+for again in 1 2 3 4 5; do rm -rf "$@" && break; sleep 1; done
 """
 
 
 class Guard:
-    """A shell that kills the watched processes once this process is gone, and removes a folder.
+    """A shell that kills the watched processes once this process is gone, and removes folders.
 
     It has a session of its own, so that Ctrl-C does not reach it."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        """Start it; ``folder`` is removed with the processes."""
+    def __init__(self) -> None:
+        """Start it."""
         self._shell = subprocess.Popen(  # noqa: S603 -- a fixed script
-            ["/bin/sh", "-c", _GUARD, "guard", "" if folder is None else str(folder)],
+            ["/bin/sh", "-c", _GUARD, "guard"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -88,7 +88,12 @@ class Guard:
         )
 
     def watch(self, pid: int) -> None:
+        """Kill this process, too."""
         self._tell(f"watch {pid}")
+
+    def remove(self, folder: Path) -> None:
+        """Remove this folder, too, once the processes are killed."""
+        self._tell(f"remove {folder}")
 
     def close(self) -> None:
         """Let it end without a kill: everything has been ended in an orderly way."""
@@ -103,10 +108,13 @@ class Guard:
             self._shell.stdin.flush()
 
 
-def start_penstock(words: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start a `penstock` command as a process."""
+def start_penstock(
+    words: Sequence[str], *, off_s: float = 0.0, **options: Any
+) -> subprocess.Popen[bytes]:
+    """Start a `penstock` command as a process, whose clock is off by so much."""
+    command = [*wrong_clock.COMMAND, str(off_s)] if off_s else PENSTOCK
     started: Any = subprocess.Popen(  # noqa: S603 -- ourselves
-        [*PENSTOCK, *words], stdin=subprocess.DEVNULL, **options
+        [*command, *words], stdin=subprocess.DEVNULL, **options
     )
     return cast("subprocess.Popen[bytes]", started)
 
@@ -237,72 +245,3 @@ class Provider:
             return bool(self.stats())
         except OSError:
             return False
-
-
-class RedisStore(Protocol):
-    """The Redis of a fleet: one server, or several behind Sentinels."""
-
-    @property
-    def url(self) -> str: ...
-
-    def client(self) -> redis.Redis: ...
-
-    def stop(self) -> None: ...
-
-
-class OneRedis(RedisStore, Protocol):
-    """One server that may be killed, stopped and emptied."""
-
-    folder: Path
-
-    @property
-    def pid(self) -> int: ...
-
-    def kill(self) -> None: ...
-
-    def restart(self, *, wipe: bool = False) -> None: ...
-
-
-class OwnRedis:
-    """The private server of one-machine mode, with what chaos does to it."""
-
-    def __init__(self, folder: Path, watch: Callable[[int], None]) -> None:
-        """Start it."""
-        self.folder = folder
-        self._watch = watch
-        self._launch()
-
-    def _launch(self) -> None:
-        self.server = EmbeddedRedis.start(self.folder)
-        self._watch(self.server.pid)
-
-    @property
-    def url(self) -> str:
-        return self.server.endpoint.redis_url
-
-    @property
-    def pid(self) -> int:
-        return self.server.pid
-
-    def client(self) -> redis.Redis:
-        import redis
-
-        return redis.Redis.from_url(self.url)
-
-    def kill(self) -> None:
-        """Kill it: what was not yet handed to the operating system is lost."""
-        os.kill(self.pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
-
-    def restart(self, *, wipe: bool = False) -> None:
-        """Start it again; ``wipe`` first removes everything that was persisted."""
-        if self.server.alive:
-            self.kill()
-        if wipe:
-            shutil.rmtree(self.folder)
-        self._launch()
-
-    def stop(self) -> None:
-        if self.server.alive:
-            self.kill()  # its folder is removed, or begun with anew: nothing is worth an fsync

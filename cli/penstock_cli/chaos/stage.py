@@ -1,44 +1,33 @@
-"""A job under faults, and the one account that holds after each of them.
+"""Where a fault strikes: a fleet with one running job, and what the fault has done to it.
 
-A `Fault` says what is done, and returns when it is over. `play` runs a job of its own under one
-or several and then holds the fleet to the promises: every document has exactly one outcome; nothing
-was paid for twice beyond the slots of what died; the books hold what the provider billed; work went
-on within `RESUME_S` of the fault's end without a person, unless a person is what it waits for, and
-then `penstock status` says so.
+A `Fault` says what is done, and returns when it is over; it counts on its `Stage` which calls may
+have been paid for twice.
 """
 
 from __future__ import annotations
 
 import random
-import re
-import subprocess
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from penstock_cli.chaos.fleet import LEASE_S, Account, Fleet
-from penstock_cli.chaos.injections import CannotBreak
-from penstock_cli.chaos.processes import NotInTime, Process, until
+from penstock_cli.chaos.fleet import LEASE_S, Fleet
+from penstock_cli.chaos.processes import Process, until
 from penstock_cli.chaos.proxy import Proxy
-from penstock_cli.errors import CliError
-from penstock_ledger.model import Job, JobState
+from penstock_ledger.model import Job
 from penstock_producer.feed.queues import queue_name
-from penstock_simulate.hostile import KINDS
+
+if TYPE_CHECKING:
+    import redis
 
 WORKERS, CONCURRENCY = 2, 8
 SLOTS = CONCURRENCY  # of one worker: in a call, or answered and not stored yet
 LEASE_PAST_S = LEASE_S + 1  # when a frozen worker has lost what it held
-BATCHES_S = 2.0  # in which the batches of a job are made
 LATENCY_MS = 400  # so that a job outlasts its fault
 BEGIN_S = 60.0  # for the first outcomes
-RESUME_S = 90.0  # from the fault's end to the next outcome
 END_S = 120.0  # from there to the job's end
-MAX_LOG_BYTES = 400_000  # that one process may write in one fault: a flood buries what matters
-MAX_WORKER_MB = 700  # of memory, at its peak
-GOOD = {"200", *(kind.name for kind in KINDS.values() if kind.answers)}
+AUTHORITY = "authority.pem"  # in the folder of the fleet, whose processes trust it
 HOOKS = "penstock_cli.chaos.poison"
 PRICE_USD = 1_000.0  # of a million tokens, in and out: no call is too cheap to be seen
 
@@ -51,11 +40,12 @@ class Lane:
     concurrency: int = CONCURRENCY
     settings: Mapping[str, object] = field(default_factory=dict)  # of its workers
     spec: Mapping[str, Any] = field(default_factory=dict)
-    provider: tuple[str, ...] = ()  # flags of `penstock simulate`
+    provider: tuple[str, ...] = ("--latency-ms", str(LATENCY_MS))  # flags of `penstock simulate`
+    upstream: bool = False  # its provider is a server beside it, which has the model
 
 
 LANES = {
-    "api": Lane("api", provider=("--latency-ms", str(LATENCY_MS))),
+    "api": Lane("api"),
     "batch": Lane(
         "batch",
         1,
@@ -63,6 +53,8 @@ LANES = {
         {"batch_max_requests": 30, "max_attempts": 20},
         ("--batch-s", "3", "--batch-sigma", "0.5", "--batch-step-s", "0.1"),
     ),
+    "gpu": Lane("gpu", spec={"model": None}, upstream=True),
+    "embed": Lane("embed", spec={"model": None, "endpoint": "/v1/embeddings"}, upstream=True),
 }
 
 
@@ -89,8 +81,9 @@ class Stage:
     def queue(self) -> str:
         return queue_name(self.lane.name)
 
-    def start_worker(self) -> Process:
-        return start_worker(self.fleet, self.lane)
+    @property
+    def client(self) -> redis.Redis:
+        return self.fleet.store.client()
 
     def workers(self) -> list[Process]:
         return [
@@ -99,20 +92,22 @@ class Stage:
             if process.alive and process.name.startswith(self.lane.name)
         ]
 
-    def kill(self, *workers: Process) -> None:
-        """Kill workers and start others in their place; what they held counts."""
+    def kill(self, *workers: Process, off_s: Sequence[float] = ()) -> None:
+        """Kill workers and start others in their place; what they held counts.
+
+        The clocks of the new ones are off by so much, where it is given."""
         for worker in workers:
             worker.kill()
-        self.replace_dead()
+        self.replace_dead(off_s)
         self.died += len(workers)
         self.deaths -= len(workers)  # which are those that the fault had not asked for
 
-    def replace_dead(self) -> None:
+    def replace_dead(self, off_s: Sequence[float] = ()) -> None:
         """Replace what has died, as a supervisor would.
 
         A worker that was not killed by the fault died of it, and its slots count."""
-        before = self.fleet.deaths
-        self.fleet.replace_dead(self.start_worker)
+        before, clocks = self.fleet.deaths, iter(off_s)
+        self.fleet.replace_dead(lambda: start_worker(self.fleet, self.lane, next(clocks, 0.0)))
         self.deaths += self.fleet.deaths - before
 
     def hold(self, seconds: float) -> None:
@@ -148,11 +143,10 @@ class Stage:
 class Fault:
     """One way to break a fleet. ``strike`` does it and returns when it is over."""
 
-    name: str
     group: str
+    name: str
     does: str  # in words, for the table
     strike: Callable[[Stage], None]
-    finding: str = ""  # the findings that it proves
     lanes: tuple[str, ...] = ("api",)
     documents: int = 240
     spec: tuple[tuple[str, Any], ...] = ()
@@ -160,245 +154,34 @@ class Fault:
     most_dead: int = 0
     waits_for: str | None = None  # a person: what `status` then says (a pattern)
     quick: bool = False  # in `make test` as well; it leaves the fleet as it was
-    https: bool = False  # the provider has a certificate, which the fleet trusts
     honest: bool = True  # what the provider says of tokens can be believed
-    needs: frozenset[str] = frozenset()  # of the fleet, see `arena.Arena.has`
+    from_bucket: bool = False  # its job's source is an object
+    needs: frozenset[str] = frozenset()  # of the fleet, see `arena.Arena.lacks`
 
     def __str__(self) -> str:
         return self.name
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Holds what came of a job under faults."""
-
-    faults: tuple[str, ...]
-    seed: int
-    did: str
-    resumed_s: float | None
-    took_s: float  # from the fault's end to the job's
-    calls: Counter[str]
-    twice: int  # calls beyond one for each document
-    allowed: int
-    billed: int | None  # tokens, or answers of batches; None where the provider has not kept it
-    booked: int
-    dead: int
-    problems: tuple[str, ...]
-
-    @property
-    def holds(self) -> bool:
-        return not self.problems
-
-    @property
-    def lost_tokens(self) -> int | None:
-        """Return what was billed and is not in the books; None where the bill is not known."""
-        return None if self.billed is None else self.billed - self.booked
-
-
-def start_worker(fleet: Fleet, lane: Lane) -> Process:
+def start_worker(fleet: Fleet, lane: Lane, off_s: float = 0.0) -> Process:
     """Start a worker that also controls."""
-    own: dict[str, object] = dict(lane.settings)
+    own: dict[str, object] = {"control": True, **lane.settings}
     if lane.name == "batch":
         own["batch__folder"] = fleet.folder / "packed"
-    prices = {f"providers__default__usd_per_mtok_{side}": PRICE_USD for side in ("in", "out")}
-    return fleet.worker(lane.concurrency, lane=lane.name, control=True, **prices, **own)
+    if lane.upstream:
+        own[f"{lane.name}__upstream_url"] = fleet.upstream
+    own |= {f"providers__default__usd_per_mtok_{side}": PRICE_USD for side in ("in", "out")}
+    return fleet.worker_with(own, lane.concurrency, lane.name, off_s)
 
 
-def start_provider(fleet: Fleet, lane: Lane, certificate: str | None, seed: int) -> None:
-    """Start the provider, with a certificate of this kind or without one."""
-    signed = ("--authority", str(authority(fleet.folder)))
-    flags = () if certificate is None else ("--certificate", certificate, *signed)
-    fleet.provider.scheme = "http" if certificate is None else "https"
-    fleet.provider.start(*lane.provider, "--seed", str(seed), *flags)
+def start_provider(fleet: Fleet, lane: Lane, seed: int, certificate: str = "good") -> None:
+    """Start the provider, with a certificate of this kind; the fleet trusts who signs it."""
+    fleet.provider.scheme = "https"
+    signed = ("--certificate", certificate, "--authority", str(fleet.folder / AUTHORITY))
+    fleet.provider.start(*lane.provider, "--seed", str(seed), *signed)
 
 
-def authority(folder: Path) -> Path:
-    """Return the file of the authority that signs the provider's certificates."""
-    return folder / "authority.pem"
-
-
-def begin(fleet: Fleet, seed: int, lane: Lane = LANES["api"], *, https: bool = False) -> None:
+def begin(fleet: Fleet, seed: int, lane: Lane = LANES["api"]) -> None:
     """Start what all faults have: a provider, and two workers that also control."""
     fleet.replaced = (lane.name,)
-    start_provider(fleet, lane, "good" if https else None, seed)
+    start_provider(fleet, lane, seed)
     fleet.ready(*(start_worker(fleet, lane) for _ in range(WORKERS)))
-
-
-def play(
-    faults: Sequence[Fault],
-    fleet: Fleet,
-    seed: int,
-    *,
-    lane: Lane = LANES["api"],
-    proxies: Mapping[str, Proxy] | None = None,
-    documents: int | None = None,
-) -> Verdict:
-    """Run a job under faults, one after the other with no time between, then audit it."""
-    number = documents or max(fault.documents for fault in faults)
-    logged = {process.log: process.log.stat().st_size for process in fleet.processes}
-    before = _billed(fleet, lane)
-    spec = {"lane": lane.name, **lane.spec}
-    for fault in faults:
-        spec |= dict(fault.spec)
-    name = "-".join(fault.name for fault in faults)
-    job = fleet.submit(number, key=f"{name}-{seed}-{len(fleet.processes)}", **spec)
-    stage = Stage(fleet, seed, job, lane, proxies or {})
-    problems = stage.problems
-    resumed_s: float | None = None
-    try:
-        _wait_for_work(stage, number)
-        for fault in faults:
-            said = len(stage.did)
-            fault.strike(stage)
-            if len(stage.did) == said:
-                stage.did.append(fault.does)
-        stage.ended_at = time.monotonic()
-        resumed_s = _resumes_in_time(faults, stage)
-        fleet.wait_for(job, JobState.COMPLETED, END_S, lambda: _tend(faults, stage))
-    except (CliError, OSError, subprocess.SubprocessError) as error:
-        if isinstance(error, CannotBreak):
-            raise
-        problems.append(str(error))
-    took_s = time.monotonic() - (stage.ended_at or time.monotonic())
-    account = fleet.account(job, number)
-    calls = fleet.provider.outcomes(job)
-    problems += account.problems
-    honest = all(fault.honest for fault in faults)
-    billed = _billed(fleet, lane) - before if honest else None
-    paid = sum(count for outcome, count in calls.items() if outcome in GOOD) + (
-        (billed or 0) if lane.name == "batch" else 0
-    )
-    if fleet.state(job) is JobState.COMPLETED:
-        problems += _adds_up(faults, stage, account, paid, logged)
-    else:
-        fleet.run("cancel", job.job_id)  # what comes next finds the fleet free
-    counts = fleet.producer.status(job.job_id).counts
-    booked = (
-        counts.calls if lane.name == "batch" else counts.prompt_tokens + counts.completion_tokens
-    )
-    if billed is not None:
-        problems += _money(stage, account, billed, booked)
-    return Verdict(
-        tuple(fault.name for fault in faults),
-        seed,
-        "; ".join(stage.did),
-        resumed_s,
-        took_s,
-        calls,
-        max(paid - number, 0),
-        stage.slots,
-        billed,
-        booked,
-        len(account.dead),
-        tuple(problems),
-    )
-
-
-def _wait_for_work(stage: Stage, documents: int) -> None:
-    """Wait until the job is under way, at a moment that the seed chooses."""
-    if stage.lane.name == "batch":
-        # all its batches are made and looked at within seconds: before, between or after
-        stage.hold(stage.luck.uniform(0, BATCHES_S))
-        return
-    stage.fleet.wait_for_outcomes(
-        stage.job, stage.luck.randrange(1, max(documents // 8, 2)), BEGIN_S
-    )
-
-
-def _tend(faults: Sequence[Fault], stage: Stage) -> None:
-    """Do what an operator does: replace what died, and resume a job that waits for a person.
-
-    A job may wait so where a fault says it, and has to show why, with the command to type. It may
-    come to that after the fault: answers of its time are still on their way."""
-    stage.replace_dead()
-    patterns = [fault.waits_for for fault in faults if fault.waits_for is not None]
-    if not patterns or stage.fleet.state(stage.job) is not JobState.PAUSED:
-        return
-    shown = stage.shown()
-    if not any(re.search(pattern, shown) for pattern in patterns):
-        stage.problems.append(f"it waits for a person and does not say so: {shown}")
-    if "penstock resume" not in shown:
-        stage.problems.append(f"it does not say what the person is to do: {shown}")
-    stage.fleet.penstock("resume", stage.job.job_id)
-    stage.ended_at = time.monotonic()
-
-
-def _resumes_in_time(faults: Sequence[Fault], stage: Stage) -> float:
-    """Wait for the next outcome; return how long it took."""
-    fleet, job = stage.fleet, stage.job
-    finished = fleet.finished(job)
-
-    def goes_on() -> bool:
-        _tend(faults, stage)
-        return fleet.state(job).final or fleet.finished(job) > finished
-
-    try:
-        until(goes_on, RESUME_S, "work goes on after the fault")
-    except NotInTime as error:
-        raise NotInTime(f"{error}; {fleet.describe(job)}\n{stage.shown()}") from None
-    return time.monotonic() - stage.ended_at
-
-
-def _adds_up(
-    faults: Sequence[Fault], stage: Stage, account: Account, paid: int, logged: Mapping[Path, int]
-) -> list[str]:
-    """Audit a job that has ended: its dead letters, what was paid twice, memory and logs."""
-    problems = []
-    reasons = Counter(account.dead.values())
-    if not set(reasons) <= frozenset[str]().union(*(fault.dead for fault in faults)):
-        problems.append(f"dead letters that the fault does not explain: {dict(reasons)}")
-    if len(account.dead) > (most := sum(fault.most_dead for fault in faults)):
-        problems.append(f"{len(account.dead)} dead letters, at most {most}: {dict(reasons)}")
-    documents = len(account.results) + len(account.dead)
-    if paid > documents + stage.slots:
-        problems.append(
-            f"{paid} answers were paid for {documents} documents, and {stage.slots} calls may be "
-            f"repeated: {dict(stage.fleet.provider.outcomes(stage.job))}"
-        )
-    if stage.fleet.provider.stats()["trapped"]:
-        problems.append("a redirect was followed")
-    for process in stage.fleet.processes:
-        grown = process.log.stat().st_size - logged.get(process.log, 0)
-        if grown > MAX_LOG_BYTES:
-            problems.append(f"{process.name} logged {grown:,} bytes")
-    for worker in stage.workers():
-        if (peak := peak_mb(worker)) > MAX_WORKER_MB:
-            problems.append(f"{worker.name} took {peak} MB")
-    return problems
-
-
-def _billed(fleet: Fleet, lane: Lane) -> int:
-    """Return what the provider has billed since its start.
-
-    In tokens, or in answers of batches, whose tokens it does not sum up."""
-    stats = fleet.provider.stats()
-    if lane.name == "batch":
-        return int(stats["batches"]["answered"])
-    return int(stats["prompt_tokens"] + stats["completion_tokens"])
-
-
-def _money(stage: Stage, account: Account, billed: int, booked: int) -> list[str]:
-    """Compare what the provider billed with what the books hold.
-
-    They differ by calls that died on the way to the books, and by nothing else."""
-    largest = 1
-    if stage.lane.name != "batch":
-        largest = max(
-            (
-                (result.prompt_tokens or 0) + (result.completion_tokens or 0)
-                for result in stage.fleet.producer.results(stage.job.job_id)
-            ),
-            default=0,
-        )
-    if booked > billed:
-        return [f"the books hold {booked:,} of {billed:,} that were billed: money was invented"]
-    if billed - booked > stage.slots * largest:
-        return [f"the books hold {booked:,} of {billed:,} that were billed"]
-    return []
-
-
-def peak_mb(process: Process) -> int:
-    """Return the most memory that a process has had."""
-    status = Path(f"/proc/{process.popen.pid}/status").read_text()
-    found = re.search(r"VmHWM:\s+(\d+) kB", status)
-    return int(found[1]) // 1024 if found else 0

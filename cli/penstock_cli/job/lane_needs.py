@@ -277,7 +277,8 @@ def _cost(lane: str, picture: Picture, settings: WorkerSettings, planned: Planne
     if paid is not None:
         # with what its prompt cache saved, and what refused answers cost
         return paid * picture.documents
-    prices = settings.provider(picture.spec.provider).prices_of(picture.spec.model)
+    spec = picture.spec
+    prices = settings.provider(spec.provider).prices_of(spec.model, tier=spec.tier_in(lane))
     if prices is None:
         return None
     used = TokensUsed(round(picture.tokens_in * MTOK), round(picture.tokens_out * MTOK))

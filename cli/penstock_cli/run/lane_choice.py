@@ -77,7 +77,7 @@ def _guess(
             None,
             f"how fast your GPUs are; a run with --lane {lane} --sample 100 measures it",
         )
-    cost = guess.usd(provider.prices_of(spec.model), in_batch=packs(lane))
+    cost = guess.usd(provider.prices_of(spec.model, tier=spec.tier_in(lane)), in_batch=packs(lane))
     if packs(lane):
         return LaneGuess(lane, cost, *_in_batches(guess, provider.batch_enqueued_tokens))
     return LaneGuess(lane, cost, *_in_real_time(guess, documents, provider))

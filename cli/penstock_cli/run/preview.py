@@ -175,7 +175,7 @@ def _show_json(name: str, found: Preview, settings: WorkerSettings) -> None:
 
     spec, guess, refusal = found.spec, found.survey.estimate, found.refusal()
     provider = settings.provider(spec.provider)
-    prices = provider.prices_of(spec.model)
+    prices = provider.prices_of(spec.model, tier=spec.tier_in(spec.first_lane))
     shown = {
         "source": name,
         **found.to_json(),
@@ -250,23 +250,35 @@ def _job_lines(found: Preview, provider: ProviderSettings) -> Iterator[str]:
 
 
 def _cost(found: Preview, provider: ProviderSettings, out: str) -> str:
+    from penstock_producer.job.tiers import FLEX
     from penstock_producer.reporting.money import known_from, per_million
 
-    spec, prices = found.spec, provider.prices_of(found.spec.model)
+    spec = found.spec
+    tier = spec.tier_in(spec.first_lane)
+    prices = provider.prices_of(spec.model, tier=tier)
     if prices is None or found.cost_usd is None or found.prompts_usd is None:
         why = (
             "documents name their models"
             if spec.model is None
-            else f"no price of {spec.model} is known here"
+            else f"no price of {spec.model}{_of_tier(tier)} is known here"
         )
         return f"unknown, since {why}; give --usd-per-mtok-in and --usd-per-mtok-out"
     discount = (prices.batch_discount or 0.0) if all(map(packs, spec.permitted_lanes)) else 0.0
     less = f", less {discount:.0%} in batches" if discount else ""
+    together = usd(found.cost_usd)
+    if tier == spec.tier == FLEX:
+        full = found.survey.estimate.usd(provider.prices_of(spec.model))
+        together += "" if full is None else f", or {usd(full)} where flex has no room"
     return (
         f"about {usd(found.prompts_usd)} in, {out} {usd(found.cost_usd - found.prompts_usd)} out; "
-        f"together {usd(found.cost_usd)} (at {per_million(prices.input, prices.output)}{less}, "
+        f"together {together} (at {per_million(prices.input, prices.output)}"
+        f"{_of_tier(tier)}{less}, "
         f"{known_from(prices)})"
     )
+
+
+def _of_tier(tier: str | None) -> str:
+    return "" if tier is None else f" in the service tier {on_terminal(tier)}"
 
 
 def _asked_form(found: Preview) -> Iterator[str]:

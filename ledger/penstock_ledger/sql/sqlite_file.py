@@ -151,21 +151,30 @@ def open_sqlite(url: URL, pool_size: int, cache_kib: int) -> Engine:
             lock.look_for(connection, LOOK_S)
             connection.exec_driver_sql("BEGIN")
 
-    event.listen(engine, "do_connect", partial(_make_private, url))
+    event.listen(engine, "do_connect", partial(_prepare_file, url))
     event.listen(engine, "connect", partial(_prepare_sqlite, cache_kib))
     event.listen(engine, "begin", begin)
     return engine
 
 
-def _make_private(url: URL, *_: object) -> None:
-    """Make the file, where there is none, for its owner only.
+def _prepare_file(url: URL, *_: object) -> None:
+    """Make the file, where there is none, for its owner only; refuse one that no process can write.
 
     Documents, answers and digests of keys are in it. SQLite gives the files beside it the same
-    mode. One that is there keeps the mode that it has."""
-    if "uri" not in url.query:
-        # it is there; or it cannot be made, which SQLite says better
-        with contextlib.suppress(OSError):
-            os.close(os.open(str(url.database), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    mode. One that is there keeps the mode that it has. On a read-only disk SQLite would open it to
+    be read, where others have it open, and all of this process would read for ever, also once the
+    disk takes writes again."""
+    if "uri" in url.query:
+        return
+    path = str(url.database)
+    # it is there; or it cannot be made, which SQLite says better
+    with contextlib.suppress(OSError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    with contextlib.suppress(OSError):
+        if os.statvfs(path).f_flag & os.ST_RDONLY:
+            refused = sqlite3.OperationalError("it is on a read-only file system")
+            refused.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
+            raise refused
 
 
 def _prepare_sqlite(cache_kib: int, connection: Any, _record: object) -> None:

@@ -80,7 +80,9 @@ def estimated_usd(spec: JobSpec, guess: Estimate, provider: ProviderFacts) -> fl
 
     It is by the price of batches where the job can go nowhere else, by the full one where it may.
     """
-    return guess.usd(provider.prices_of(spec.model), in_batch=all(map(packs, spec.permitted_lanes)))
+    in_batch = all(map(packs, spec.permitted_lanes))
+    prices = provider.prices_of(spec.model, tier=spec.tier_in(spec.first_lane))
+    return guess.usd(prices, in_batch=in_batch)
 
 
 def beyond_budget(budget_usd: float | None, estimated_usd: float | None) -> str | None:
@@ -133,7 +135,8 @@ def _check_budget(spec: JobSpec, provider: ProviderFacts) -> None:
         raise SpecError(
             [Problem("invalid_value", "/budget_usd", _NOTHING_RESERVED.format(hosting), fix)]
         )
-    if provider.prices_of(spec.model) is not None:
+    tier = spec.tier_in(spec.first_lane)
+    if provider.prices_of(spec.model, tier=tier) is not None:
         return
     place = f"providers.{spec.provider}"
     variable = f"PENSTOCK_PROVIDERS__{spec.provider.upper()}__USD_PER_MTOK_IN"
@@ -144,8 +147,9 @@ def _check_budget(spec: JobSpec, provider: ProviderFacts) -> None:
                 "invalid_value",
                 "/budget_usd",
                 f"{problem}: no price of "
-                f"{f'model {spec.model!r} of ' if spec.model else ''}provider {spec.provider!r} is "
-                "known here, so that every answer would count as free",
+                f"{f'model {spec.model!r} of ' if spec.model else ''}provider {spec.provider!r}"
+                f"{'' if tier is None else f' in the service tier {tier!r}'} is known here, so "
+                "that every answer would count as free",
                 Text(
                     "set ",
                     SetSetting(f"{place}.usd_per_mtok_in"),

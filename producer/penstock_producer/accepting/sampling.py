@@ -28,6 +28,7 @@ from penstock_producer.accepting.survey import Survey, Surveyed, check_bad_rows,
 from penstock_producer.errors import SourceError
 from penstock_producer.job.provider_facts import ProviderFacts
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.job.tiers import in_tier
 from penstock_producer.pins import content_of
 from penstock_producer.rows import BadRow, Document, FileSource, Tally
 
@@ -155,13 +156,20 @@ def preview(
     return Preview(
         source.uri,
         spec,
-        list(first.values()),
+        [_in_its_tier(one, spec) for one in first.values()],
         found,
         is_whole=most is None or found.total < most,
         prompts_usd=estimated_usd(spec, found.estimate._replace(tokens_out=0), provider),
         cost_usd=estimated_usd(spec, found.estimate, provider),
         meter=meter,
     )
+
+
+def _in_its_tier(request: Document, spec: JobSpec) -> Document:
+    if spec.tier is None or spec.tier_in(spec.first_lane) is None:
+        return request
+    endpoint = request.endpoint or spec.endpoint
+    return request._replace(body=in_tier(request.body, endpoint, spec.tier))
 
 
 # Options that a line of input says itself, once requests are made: its job has none of them.

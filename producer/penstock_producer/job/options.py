@@ -251,6 +251,13 @@ _TABLE: Final = (
         form=FlagForm.NUMBER,
     ),
     Option(
+        "tier",
+        "The provider's service tier for calls in real time: flex (half the price at OpenAI and "
+        "Gemini; a document that it has no room for is asked for at the standard price at once), "
+        "standard or priority; lines that name one keep it.",
+        metavar="flex|standard|priority",
+    ),
+    Option(
         "max_prompt_tokens",
         "A longer prompt is a dead letter before it is sent; tokens are estimated, one for each "
         "four bytes of the request.",

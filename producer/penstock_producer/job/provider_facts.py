@@ -1,8 +1,8 @@
-"""Accepting a job takes these facts of its provider."""
+"""A job is accepted by these facts of its provider."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Annotated, Any, Final
 
@@ -54,14 +54,19 @@ class ProviderFacts(BaseModel):
             RESPONSES in self.endpoints or self.base_url.rstrip("/") == BASE_URLS["openai"]
         )
 
-    def prices_of(self, *models: str | None) -> ModelPrices | None:
-        """Return the prices of the first of ``models`` that has any; None = unknown.
+    def prices_of(self, *models: str | None, tier: str | None = None) -> ModelPrices | None:
+        """Return the prices of the first of ``models`` that has any, in a service tier.
+
+        None = unknown.
 
         The operator's for a model come first, then the operator's for all models, then the table
         that comes with penstock. The discount of batches likewise: a model's own, then the
         provider's, then the table's.
         """
-        names = [name for name in models if name]
+        found = self._of_first([name for name in models if name])
+        return found if found is None or tier is None else found.of_tier(tier)
+
+    def _of_first(self, names: Sequence[str]) -> ModelPrices | None:
         if self.prices:
             for name in names:
                 own = self._own.get(name) or self._own.get(without_date(name))

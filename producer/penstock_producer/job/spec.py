@@ -58,6 +58,7 @@ from penstock_producer.job.repeats import CACHE_MAX_S, CACHE_MIN_S, Dedup, reuse
 from penstock_producer.job.response_format import FIELD, AskedFormat, ResponseFormat, format_asked
 from penstock_producer.job.response_schema import schema_problems
 from penstock_producer.job.sinks import columns_problem, sink_problems
+from penstock_producer.job.tiers import Tier, tier_named, tier_problems
 from penstock_producer.prompts.examples import example_problems
 from penstock_producer.prompts.languages import Language, prompt_of
 from penstock_producer.prompts.tokens import counts_tokens, cut_of, in_words, pinned
@@ -203,6 +204,7 @@ class JobSpec(BaseModel):
     stop_at_usd_per_doc: Annotated[PositiveFloat, Field(le=MAX_BUDGET_USD)] | None = _of(
         "stop_at_usd_per_doc"
     )
+    tier: Tier | None = _of("tier")
     max_prompt_tokens: Annotated[int, Field(strict=True, ge=1, le=MAX_PROMPT_TOKENS)] | None = _of(
         "max_prompt_tokens"
     )
@@ -284,6 +286,12 @@ class JobSpec(BaseModel):
         """The one that it begins with, and whose form its requests have."""
         return self.permitted_lanes[0]
 
+    def tier_in(self, lane: str) -> str | None:
+        """Return the service tier that its requests name, as flex.
+
+        None in lanes in which no provider answers in real time."""
+        return (self.tier or tier_named(self.params)) if LANES[lane].is_real_time else None
+
     @property
     def asks_a_provider(self) -> bool:
         """Return whether it may go to one: then requests name their model, and cost money."""
@@ -326,6 +334,8 @@ class JobSpec(BaseModel):
     def _new_problems(self) -> Iterable[Problem]:
         """Yield what is wrong with a job that is submitted now; jobs of the ledger may have it."""
         yield from self._reuse_problems()
+        if self.tier is not None:
+            yield from tier_problems(self.tier, self.endpoint, self.permitted_lanes, self.params)
         yield from self._format_problems()
         yield from sink_problems(
             self.output_format, self.escape_formulas, self.into, self.into_table, self.into_id

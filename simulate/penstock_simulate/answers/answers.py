@@ -198,7 +198,8 @@ def chat_body(
     text: str,
     finish: str,
     usage: Usage,
-    tool: Mapping[str, Any] | None = None,
+    tool: Mapping[str, Any] | None,
+    tier: str,
 ) -> bytes:
     message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
     if tool is not None and finish == "stop":
@@ -207,7 +208,7 @@ def chat_body(
         message |= {"content": None, "tool_calls": [called]}
         finish = "tool_calls"
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
-    return _answer("chatcmpl-" + ident, "chat.completion", model, choice, usage)
+    return _answer("chatcmpl-" + ident, "chat.completion", model, choice, usage, service_tier=tier)
 
 
 def completion_body(ident: str, model: str, text: str, finish: str, usage: Usage) -> bytes:
@@ -237,7 +238,9 @@ def unit_vector(text: str, dimensions: int) -> list[float]:
     return [part / length for part in raw]
 
 
-def _answer(ident: str, kind: str, model: str, choice: dict[str, Any], usage: Usage) -> bytes:
+def _answer(
+    ident: str, kind: str, model: str, choice: dict[str, Any], usage: Usage, **more: str
+) -> bytes:
     return orjson.dumps(
         {
             "id": ident,
@@ -251,6 +254,7 @@ def _answer(ident: str, kind: str, model: str, choice: dict[str, Any], usage: Us
                 "total_tokens": usage.prompt + usage.completion,
             },
         }
+        | more
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -23,10 +23,15 @@ from penstock_simulate.answers.messages import NO_CACHE, CacheUse, Prefix, prefi
 from penstock_simulate.answers.refusals import Refusal
 from penstock_simulate.choices import Mode
 from penstock_simulate.limits import Charge, charge
+from penstock_simulate.reply import STANDARD_TIER
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 MESSAGES = "/v1/messages"  # Anthropic's
 GENERATE = ":generateContent"  # Gemini's, behind the name of a model
+# what tokens cost in a service tier, as a part of the ordinary price
+FLEX_TIER: Final = "flex"
+TIER_PRICES: Final[Mapping[str, float]] = {FLEX_TIER: 0.5, "priority": 2.0}
+_TIER_FIELDS: Final = {CHAT: "service_tier", GENERATE: "serviceTier"}
 MAX_INPUTS = 2048  # texts of one embeddings request, as at OpenAI
 
 
@@ -52,6 +57,17 @@ class Call:
     cache: CacheUse = NO_CACHE
     declines: bool = False  # whether the answer is a polite no
     _answer: tuple[str, str] | None = None
+
+    @property
+    def tier(self) -> str:
+        """The service tier that it is answered in: the one that it asks for, where that is sold."""
+        asked = self.body.get(_TIER_FIELDS.get(self.endpoint, ""))
+        return asked if isinstance(asked, str) and asked in TIER_PRICES else STANDARD_TIER
+
+    @property
+    def price(self) -> float:
+        """The part of the ordinary price that its tokens cost."""
+        return TIER_PRICES.get(self.tier, 1.0)
 
     def answer(self) -> tuple[str, str]:
         """Return what the model says and the finish reason, worked out once."""

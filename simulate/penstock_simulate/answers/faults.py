@@ -80,6 +80,7 @@ class Fates:
     def __init__(self, config: SimulatorConfig) -> None:
         self._key = seed_key(config.seed)
         self._poison_rate = config.poison_rate
+        self._flex_full_share = config.flex_full_share
         self._median_s = config.latency_ms / 1000
         self._sigma = config.latency_sigma
         self._steps: list[tuple[float, Fault]] = []
@@ -96,6 +97,12 @@ class Fates:
         if luck < self._any_fault:
             fault = next(fault for reached, fault in self._steps if luck < reached)
         return Draw(fault, self._latency_s(latency), fraction)
+
+    def is_flex_full(self, document: str, call: int) -> bool:
+        return (
+            self._flex_full_share > 0
+            and self._uniforms(f"flex {call} {document}")[0] < self._flex_full_share
+        )
 
     def poison(self, document: str) -> Poison | None:
         if not self._poison_rate:

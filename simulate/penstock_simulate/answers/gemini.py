@@ -9,7 +9,7 @@ import orjson
 
 from penstock_simulate.answers import refusals
 from penstock_simulate.answers.refusals import Refusal
-from penstock_simulate.reply import Usage
+from penstock_simulate.reply import STANDARD_TIER, Usage
 
 SCHEMA_DEPTH = 32  # nested schemas that are read; deeper ones are left as they are
 _OBJECT = {"type": "object"}
@@ -95,13 +95,15 @@ def content_body(
     text: str,
     finish: str,
     usage: Usage,
-    tool: Mapping[str, Any] | None = None,
+    tool: Mapping[str, Any] | None,
+    tier: str,
 ) -> bytes:
     """Return the body; a blocked prompt has no candidate, but a reason."""
-    counted = {
+    counted: dict[str, Any] = {
         "promptTokenCount": usage.prompt,
         "candidatesTokenCount": usage.completion,
         "totalTokenCount": usage.prompt + usage.completion,
+        "serviceTier": "standard" if tier == STANDARD_TIER else tier,
     }
     about = {"usageMetadata": counted, "modelVersion": model, "responseId": ident}
     if finish == "refusal":

@@ -114,7 +114,7 @@ def _forbidden() -> Refusal:
     )
 
 
-def _no_capacity_for_flex(wait_s: float | None) -> Refusal:
+def no_room_in_flex(wait_s: float | None) -> Refusal:
     """Refuse as OpenAI's flex tier does: no quota is used up and nothing is charged."""
     message = "Resource unavailable: there is not enough capacity for flex processing."
     return Refusal(429, message, "resource_unavailable", "resource_unavailable", wait_s=wait_s)
@@ -131,7 +131,7 @@ BY_NAME: Mapping[str, Callable[[float], Refusal]] = {
     "overloaded_error": lambda wait_s: Refusal(
         529, "Overloaded", "overloaded_error", "overloaded_error", None, wait_s
     ),
-    "resource_unavailable": _no_capacity_for_flex,
+    "resource_unavailable": no_room_in_flex,
     "server_error": lambda _: failed(),
     **{code: partial(_no_money_now, code) for code in CREDIT_ERRORS},
 }

@@ -19,7 +19,15 @@ from penstock_simulate.answers.answers import (
     embedding_body,
     forced_function,
 )
-from penstock_simulate.answers.calls import CHAT, COMPLETIONS, EMBEDDINGS, GENERATE, MESSAGES, Call
+from penstock_simulate.answers.calls import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    FLEX_TIER,
+    GENERATE,
+    MESSAGES,
+    Call,
+)
 from penstock_simulate.answers.faults import Draw, Fates, Fault, Poison, document_of
 from penstock_simulate.answers.headers import WRITERS, Meters, RetryHeaders
 from penstock_simulate.answers.messages import Answer, forced_tool, message_body
@@ -123,6 +131,9 @@ class Replies:
 
     def _infer(self, call: Call, draw: Draw, meters: Meters, now: float) -> Reply:
         config = self._config
+        if call.tier == FLEX_TIER and self._fates.is_flex_full(call.document, call.number):
+            full = refusals.no_room_in_flex if call.endpoint == CHAT else refusals.overloaded
+            return self.refuse(full(config.retry_after_s), meters, now)
         match draw.fault:
             case None | Fault.TRUNCATE | Fault.DROP:
                 return self._answer(call, draw, meters, now)
@@ -148,11 +159,13 @@ class Replies:
         headers = self._headers(meters, now)
         delay_s = draw.latency_s + usage.completion * self._config.latency_ms_per_token / 1000
         if draw.fault is None:
-            return Reply(200, body, headers, delay_s, usage=usage, good=True)
+            return Reply(200, body, headers, delay_s, usage=usage, price=call.price, good=True)
         if draw.fault is Fault.TRUNCATE:
-            return Reply(200, body[: len(body) // 2], headers, delay_s, usage=usage)
+            return Reply(
+                200, body[: len(body) // 2], headers, delay_s, usage=usage, price=call.price
+            )
         manner = Manner.DROPPED if draw.fraction < 0.5 else Manner.CUT
-        return Reply(200, body, headers, delay_s, manner, usage, outcome=manner.value)
+        return Reply(200, body, headers, delay_s, manner, usage, call.price, outcome=manner.value)
 
     def _headers(self, meters: Meters, now: float) -> dict[str, str]:
         headers = {"Content-Type": "application/json", self._id_header: self._request_id()}
@@ -174,7 +187,7 @@ def answer_body(call: Call, tier: str = "standard") -> tuple[bytes, Usage]:
     if call.endpoint not in _FUNCTIONS:
         return completion_body(*about), usage
     make, tool_of = _FUNCTIONS[call.endpoint]
-    return make(*about, tool_of(call.body)), usage
+    return make(*about, tool_of(call.body), call.tier), usage
 
 
 def _ident(call: Call) -> str:
@@ -221,9 +234,8 @@ def _bits(text: str) -> Iterator[str]:
 
 
 def _about(answer: Mapping[str, Any], endpoint: str) -> dict[str, Any]:
-    return {name: answer[name] for name in ("id", "created", "model")} | {
-        "object": _KINDS[endpoint]
-    }
+    named = ("id", "created", "model", "service_tier")
+    return {name: answer[name] for name in named if name in answer} | {"object": _KINDS[endpoint]}
 
 
 def _chunks(answer: Mapping[str, Any], endpoint: str) -> Iterator[dict[str, Any]]:

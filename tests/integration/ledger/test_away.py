@@ -7,8 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from small_disk import small_disk
+from sqlalchemy import Connection
 
+from penstock_cli.chaos.injections import read_only
 from penstock_ledger import JobStore, open_database
+from penstock_ledger.sql.tables import meta
 from penstock_producer import DatabaseUnavailable, JobSpec, Producer, ProducerSettings
 
 SPEC = JobSpec(prompt="{text}", model="m")
@@ -34,6 +38,26 @@ def test_a_sqlite_file_that_cannot_be_opened_is_an_error_of_ours(tmp_path: Path)
     database = open_database(f"sqlite:///{tmp_path}/penstock.db")
     with pytest.raises(DatabaseUnavailable, match=r"penstock\.db does not answer \(unable to open"):
         JobStore(database).list()
+
+
+def test_a_file_that_could_not_be_written_is_written_once_it_can_be(tmp_path: Path) -> None:
+    """On a read-only disk no connection is made: where others have the file open, SQLite would open
+    it to be read, and a process with one such connection could not write for ever."""
+    with small_disk(tmp_path / "disk", 8) as place:
+        others, ours = (open_database(f"sqlite:///{place}/ledger.db") for _ in range(2))
+        others.migrate()
+        with read_only(place):
+            with pytest.raises(DatabaseUnavailable, match="read-only file system"):
+                JobStore(ours).list()
+            assert JobStore(others).list() == []
+        assert JobStore(ours).list() == []
+        assert ours.write(write) == 1
+        ours.close()
+        others.close()
+
+
+def write(connection: Connection) -> int:
+    return connection.execute(meta.insert(), {"name": "a", "value": "b"}).rowcount
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])

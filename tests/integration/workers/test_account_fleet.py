@@ -89,6 +89,42 @@ def test_what_was_paid_stays_in_the_books_and_bounds_the_budget(tmp_path: Path) 
         assert _costs(fleet) == spent == pytest.approx(_charged(fleet), abs=1e-5)
 
 
+def test_a_service_tier_costs_what_the_provider_charges_for_it(tmp_path: Path) -> None:
+    """Asked for in the flex tier at half the price: the account of each job says so, and together
+    they are what the provider has charged. Documents that flex has no room for are asked for at the
+    standard price at once, and no attempt is counted."""
+    own = {"input": 100.0, "output": 1_000.0, "tiers": {"flex": {"discount": 0.5}}}
+    with Fleet(tmp_path) as fleet:
+        fleet.provider.start("--usd-per-mtok-in", "100", "--usd-per-mtok-out", "1000")
+        prices: dict[str, Any] = {
+            "providers__default__prices": json.dumps({fleet.spec()["model"]: own})
+        }
+        fleet.control(**prices)
+        fleet.worker(8, **prices)
+        source, costs = fleet.source(DOCUMENTS), dict[str, float]()
+        for tier in ("flex", "default"):
+            spec = fleet.spec(params={"max_tokens": 64, "service_tier": tier})
+            job = fleet.producer.submit(source, spec, job_key=tier)
+            fleet.wait_for(job, JobState.COMPLETED, TIME_S)
+            counts = fleet.producer.status(job.job_id).counts
+            costs[tier] = counts.cost_microusd / 1e6
+            assert counts.unpriced == 0
+        assert 0 < costs["flex"] * 2 == pytest.approx(costs["default"], abs=1e-5)
+        assert sum(costs.values()) == pytest.approx(_charged(fleet), abs=1e-5)
+
+        fleet.provider.tell(flex_full_share=0.5)
+        spec = fleet.spec(params={"max_tokens": 64}, tier="flex", dedup="off")
+        job = fleet.producer.submit(source, spec, job_key="flex or standard")
+        fleet.wait_for(job, JobState.COMPLETED, TIME_S)
+        fleet.account(job, DOCUMENTS)
+        calls = fleet.provider.calls(job).values()
+        assert set(calls) == {1, 2}, "some had room in flex, others were asked for once more"
+        assert {one.attempts for one in fleet.producer.results(job.job_id)} == {1}
+        mixed = fleet.producer.status(job.job_id).counts.cost_microusd / 1e6
+        assert costs["flex"] < mixed < costs["default"]
+        assert sum(costs.values()) + mixed == pytest.approx(_charged(fleet), abs=1e-5)
+
+
 def _charged(fleet: Fleet) -> float:
     """What the provider says, in US dollars."""
     with fleet.provider._open("/stats") as answer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import tomllib
 from importlib.resources import files
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -18,7 +19,7 @@ from penstock_producer.prices import (
     known_gpus,
     known_prices,
 )
-from penstock_workers.item.answer_forms import counted, tokens_used
+from penstock_workers.item.answer_forms import counted, tier_of, tokens_used, usage_of
 
 OPENAI = "https://api.openai.com/v1"
 PRICES = ModelPrices(input=2.0, output=8.0, cached_input=0.5, batch_discount=0.5)
@@ -83,6 +84,74 @@ def test_a_long_prompt_costs_the_prices_of_long_ones() -> None:
     prices = ModelPrices(input=1.0, output=2.0, long=LongPrices(above=1_000, input=4.0))
     assert prices.microusd(TokensUsed(1_000, 10)) == 1_020
     assert prices.microusd(TokensUsed(1_001, 10)) == 4_024
+
+
+def test_a_service_tier_costs_what_the_table_says_of_it() -> None:
+    """Flex is half of everything, long prompts included; priority has prices of its own; where the
+    table has none of a dearer tier, the cost is unknown and no guess."""
+    found = known_prices(OPENAI, "gpt-5.4")
+    assert found is not None
+    used = TokensUsed(prompt=1_000_000, completion=1_000, cached=200_000)
+    flex, priority = found.of_tier("flex"), found.of_tier("priority")
+    assert flex is not None
+    assert priority is not None
+    for asked in (used, used._replace(prompt=10_000, cached=0)):
+        assert flex.microusd(asked) * 2 == found.microusd(asked)
+    assert (priority.input, priority.cached_input, priority.output) == (5.0, 0.5, 30.0)
+    for ordinary in (None, "default", "standard", "auto", "on_demand"):
+        assert found.of_tier(ordinary) is found
+    without = known_prices(OPENAI, "o3")
+    assert without is not None
+    assert without.of_tier("priority") is None
+    claude = known_prices("https://api.anthropic.com", "claude-sonnet-4-5")
+    assert claude is not None
+    assert (claude.of_tier("standard"), claude.of_tier("priority")) == (claude, None)
+
+
+def test_prices_of_yours_hold_for_every_tier_but_those_that_they_name() -> None:
+    """A discount that was not stated is not believed in."""
+    own = ModelPrices(input=2.0, output=8.0)
+    assert own.of_tier("flex") is own
+    assert own.of_tier("priority") is own
+    named = ModelPrices.model_validate(
+        {
+            "input": 2.0,
+            "output": 8.0,
+            "cached_input": 0.5,
+            "tiers": {"flex": {"discount": 0.5}, "fast": {"output": 20.0}},
+        }
+    )
+    flex, fast = named.of_tier("flex"), named.of_tier("fast")
+    assert flex is not None
+    assert fast is not None
+    assert (flex.input, flex.output, flex.cached_input) == (1.0, 4.0, 0.25)
+    assert (fast.input, fast.output, fast.cached_input) == (2.0, 20.0, 0.5)
+    facts = ProviderFacts(prices={"m": named})
+    assert facts.prices_of("m", tier="flex") == flex
+    with pytest.raises(ValidationError, match="discount"):
+        ModelPrices.model_validate({"input": 1, "tiers": {"flex": {"discount": 2}}})
+
+
+@pytest.mark.parametrize(
+    ("answer", "tier"),
+    [
+        ({"usage": {"prompt_tokens": 1}, "service_tier": "flex"}, "flex"),
+        ({"usage": {"prompt_tokens": 1}, "service_tier": None}, None),
+        ({"usage": {"prompt_tokens": 1}, "service_tier": ["flex"]}, None),
+        ({"usage": {"prompt_tokens": 1}}, None),
+        ({"usage": {"input_tokens": 1, "service_tier": "priority"}}, "priority"),
+        ({"usageMetadata": {"promptTokenCount": 1, "serviceTier": "flex"}}, "flex"),
+        ({"usageMetadata": {"promptTokenCount": 1, "trafficType": "ON_DEMAND_FLEX"}}, "flex"),
+        ({"usageMetadata": {"promptTokenCount": 1, "trafficType": "ON_DEMAND"}}, "on_demand"),
+        ({}, None),
+    ],
+)
+def test_the_tier_is_the_one_that_the_answer_names(
+    answer: dict[str, Any], tier: str | None
+) -> None:
+    """OpenAI names it beside the usage, Anthropic and Gemini in it; what was asked for is no
+    account of what was given."""
+    assert tier_of(usage_of(answer)) == tier
 
 
 def test_an_answer_that_says_more_cached_than_asked_costs_no_less_than_nothing() -> None:

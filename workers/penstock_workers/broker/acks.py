@@ -79,7 +79,7 @@ class Acks:
     ) -> None:
         self.acked = 0
         self.groups = 0
-        self._leases = leases
+        self.leases = leases
         self._unsure = unsure
         self._soon = soon
         # kombu messages; bounded by prefetch, emptied each turn of the hub
@@ -93,7 +93,7 @@ class Acks:
     def give_back(self, message: Any) -> None:
         """Return a message to the front of its queue at once."""
         if isinstance(message, Message):
-            self._leases.conclude([str(message.delivery_tag)], BrokerAction.GIVE_BACK)
+            self.leases.conclude([str(message.delivery_tag)], BrokerAction.GIVE_BACK)
         elif not message.acknowledged and not is_closed(message.channel):
             message.reject_log_error(log, BROKER_ERRORS, requeue=True)
 
@@ -105,7 +105,7 @@ class Acks:
         self.groups += 1
         leased = [str(message.delivery_tag) for message in messages if isinstance(message, Message)]
         if leased:
-            self._leases.conclude(leased, BrokerAction.ACK)
+            self.leases.conclude(leased, BrokerAction.ACK)
         if len(leased) < len(messages):
             self._unsure(
                 ack_stock_messages(

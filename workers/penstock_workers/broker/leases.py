@@ -168,6 +168,10 @@ class Leases(HeldMessages):
         self.renewals = 0
         # when the keeper last reached Redis; written by the keeper thread
         self.kept_at: float | None = None
+        # When what is held was surely this process's; None where no leases are kept. Written by
+        # the keeper thread.
+        self._renewed_at: float | None = None
+        self._timeout_s = 0.0
         self._owner: LeaseOwner | None = None
         self._scripts: LeaseScripts | None = None
         # whose expired leases are swept here: this lane's, and those of older workers
@@ -190,6 +194,7 @@ class Leases(HeldMessages):
             if self._thread is not None:
                 return
             self.listened()  # a claim is about to be sent
+            self._renewed_at, self._timeout_s = time.monotonic(), keys.visibility_timeout_s
             client = connect()
             self._scripts = LeaseScripts(client, keys)
             self._swept = (self._scripts, LeaseScripts(client, keys.of_older_workers()))
@@ -197,6 +202,13 @@ class Leases(HeldMessages):
                 target=self._run, args=(keys,), name="penstock-leases", daemon=True
             )
             self._thread.start()
+
+    def are_kept(self) -> bool:
+        """Return False where others may hold by now what is held here.
+
+        They may after this process stood still, or was cut off, for as long as a lease lasts, until
+        the leases are renewed and the owner knows which are lost."""
+        return self._renewed_at is None or time.monotonic() - self._renewed_at < self._timeout_s
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until Redis knows of every conclusion.
@@ -287,6 +299,7 @@ class Leases(HeldMessages):
         assert self._scripts is not None
         if not self._may_renew():
             return
+        asked_at = time.monotonic()
         with self._lock:
             held = [Lease(tag, seen) for tag, seen in self._held.items()]
         leases = iter(held)
@@ -296,6 +309,7 @@ class Leases(HeldMessages):
             self.kept_at = time.monotonic()
             if gone and self._owner is not None:
                 self._owner.lost(gone)
+        self._renewed_at = asked_at
         self.renewals += 1
 
     def _may_renew(self) -> bool:

@@ -13,6 +13,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -49,6 +50,7 @@ log = logging.getLogger(__name__)
 
 # starts are reported to Celery this late, in groups: for task-started and revoking
 STARTS_LINGER_S = 0.02
+UNSURE_LOOK_S = 0.02  # between looks at leases that were not renewed in time
 _CELERY_HANDLES = (InvalidTaskError, ContentDisallowed, DecodeError)
 
 
@@ -138,6 +140,8 @@ class HandOver:
         self._inbox: deque[Delivery] = deque()  # hub -> loop; bounded by prefetch
         # loop -> hub; None = started; bounded likewise
         self._outbox: deque[tuple[Delivery, Outcome | None]] = deque()
+        # loop -> hub: starts that wait until what was lost is aborted; bounded by the slots
+        self._unsure: deque[asyncio.Future[None]] = deque()
         self._loop_is_called = False
         self._hub_is_called = False
         self._tell_starts: asyncio.TimerHandle | None = None  # touched on the loop thread only
@@ -193,6 +197,18 @@ class HandOver:
                 )
                 self.conclude([(delivery, Released("not accepted"))])
 
+    async def sure(self) -> None:
+        leases = self.acks.leases
+        if leases.are_kept():
+            return
+        while not leases.are_kept():  # noqa: ASYNC110 -- a thread keeps them
+            await asyncio.sleep(UNSURE_LOOK_S)
+        # the hub has heard from the keeper what was lost, and comes to this after it
+        aborted = self._engine.loop.create_future()
+        self._unsure.append(aborted)
+        self._wake_hub()
+        await aborted
+
     def started(self, delivery: Delivery) -> None:
         """Report starts to the hub in groups: one wake-up per item would cost too much."""
         self._outbox.append((delivery, None))
@@ -217,6 +233,8 @@ class HandOver:
     def deliver(self) -> None:
         """Work through what the engine has said since the last call, in its order."""
         self._hub_is_called = False
+        while self._unsure:
+            self._engine.call(partial(_go_on, self._unsure.popleft()))
         while self._outbox:
             delivery, outcome = self._outbox.popleft()
             item = self.items.of_delivery(delivery)
@@ -257,3 +275,8 @@ class HandOver:
         elif isinstance(outcome, Dead):
             self.counts["failed"] += 1
         item.request.on_success(celery_result(outcome))
+
+
+def _go_on(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)

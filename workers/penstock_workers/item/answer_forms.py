@@ -14,6 +14,7 @@ from penstock_ratelimit.for_penstock import MAX_TOKENS_BELIEVED
 
 _READ: Final = "cache_read_input_tokens"  # as Anthropic has them: beside `input_tokens`
 _WRITTEN: Final = "cache_creation_input_tokens"
+_TIER: Final = "service_tier"
 
 
 def tokens_used(
@@ -99,12 +100,26 @@ def read_form(parsed: dict[str, Any]) -> Said:
 
 
 def usage_of(parsed: Mapping[str, Any]) -> Usage:
-    """Return the usage as the provider reported it; Gemini's in the names of OpenAI."""
+    """Return the usage as the provider reported it; Gemini's in the names of OpenAI.
+
+    The service tier stands in it, as with Anthropic and Gemini: OpenAI has it beside."""
     usage = parsed.get("usage")
     if isinstance(usage, dict):
-        return usage
+        tier = parsed.get(_TIER)
+        return usage if tier is None else usage | {_TIER: tier}
     gemini = parsed.get("usageMetadata")
-    return geminis_usage(gemini) if isinstance(gemini, dict) else None
+    if not isinstance(gemini, dict):
+        return None
+    tier = gemini.get("serviceTier", gemini.get("trafficType"))
+    return geminis_usage(gemini) | {_TIER: tier}
+
+
+def tier_of(usage: Usage) -> str | None:
+    """Return the service tier in which an answer was made, as "flex"; None where it names none.
+
+    Vertex AI writes ON_DEMAND_FLEX."""
+    tier = None if usage is None else _text(usage.get(_TIER))
+    return None if tier is None else tier.lower().removeprefix("on_demand_")
 
 
 def counted(usage: Usage) -> tuple[int | None, int | None]:

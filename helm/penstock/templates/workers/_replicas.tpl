@@ -4,6 +4,7 @@ GitOps tools render without a cluster and are configured to ignore /spec/replica
 
 Helm 4 applies on the server, which refuses a number that another client has set, and stops half way: of such a Deployment it says none, and
 where the number has to change, nothing is applied and the way is named. Helm 3 would drop what it no longer says, so there the number is said.
+Kubernetes' own number, 1, is never said: a rollback to the first revision of a pool with minReplicas 1 then leaves KEDA's alone, too.
 */}}
 {{- define "penstock.replicas" -}}
 {{- $live := lookup "apps/v1" "Deployment" .root.Release.Namespace .pool.fullname -}}
@@ -16,7 +17,8 @@ where the number has to change, nothing is applied and the way is named. Helm 3 
 {{- end -}}
 {{- $taken := and $applied $theirs -}}
 {{- if .pool.scaled -}}
-{{- if not $taken -}}{{- int64 (dig "spec" "replicas" .pool.keda.minReplicas $live) -}}{{- end -}}
+{{- $now := int64 (dig "spec" "replicas" .pool.keda.minReplicas $live) -}}
+{{- if not (or $taken (eq $now 1)) -}}{{- $now -}}{{- end -}}
 {{- else -}}
 {{- $now := int64 (dig "spec" "replicas" .pool.replicas $live) -}}
 {{- if and $taken (ne $now (int64 .pool.replicas)) -}}

@@ -52,10 +52,13 @@ def connection(redis_server: RedisServer) -> Iterator[Connection]:
         yield connection
 
 
-def publish(server: RedisServer, doc_id: str, *, urgent: bool = True) -> None:
-    key = ItemKey("job_a", 1, doc_id)
-    raw = encode_item(key, queue=QUEUE, body=b"{}", ref=None, urgent=urgent)
-    RedisLedger(server.client(), EPOCH).publish(QUEUE, [Publish(key, "0", raw)], 8, urgent=urgent)
+def publish(server: RedisServer, *doc_ids: str, urgent: bool = True) -> None:
+    """Publish them one by one."""
+    ledger = RedisLedger(server.client(), EPOCH)
+    for doc_id in doc_ids:
+        key = ItemKey("job_a", 1, doc_id)
+        raw = encode_item(key, queue=QUEUE, body=b"{}", ref=None, urgent=urgent)
+        ledger.publish(QUEUE, [Publish(key, "0", raw)], 8, urgent=urgent)
 
 
 def waiting(server: RedisServer) -> list[str]:
@@ -97,7 +100,6 @@ def test_marks_that_no_one_waits_for_are_few_and_go(redis_server: RedisServer) -
     client.set(keys.EPOCH, EPOCH)
     publish(redis_server, "not-urgent", urgent=False)
     assert not client.exists(keys.wakes(QUEUE))
-    for number in range(80):
-        publish(redis_server, f"doc-{number}")
+    publish(redis_server, *(f"doc-{number}" for number in range(80)))
     assert client.llen(keys.wakes(QUEUE)) == 64
     assert 0 < client.ttl(keys.wakes(QUEUE)) <= 5

@@ -126,6 +126,20 @@ def test_a_thawed_worker_leaves_its_successor_alone(fleet: Fleet) -> None:
     assert sum(fleet.runs().values()) == 20
 
 
+def test_a_thawed_worker_starts_nothing_that_others_have(fleet: Fleet) -> None:
+    """What waited in a worker that was frozen beyond its lease is not started there again: what it
+    ran when it froze is all that runs twice."""
+    frozen = fleet.start(seconds=2, concurrency=10, name="frozen")
+    tags = fleet.publish(20)
+    until(lambda: (len(fleet.runs()), fleet.held()) == (10, 20))
+    frozen.send(signal.SIGSTOP)
+    fleet.start(seconds=6, concurrency=20, name="successor")
+    until(lambda: sum(fleet.runs().values()) == 30, 15)
+    frozen.send(signal.SIGCONT)
+    until(lambda: fleet.done() == set(tags), 15)
+    assert sum(fleet.runs().values()) == 30
+
+
 def test_leases_are_renewed_while_items_run(fleet: Fleet) -> None:
     """An item that takes longer than the visibility timeout is run once, with other workers
     sweeping."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections import Counter
 from itertools import islice
 
 from penstock_cli.chaos.campaign import Campaign, chosen, plan
-from penstock_cli.chaos.stage import Verdict
+from penstock_cli.chaos.play import Verdict
+from penstock_cli.chaos.stage import LANES
 from penstock_cli.chaos.table import FAULTS
 
 
@@ -19,6 +22,27 @@ def test_a_seed_is_a_plan() -> None:
     """The same seed gives the same faults in the same order with the same luck; another does not."""
     assert names(7, 200) == names(7, 200)
     assert names(7, 200) != names(8, 200)
+
+
+def test_rows_name_lanes_that_there_are() -> None:
+    """A row of a lane that chaos does not play in would never be tried."""
+    assert {lane for fault in FAULTS for lane in fault.lanes} == set(LANES)
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS)
+
+
+def test_a_wrong_clock_is_wrong_from_the_start() -> None:
+    """What a process imports afterwards reads the same wrong time."""
+    look = (
+        "import sys, time; from penstock_cli.chaos import wrong_clock as clock\n"
+        "try: clock.main()\n"
+        "except SystemExit: pass\n"
+        "from logging import LogRecord; now = time.clock_gettime(time.CLOCK_REALTIME)\n"
+        "record = LogRecord('', 0, '', 0, '', None, None)\n"
+        "print([round((at - now) / 60) for at in (time.time(), time.time_ns() / 1e9, record.created)])"
+    )
+    words = [sys.executable, "-c", look, "-3600", "--version"]
+    shown = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert shown.splitlines()[-1] == "[-60, -60, -60]"
 
 
 def test_each_fault_comes_alone_first_and_then_in_pairs() -> None:

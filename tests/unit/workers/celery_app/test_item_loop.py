@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import gc
 import sys
 import threading
@@ -80,12 +81,20 @@ def test_an_engine_that_is_up_when_its_worker_is_asked_to_stop_is_stopped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The signal came while it started, and was looked for after that."""
-    engine = AsyncMock()
+    engine, signalled = AsyncMock(), threading.Event()
+
+    async def come_up(_bridge: object) -> None:
+        await asyncio.to_thread(signalled.wait, 10)
+
+    engine.start.side_effect = come_up
     hosting = engine_thread.EngineThread(lambda: engine)
+    monkeypatch.setattr(engine_thread, "START_LOOK_S", 0.01)
     monkeypatch.setattr(state, "should_stop", None)
 
     def signal_comes() -> None:
         monkeypatch.setattr(state, "should_stop", 0)
+        signalled.set()
+        concurrent.futures.wait([hosting._ready], 10)
 
     with pytest.raises(WorkerShutdown):
         hosting.start(AsyncMock(), signal_comes)

@@ -62,6 +62,9 @@ class Around:
     async def vouch(self, item: Item, job: JobView | None, outcome: Outcome) -> Outcome:
         return outcome
 
+    async def sure(self) -> None:
+        """It is."""
+
     def started(self, delivery: Delivery) -> None:
         """Celery hears nothing."""
 

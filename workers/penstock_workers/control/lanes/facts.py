@@ -244,7 +244,11 @@ class LaneFacts:
             speed = speeds.half_of(spec.deadline_s, known.left)
         own = self._measured.of_job(known.job.job_id, lane) if has_own_model(lane) else None
         model = spec.model or model_of(known.job.source)
-        prices = None if known.provider is None else known.provider.prices_of(model)
+        prices = (
+            None
+            if known.provider is None
+            else known.provider.prices_of(model, tier=spec.tier_in(lane))
+        )
         usd = own.usd_each if own is not None else usd_each(lane, known.tokens, prices)
         return LaneNow(
             lane,

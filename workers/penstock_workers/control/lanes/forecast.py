@@ -117,7 +117,8 @@ def _lane(
         speed = speeds.one_by_one(None, None, limits, tokens, 0)
     if speed.pace is None and LANES[lane].is_real_time and spec.deadline_s is not None:
         speed = speeds.half_of(spec.deadline_s, documents)
-    usd = usd_each(lane, tokens, known.provider.prices_of(spec.model or guess.model))
+    prices = known.provider.prices_of(spec.model or guess.model, tier=spec.tier_in(lane))
+    usd = usd_each(lane, tokens, prices)
     return LaneNow(lane, usd, speed.pace, speed.by, LANES[lane].is_real_time)
 
 

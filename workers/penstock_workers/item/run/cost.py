@@ -21,6 +21,7 @@ import orjson
 from penstock_ledger import FIGURE_MAX, MayCost
 from penstock_producer.accepting.estimates import DEFAULT_OUTPUT_TOKENS, answers_asked, output_asked
 from penstock_producer.job.lanes import has_own_model
+from penstock_producer.job.tiers import tier_named
 from penstock_producer.prices import ModelPrices, TokensUsed
 from penstock_workers.errors import PricesMissing
 from penstock_workers.item.answer import Tried
@@ -61,11 +62,12 @@ def may_cost(attempt: Attempt) -> MayCost | None:
         return None
     if has_own_model(job.spec.lane):
         return MayCost(paid=paid)
-    model = _model_in(attempt.body) or job.spec.model  # a line may name a dearer one than its job
-    prices = job.provider.prices_of(model)
+    named, tier = _named_in(attempt.body)
+    model = named or job.spec.model  # a line may name a dearer one than its job, or another tier
+    prices = job.provider.prices_of(model, tier=tier)
     if prices is None and job.tenant_usd is not None:
-        raise PricesMissing(job.spec.provider, model, job.tenant_usd, job.spec.tenant)
-    prices = prices or prices_of(job, model)
+        raise PricesMissing(job.spec.provider, model, job.tenant_usd, job.spec.tenant, tier=tier)
+    prices = prices or prices_of(job, model, tier=tier)
     if prices is None:
         return MayCost(paid=paid)
     return MayCost(*dearest(prices, attempt.body, prompt_bound(attempt.body)), paid)
@@ -91,11 +93,13 @@ def dearest(
     return min(FIGURE_MAX, max(1, cost)), most is not None
 
 
-def _model_in(body: bytes) -> str | None:
+def _named_in(body: bytes) -> tuple[str | None, str | None]:
+    """Return the model and the service tier that a request names, to Gemini as well."""
     found = orjson.loads(body)
-    model = found.get("model") if isinstance(found, dict) else None
-    # as requests to Gemini may have it
-    return model.removeprefix("models/") if isinstance(model, str) else None
+    if not isinstance(found, dict):
+        return None, None
+    model = found.get("model")
+    return model.removeprefix("models/") if isinstance(model, str) else None, tier_named(found)
 
 
 def prompt_bound(body: bytes) -> int:

@@ -15,6 +15,7 @@ from typing import Any, Final
 import orjson
 
 from penstock_producer.job.endpoints import CHAT, GENERATE, MESSAGES
+from penstock_producer.job.tiers import FLEX, in_the_standard_tier
 from penstock_workers.item.answer import excerpt
 from penstock_workers.item.attempt import Attempt, JobView
 from penstock_workers.item.failures import (
@@ -28,7 +29,7 @@ from penstock_workers.item.lane import Admission, Prepared, Turn
 from penstock_workers.item.outcome import Dead, Released, Retry
 from penstock_workers.item.run.fates import RetryPolicy, decide
 from penstock_workers.item.settling.rows import RESPONSE_EXCERPT_BYTES
-from penstock_workers.item.spent import Spent
+from penstock_workers.item.spent import NOTHING_SPENT, Spent
 
 REPAIR = Spent(repairs=1)
 FALLBACK = Spent(fallbacks=1)
@@ -49,6 +50,10 @@ _OF_THE_CONVERSATION = frozenset(
 
 def has_follow_up(attempt: Attempt, failure: Failure, policy: RetryPolicy) -> bool:
     """Choose the next request of an item that failed; False where ``failure`` stands."""
+    body = in_standard(attempt, failure)
+    if body is not None:
+        attempt.first_body = body
+        return _next(attempt, body, NOTHING_SPENT)
     body = _repair(attempt, failure)
     if body is not None:
         return _next(attempt, body, REPAIR)
@@ -58,8 +63,19 @@ def has_follow_up(attempt: Attempt, failure: Failure, policy: RetryPolicy) -> bo
     if not isinstance(decide(attempt, failure, policy), Dead):
         return False
     _leave_model(attempt, view)
-    attempt.first_body = with_model(_first(attempt), view.spec.model)
+    body = in_the_standard_tier(_first(attempt), attempt.job.spec.endpoint) or _first(attempt)
+    attempt.first_body = with_model(body, view.spec.model)
     return _next(attempt, attempt.first_body, FALLBACK)
+
+
+def in_standard(attempt: Attempt, failure: Failure) -> bytes | None:
+    """Return the request at the standard price, where the flex tier has no room for it now.
+
+    None for all other failures and requests. Such a refusal costs nothing."""
+    spec = attempt.job.spec
+    if spec.tier != FLEX or failure.name != "overloaded":
+        return None
+    return in_the_standard_tier(attempt.body, spec.endpoint)
 
 
 def to_current_model(attempt: Attempt, is_down: Callable[[str], bool]) -> None:

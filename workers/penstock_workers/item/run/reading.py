@@ -148,6 +148,8 @@ def read_job(
             spec = spec.model_copy(update={"endpoint": endpoint})
         if job.moves or len(spec.permitted_lanes) > 1:
             spec = spec.model_copy(update={"lane": settings.lane})
+        if spec.tier is not None:
+            spec = spec.model_copy(update={"tier": spec.tier_in(spec.lane)})
         flow, provider = flow_of(job.job_id, spec), _provider_of(spec, settings)
         tenant_usd = None if tenants is None else tenants.of(spec.tenant)
         awaited = bool(job.source.get(AWAITED))
@@ -186,20 +188,24 @@ def _fallbacks(spec: JobSpec, providers: Collection[str]) -> Iterator[JobSpec]:
     """Yield the spec as each fallback model is asked."""
     for name in spec.fallback or ():
         provider, model = provider_and_model(name, providers)
-        yield spec.model_copy(update={"model": model, "provider": provider or spec.provider})
+        # the tiers of one provider are not those of another
+        tier = spec.tier if provider in (None, spec.provider) else None
+        yield spec.model_copy(
+            update={"model": model, "provider": provider or spec.provider, "tier": tier}
+        )
 
 
 def _provider_of(spec: JobSpec, settings: WorkerSettings) -> ProviderSettings:
     """Return the settings of the job's provider.
 
     Raises UnknownProvider, PricesMissing and EndpointRefused."""
-    provider = settings.provider(spec.provider)
+    provider, tier = settings.provider(spec.provider), spec.tier_in(spec.lane)
     if (
         spec.budget_usd is not None
         and not has_own_model(spec.lane)
-        and provider.prices_of(spec.model) is None
+        and provider.prices_of(spec.model, tier=tier) is None
     ):
-        raise PricesMissing(spec.provider, spec.model, spec.budget_usd)
+        raise PricesMissing(spec.provider, spec.model, spec.budget_usd, tier=tier)
     refused = settings.refused_endpoint(spec.provider, spec.endpoint, spec.lane)
     if refused is not None:  # the key of the fleet would go there
         raise EndpointRefused(refused)

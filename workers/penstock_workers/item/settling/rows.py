@@ -9,7 +9,7 @@ from penstock_producer.feed.wire import FED_HEADER, URGENT_HEADER, door_of, enco
 from penstock_producer.job.lanes import has_own_model, packs
 from penstock_producer.prices import ModelPrices
 from penstock_workers.item.answer import excerpt
-from penstock_workers.item.answer_forms import tokens_used
+from penstock_workers.item.answer_forms import tier_of, tokens_used
 from penstock_workers.item.attempt import Attempt, Item, JobView, Settled
 from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.outcome import Retry
@@ -161,8 +161,9 @@ def spent_on(attempt: Attempt, happened: Failure | Reply) -> Spent:
     if prompt is None and completion is None:
         return NOTHING_SPENT
     used = tokens_used(happened.usage, prompt, completion)
-    prices = prices_of(attempt.job, happened.model)
     in_batch = packs(attempt.job.spec.lane)
+    tier = None if in_batch else tier_of(happened.usage)
+    prices = prices_of(attempt.job, happened.model, tier=tier)
     if prices is None:
         return Spent(
             used.prompt, used.completion, unpriced=0 if has_own_model(attempt.job.spec.lane) else 1
@@ -170,10 +171,10 @@ def spent_on(attempt: Attempt, happened: Failure | Reply) -> Spent:
     return Spent(used.prompt, used.completion, prices.microusd(used, in_batch=in_batch))
 
 
-def prices_of(job: JobView, answered: str | None) -> ModelPrices | None:
+def prices_of(job: JobView, answered: str | None, *, tier: str | None = None) -> ModelPrices | None:
     """Return the prices of the model that ``answered``, else of the one asked; None if unknown.
 
-    None, too, where the model is the worker's."""
-    return (
-        None if has_own_model(job.spec.lane) else job.provider.prices_of(answered, job.spec.model)
-    )
+    ``tier`` is the answer's. None, too, where the model is the worker's."""
+    if has_own_model(job.spec.lane):
+        return None
+    return job.provider.prices_of(answered, job.spec.model, tier=tier)

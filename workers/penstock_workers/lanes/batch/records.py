@@ -124,6 +124,9 @@ class BatchRecords:
 class NoQueue:
     """The bridge of a lane whose documents are no messages: there is nothing to acknowledge."""
 
+    async def sure(self) -> None:
+        pass
+
     def started(self, delivery: Delivery) -> None:
         pass
 

@@ -341,8 +341,12 @@ async def test_a_batch_that_never_fits_pauses_its_job(
     house.provider.problems = lambda names, nth: (full,) if nth < 3 else ()
     job = house.submit(4, max_attempts=1)
     async with house.working():
-        await house.until(lambda: not house.store.open_of(job.job_id) and bool(house.provider.made))
-        assert house.producer.status(job.job_id).job.state is JobState.PAUSED
+        await house.until(
+            lambda: (
+                house.producer.status(job.job_id).job.state is JobState.PAUSED
+                and not house.store.open_of(job.job_id)
+            )
+        )
     assert "batch_enqueued_tokens" in str(house.producer.status(job.job_id).job.reason)
     house.producer.resume(job.job_id)
     counts = await house.all_settled(job)
@@ -701,6 +705,24 @@ def moved(house: House, job: Job, lane: str, slow_s: float = 0.0) -> None:
 
 def waiting(house: House, job: Job) -> list[Remainder]:
     return list(RemainderStore(house.producer._database).unclaimed(job.job_id, 1))
+
+
+async def test_a_feed_that_is_read_anew_waits_for_batches_that_have_its_documents(
+    house: House,
+) -> None:
+    """Redis was lost while the job left and came back: what is in a batch is not paid for twice."""
+    house.provider.ended, house.provider.never = False, {0}
+    job = house.submit(10)
+    async with house.working():
+        await house.until(lambda: len(house.provider.made) == 1)
+        moved(house, job, "api")
+        moved(house, job, "batch")
+        JobStore(house.producer._database).rewind_feeds(job.job_id)
+        await house.until(lambda: house.provider.cancelled == {"0"})
+        house.provider.never.clear()
+        await house.until(lambda: not house.store.is_busy(job.job_id))
+    assert len(house.provider.made) == 1
+    assert house.counts(job).calls == 10
 
 
 async def test_a_job_that_leaves_the_lane_leaves_nothing_there(house: House) -> None:
