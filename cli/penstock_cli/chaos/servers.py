@@ -160,10 +160,11 @@ class OwnPostgres:
             *("-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="),
         ]
         with self._log.open("ab") as log:
-            self._popen = subprocess.Popen(  # noqa: S603 -- what was found
+            popen: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 -- what was found
                 command, cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log, **self._as
             )
-        self._guard.watch(self._popen.pid)
+        self._popen = popen
+        self._guard.watch(popen.pid)
         until(self._answers, START_S, f"PostgreSQL answers: {self._log}")
 
     def _answers(self) -> bool:
