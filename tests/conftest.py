@@ -3,6 +3,7 @@ ended by its own pid."""
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import sys
@@ -68,6 +69,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish() -> None:
     """Spare Python's collector what stays until the end: a million objects at each full walk."""
     gc.freeze()
+    atexit.register(gc.unfreeze)  # extensions complain of what is left at the very end
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
