@@ -157,7 +157,7 @@ chaos: $(STAMP) ## break a fleet in every way that penstock chaos knows, in each
 soak: $(STAMP) ## run mixed jobs of every lane and door under faults, and see that nothing grows (MINUTES=60; SOAK="--seed 1")
 	@PYTHONPATH=tests:tests/harness $(BIN)/python -m soak --minutes $(MINUTES) $(SOAK)
 
-explore: $(STAMP) ## try interleavings of the real code with seeded faults in virtual time (SEEDS=1000, or FIRST:LAST; four seeds a second)
+explore: $(STAMP) ## try interleavings of the real code with seeded faults in virtual time (SEEDS=1000, or FIRST:LAST; three seeds a second)
 	@$(BIN)/python -m tests.explore --seeds $(SEEDS)
 
 known-faults: $(STAMP) ## put each fault of tests/explore/known_faults/ back, and show after how many seeds the explorer finds it (FAULTS=names)

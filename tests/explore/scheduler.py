@@ -457,10 +457,9 @@ class World:
             self.violation = Violation("a seed comes to an end", f"not within {STEPS_MAX} steps")
             return
         call, process = actor.call, actor.process
-        fate = Fate.ANSWERED
+        fate, name = Fate.ANSWERED, f"{process.name} {process.calls + 1}"
         if call.may_fail and not self.is_peaceful:
             process.calls += 1
-            name = f"{process.name} {process.calls}"
             fate = FATES[self.choices.choose(name, self.odds.weights(call))]
             if call.store == "redis" and (shakes := self.odds.shakes):
                 name = f"redis {name}"

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SEEDS = 120
-"""A quarter of a second of CPU each."""
+SEEDS = 100
+"""A third of a second of CPU each."""
 
 
 def explore(*options: str) -> tuple[int, str]:

@@ -71,7 +71,7 @@ class Totals:
 
 
 class Work:
-    """Threads that submit, wait, audit and purge until they are told to end."""
+    """Threads that submit, wait, audit and purge until they are to end."""
 
     def __init__(self, crew: Crew, seed: int) -> None:
         self.crew, self.seed = crew, seed
@@ -195,7 +195,7 @@ class Work:
                     f"{lines} of {len(ids)}"
                 )
             self._finish("HTTP batch", batch.id, ids)
-            # a lost answer to an upload leaves a file that nobody has a name for
+            # a lost answer to an upload leaves a file whose name no one has heard
             for one in self._insist("list", lambda: list(client.files.list(purpose="batch"))):
                 self._insist("delete", partial(_deleted, client, one.id))
 
@@ -296,7 +296,10 @@ class Work:
             try:
                 return act()
             except AWAY as error:
-                if getattr(error, "status_code", None) in REFUSED or isinstance(error, JobNotFound):
+                # after FLUSHALL, until the workers of lane api are heard of again
+                is_over_soon = getattr(error, "code", None) == "model_not_found"
+                is_refused = getattr(error, "status_code", None) in REFUSED and not is_over_soon
+                if is_refused or isinstance(error, JobNotFound):
                     raise
                 if time.monotonic() >= end:
                     raise NotInTime(f"not within {PATIENCE_S:g} s: {what}: {error}") from error

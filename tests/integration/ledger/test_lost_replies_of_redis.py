@@ -219,6 +219,7 @@ CASES |= {
         lambda hot: hot.set_job_lane(job(lane_now="batch", moves=1))
     ),
     "RedisLedger.forget": of_ledger(lambda hot: hot.forget(JOB)),
+    "RedisLedger.keep_out": of_ledger(lambda hot: hot.keep_out(JOB)),
     "BudgetBook.look": of_budgets(lambda book: book.look(JOB, BUDGET, spent=20)),
     "BudgetBook.look_with_tenant": of_budgets(
         lambda book: book.look_with_tenant(
@@ -421,6 +422,7 @@ READS = {
     QueueBook: {"found", "is_of", "of"},
     QuotaHash: set[str](),
     RedisLedger: {
+        "begin_rebuild",  # a mark that only this process reads, and that expires
         *("begun", "bound", "check_epoch", "depth", "depths", "drains", "finished_of", "front"),
         *("held", "lately", "memory", "missing", "next_of", "outstanding", "outstanding_of"),
         *("parked", "parked_unknown", "preflight", "see", "stats", "under_way", "window"),
