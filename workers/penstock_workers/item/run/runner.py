@@ -158,10 +158,8 @@ class ItemRunner:
 
     async def _open(self, item: Item) -> Attempt:
         """Return the attempt: the item's job and its request body."""
-        endpoint = item.message.endpoint
-        job = self.reads.known_job(item.key.job_id, endpoint) or await self.reads.job(
-            item.key.job_id, endpoint
-        )
+        job_id, endpoint = item.key.job_id, item.message.endpoint
+        job = self.reads.known_job(job_id, endpoint) or await self.reads.job(job_id, endpoint)
         return Attempt.at(item, job, item.message.body or await self.reads.body(item))
 
     async def _prepare(self, attempt: Attempt) -> Prepared:
