@@ -428,6 +428,7 @@ class RedisLedger:
         A restart since then is found next time. Where the mark of the rebuild is gone, so is a part
         of what was rebuilt: nothing is declared, and the next look finds that."""
         run, mark = self._run_seen or redis_address.run_id(self._redis), self._mark
+        self._mark = None
         with self._client.pipeline() as pipe, contextlib.suppress(redis.WatchError):
             if mark is not None:
                 pipe.watch(mark)
