@@ -13,10 +13,11 @@ AUDIT ?= .venv-audit
 FRAMEWORKS ?= .venv-frameworks
 VERCEL := tests/integration/gateway/vercel
 SEEDS ?= 1000
+MINUTES ?= 60
 # Half of the tests' time is waiting for processes, leases and retries: two tests for each of two cores.
 TEST_PROCESSES ?= 4
 # What needs more than this environment, or an hour.
-ELSEWHERE := soak or engine or servers or images or airflow or frameworks
+ELSEWHERE := long or engine or servers or images or airflow or frameworks
 LEFT_OUT ?= $(ELSEWHERE) or whole
 # Tests commit tens of thousands of times, and a disk takes milliseconds for each; they kill processes, not machines, so
 # nothing that they prove needs a disk. Root's tests get a folder in memory, which they alone see and which ends with them.
@@ -29,7 +30,7 @@ define make_venv
 @$(1)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 endef
 
-.PHONY: help demo demo-embed demo-clean test test-all test-fast test-cluster test-images test-servers test-vllm test-airflow test-frameworks docs pages chart check monitoring format bench bench-vllm chaos soak explore known-faults audit clean
+.PHONY: help demo demo-embed demo-clean test test-all test-fast test-long test-cluster test-images test-servers test-vllm test-airflow test-frameworks docs pages chart check monitoring format bench bench-vllm chaos soak explore known-faults audit clean
 
 help: ## list these commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,10 +71,13 @@ test-all: $(STAMP) ## run them on both databases each, with more examples, seeds
 test-fast: $(STAMP) ## run the unit and contract tests only: a minute, while you work
 	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile -m "not ($(LEFT_OUT))" tests/unit tests/contract
 
+test-long: $(STAMP) ## run the tests that take minutes: every fault on both databases, long kill storms, 50,000 lines (about an hour; FAULT_SEEDS=1,2)
+	@$(BIN)/python -m pytest -q -m long
+
 test-servers: $(STAMP) ## run the tests that need PgBouncer, RabbitMQ, MariaDB, nginx, a Redis with TLS and its Sentinel, Azurite (tests of missing servers are skipped)
 	@$(BIN)/python -m pytest -q -m servers tests/stores tests/contract/test_http_clients.py
 
-test-cluster: $(STAMP) ## run the chart in the cluster that KUBECONFIG names (kind, k3d): a namespace and a node come and go, pods are processes here
+test-cluster: $(STAMP) ## run the chart in the cluster that KUBECONFIG names (kind, k3d): namespaces and nodes come and go, pods are processes here
 	@test -n "$$KUBECONFIG" || { echo "name a cluster that tests may use: make test-cluster KUBECONFIG=~/.kube/config"; exit 2; }
 	@$(BIN)/python -m pytest -q -s tests/chart/test_with_cluster.py
 
@@ -150,10 +154,10 @@ bench-vllm: $(ENGINES)/.installed ## measure the gpu lane beside vLLM's own batc
 chaos: $(STAMP) ## break a fleet in every way that penstock chaos knows, in each lane and on both databases, and write docs/chaos-results.md (an hour and a quarter)
 	@$(BIN)/python -m tools.chaos_results
 
-soak: $(STAMP) ## run every fault of the table of penstock chaos on both databases, and the long kill storms (about an hour; seeds: FAULT_SEEDS=1,2)
-	@$(BIN)/python -m pytest -q -m soak
+soak: $(STAMP) ## run mixed jobs of every lane and door under faults, and see that nothing grows (MINUTES=60; SOAK="--seed 1")
+	@PYTHONPATH=tests:tests/harness $(BIN)/python -m soak --minutes $(MINUTES) $(SOAK)
 
-explore: $(STAMP) ## try interleavings of the real code with seeded faults in virtual time (SEEDS=1000, or FIRST:LAST; four seeds a second)
+explore: $(STAMP) ## try interleavings of the real code with seeded faults in virtual time (SEEDS=1000, or FIRST:LAST; three seeds a second)
 	@$(BIN)/python -m tests.explore --seeds $(SEEDS)
 
 known-faults: $(STAMP) ## put each fault of tests/explore/known_faults/ back, and show after how many seeds the explorer finds it (FAULTS=names)

@@ -3,8 +3,10 @@ ended by its own pid."""
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
+import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,6 +14,7 @@ from pathlib import Path
 import limiter_fleet
 import pytest
 from hypothesis import HealthCheck, settings
+from rewritten import rewrite
 from servers import MissingServer, Postgres, RedisServer, S3Server, redis_binary
 
 from penstock_cli.entry import NEW_OBJECTS
@@ -55,6 +58,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let each of several processes rewrite its share of the tests, which all of them read."""
+    if (worker := getattr(config, "workerinput", None)) and not sys.dont_write_bytecode:
+        files = sorted(Path(__file__).parent.rglob("test_*.py"))
+        for file in files[int(worker["workerid"][2:]) :: worker["workercount"]]:
+            rewrite(file, config)
+
+
+def pytest_collection_finish() -> None:
+    """Spare Python's collector what stays until the end: a million objects at each full walk."""
+    gc.freeze()
+    atexit.register(gc.unfreeze)  # extensions complain of what is left at the very end
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the second database to tests of stores, unless both are asked for."""
     if config.getoption("--both-databases"):
@@ -62,14 +79,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     lost = [path for path in ON_BOTH if not (config.rootpath / path).exists()]
     if lost:
         raise pytest.UsageError(f"tests/conftest.py names files that are gone: {lost}")
-    left = [item for item in items if _is_second_database(item, config.rootpath)]
+    left = [item for item in items if _is_second_database(item)]
     config.hook.pytest_deselected(items=left)
     gone = set(left)
     items[:] = [item for item in items if item not in gone]
 
 
-def _is_second_database(item: pytest.Item, root: Path) -> bool:
-    path = item.path.relative_to(root).as_posix()
+def _is_second_database(item: pytest.Item) -> bool:
+    path = item.nodeid.partition("::")[0]
     made_with = getattr(item, "callspec", None)
     if made_with is None or path.startswith(ON_BOTH) or "/integration/" not in path:
         return False

@@ -1,4 +1,4 @@
-"""A job leaves its result files, where they may go, and its report.
+"""Result files and the report of a job are written here, where they may go.
 
 The report is the job's account from the ledger, in the form that was asked for.
 """

@@ -1,4 +1,4 @@
-"""Every route has settings, producer, database, Redis, and threads for blocking work."""
+"""Routes share settings, producer, database, Redis, and threads for blocking work."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ like), not a cluster: one script call touches keys of several jobs.
 penstock:epoch                      string  the database's epoch: missing or different = Redis forgot
 penstock:epoch:run                  string  run id of the server that the epoch was written to: different = it has
                                             restarted, and the last second before may be gone
+penstock:epoch:rebuild:<mark>       string  of a rebuild that is under way: gone where Redis forgets meanwhile; expires
 penstock:epoch:rebuilt              string  short-lived: Redis was rebuilt lately, so windows may not be full again yet
 penstock:<job>:<gen>:done:<n>       hash    completed set, bucket n = crc32(doc) % buckets; field = document id (its
                                             sha256 when longer than 64 bytes), value "" done, "!"
@@ -16,6 +17,7 @@ penstock:<job>:<gen>:window         hash    document id -> position in the sourc
 penstock:<job>:<gen>:starts         hash    document id -> starts without a conclusion so far
 penstock:<job>:<gen>:lately         hash    what became of the latest documents, see lately.lua; and
 penstock:<job>:<gen>:earlier        hash    of those before them
+penstock:begun:<worker>             string  the latest call by which a worker counted starts; expires
 penstock:<job>:stats                hash    counters: succeeded, succeeded_after_retry, dead, dead:<reason>, calls,
                                             retried:<reason>, rate_limited, prompt_tokens,
                                             completion_tokens, cost_microusd, skipped, reused:<dedup
@@ -108,8 +110,10 @@ __all__ = [
     "DEAD",
     "DONE",
     "EPOCH",
+    "EPOCH_REBUILD",
     "EPOCH_REBUILT",
     "EPOCH_RUN",
+    "JOB_ID",
     "MAX_FIELD_BYTES",
     "OLDER_UNACKED",
     "OLDER_UNACKED_INDEX",
@@ -121,6 +125,7 @@ __all__ = [
     "WORKERS",
     "answers_of_job",
     "answers_of_tenant",
+    "begun",
     "bound_queue",
     "bucket_count",
     "buckets_for",
@@ -155,8 +160,10 @@ __all__ = [
 
 PREFIX: Final = "penstock:"
 QUEUE_PREFIX: Final = "penstock."  # of a lane's queue
+JOB_ID: Final = "job_"  # with which ids of jobs begin
 EPOCH: Final = PREFIX + "epoch"
 EPOCH_RUN: Final = PREFIX + "epoch:run"
+EPOCH_REBUILD: Final = PREFIX + "epoch:rebuild:"
 EPOCH_REBUILT: Final = PREFIX + "epoch:rebuilt"
 WORKERS: Final = PREFIX + "workers"
 CONTROLS: Final = PREFIX + "controls"
@@ -320,6 +327,10 @@ def is_queue_of(lane: str, name: str) -> bool:
 def lane_queue(queue: str) -> str:
     """Return the lane's own queue, of any of its queues: lanes have no dot in their names."""
     return QUEUE_PREFIX + queue.removeprefix(QUEUE_PREFIX).partition(".")[0]
+
+
+def begun(caller: str) -> str:
+    return f"{PREFIX}begun:{caller}"
 
 
 def bound_queue(job_id: str) -> str:

@@ -1,4 +1,4 @@
-"""The enqueuing side has one tree of errors.
+"""Errors of accepting and feeding jobs stand in one tree.
 
 Every message names the field, the value seen and the fix.
 

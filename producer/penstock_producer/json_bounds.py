@@ -1,4 +1,4 @@
-"""One JSON text may hold so much.
+"""A JSON text is refused that is deeper or larger than anything needs.
 
 A parser makes an object of every value and keeps all other threads waiting meanwhile: thirty
 megabytes of `{},` are ten million objects, a gigabyte of memory and seconds in which a server

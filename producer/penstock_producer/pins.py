@@ -1,4 +1,4 @@
-"""Some fields of a pin are content, and the others have names here.
+"""A pin says which content a source had; its other fields are named here.
 
 The others say how, when, through which API and for whom a source was read.
 

@@ -1,4 +1,4 @@
-"""Every source of documents yields these rows, up to a size."""
+"""Sources of documents yield these rows, none larger than a row may be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A quota has these errors.
+"""Errors of quotas say what cannot be, and what to do about it.
 
 RateLimitError
 ├── BadQuota       a quota was declared with a value that cannot be (at start-up)

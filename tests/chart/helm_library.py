@@ -5,6 +5,8 @@ alone."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +23,7 @@ Manifest = dict[str, Any]
 
 
 class Refused(Exception):
-    """Helm renders no such values: the schema, a validation or a template said no."""
+    """Helm says no: the schema, a validation, a template, or the cluster."""
 
 
 @dataclass
@@ -62,13 +64,75 @@ class Release:
 
 def render(chart: Path, values: Values) -> Release:
     """Raises Refused."""
-    with helm_python.Chart.load(chart) as loaded:
-        try:
-            loaded.validate_schema(values)
-            texts = loaded.render(values, name=RELEASE, namespace=NAMESPACE)
-        except helm_python.HelmError as error:
-            raise Refused(str(error)) from None
+    with helm_python.Chart.load(chart) as loaded, _refusals():
+        loaded.validate_schema(values)
+        texts = loaded.render(values, name=RELEASE, namespace=NAMESPACE)
     return Release(texts)
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except helm_python.HelmError as error:
+        raise Refused(str(error)) from None
+
+
+class Helm:
+    """The release of one namespace of a cluster, by Helm 4. Every method raises Refused."""
+
+    TIMEOUT_S = 300  # Helm's own
+
+    def __init__(self, kubeconfig: Path, namespace: str, chart: Path) -> None:
+        self._config = helm_python.Config(kubeconfig_path=kubeconfig, namespace=namespace)
+        self._namespace = namespace
+        self._chart = chart
+
+    def install(self, values: Values) -> None:
+        """`helm install --wait`."""
+        with _refusals():
+            self._config.install(
+                self._chart,
+                RELEASE,
+                values,
+                namespace=self._namespace,
+                wait="watcher",
+                timeout=self.TIMEOUT_S,
+            )
+
+    def upgrade(self, values: Values) -> None:
+        """`helm upgrade --wait`, by these values alone."""
+        with _refusals():
+            self._config.upgrade(
+                self._chart,
+                RELEASE,
+                values,
+                namespace=self._namespace,
+                wait="watcher",
+                timeout=self.TIMEOUT_S,
+            )
+
+    def rollback(self, revision: int) -> None:
+        """`helm rollback --wait`."""
+        with _refusals():
+            self._config.rollback(RELEASE, version=revision, wait="watcher", timeout=self.TIMEOUT_S)
+
+    def test(self) -> None:
+        """`helm test`."""
+        with _refusals():
+            self._config.test(RELEASE, timeout=self.TIMEOUT_S)
+
+    def uninstall(self) -> None:
+        """`helm uninstall`."""
+        with _refusals():
+            self._config.uninstall(RELEASE, timeout=self.TIMEOUT_S)
+
+    def revisions(self) -> list[str]:
+        """What became of each revision, oldest first; none where nothing was installed."""
+        try:
+            return [one["status"] for one in self._config.history(RELEASE)]
+        except helm_python.HelmNotFoundError:
+            return []
 
 
 def lint(chart: Path, values: Values, kube_version: str) -> list[str]:

@@ -12,16 +12,20 @@ import os
 import signal
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import psycopg
 import pytest
-from chart.conftest import Render
+from chart.conftest import Render, overlay
 from chart.helm_library import Release, Values
 from chart.images import IMAGES
 from chart.pods import container, pod_spec, pool
 from fleet import Fleet, Provider, until
 from kubelet import Did, Kubelet, Namespace, RunningPod, one_pod
+from redis import Redis
 from servers import Postgres
 
 from penstock_ledger.model import Job, JobState
@@ -71,7 +75,7 @@ class Cluster:
         pods = [self._pods[name] for name in names]
         try:
             until(
-                lambda: all(_is_up(pod) for pod in pods),
+                partial(_are_up, pods),
                 UP_S,
                 "their own probes say that they are ready",
             )
@@ -86,9 +90,10 @@ class Cluster:
             self._pods.pop(name).delete()
 
 
-def _is_up(pod: RunningPod) -> bool:
-    assert not pod.task.done(), f"{pod.name} is over"
-    return pod.is_ready
+def _are_up(pods: Sequence[RunningPod]) -> bool:
+    for pod in pods:
+        assert not pod.task.done(), f"{pod.name} is over"
+    return all(pod.is_ready for pod in pods)
 
 
 def values(fleet: Fleet, **pools: Values) -> Values:
@@ -280,7 +285,45 @@ def test_hooks_do_what_they_are_for(
     ), found
 
 
-@pytest.mark.soak
+def test_bundled_stores_keep_what_they_have(render: Render) -> None:
+    """Redis and PostgreSQL of the smallest installation: ready by their own probes, with the
+    password of their Secret; deleted and made again, they have what was written."""
+    release = render("minimal")
+    namespace = Namespace.of(release.manifests)
+    with (
+        # Not below pytest's folder, which no other user may enter: under root, PostgreSQL is one.
+        TemporaryDirectory(prefix="penstock-stores-") as folder,
+        Kubelet(Path(folder) / "kubelet", namespace, images=IMAGES, pace=PACE) as kubelet,
+    ):
+        Path(folder).chmod(0o755)
+        password = {
+            store: namespace.one("Secret", f"fleet-penstock-{store}", "password")
+            for store in ("redis", "postgres")
+        }
+        for life in ("first", "second"):
+            pods = {
+                store: kubelet.run(one_pod(release.one("StatefulSet", f"fleet-penstock-{store}")))
+                for store in password
+            }
+            until(partial(_are_up, list(pods.values())), UP_S, "both are ready")
+            cache = Redis(pods["redis"].address, password=password["redis"])
+            with psycopg.connect(
+                f"host={pods['postgres'].address} user=penstock dbname=penstock",
+                password=password["postgres"],
+            ) as database:
+                if life == "first":
+                    cache.set("kept", "yes")
+                    database.execute("create table kept as select 'yes'")
+                    database.commit()
+                else:
+                    assert cache.get("kept") == b"yes"
+                    assert database.execute("select * from kept").fetchall() == [("yes",)]
+            for pod in pods.values():
+                pod.delete()
+                assert not kubelet.journal.of(pod.name, Did.KILL)
+
+
+@pytest.mark.long
 def test_the_shortest_notice_of_all_is_long_enough(
     fleet: Fleet, render: Render, tmp_path: Path
 ) -> None:
@@ -296,3 +339,30 @@ def test_the_shortest_notice_of_all_is_long_enough(
         assert (api.exit_code("penstock"), fleet.depths(job)["queued"]) == (0, DOCUMENTS), (
             api.describe()
         )
+
+
+@pytest.mark.long
+def test_a_pod_ends_while_redis_hangs(fleet: Fleet, render: Render, tmp_path: Path) -> None:
+    """A Redis that takes connections and answers nothing keeps no pod beyond its grace period, at
+    whose end it is killed, since only Redis is left to write to. Each call that was in flight is
+    made once more when its lease is over, and no other.
+    """
+    with Fleet(tmp_path / "hung", database_url=fleet.database_url) as hung:
+        hung.provider.start("--latency-ms", "5", "--latency-sigma", "0", "--api-key", KEY)
+        settings: Values = {"settings": {"visibility_timeout_s": 5}}
+        gke = Cluster(
+            render("gke", overlay(values(hung, api={}), settings)), hung, tmp_path / "kubelet"
+        )
+        with gke.kubelet:
+            api, _ = gke.up("api", "control")
+            job = fill(hung, "hung")
+            os.kill(hung.redis.pid, signal.SIGSTOP)
+            try:
+                gke.down("api")
+            finally:
+                os.kill(hung.redis.pid, signal.SIGCONT)
+            hung.provider.tell(latency_ms=5)
+            gke.start("api")
+            hung.wait_for(job, JobState.COMPLETED, 90)
+            account = hung.account(job, DOCUMENTS)
+            assert (account.dead, account.extra_calls <= SLOTS) == ({}, True), api.describe()

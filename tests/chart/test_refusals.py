@@ -388,35 +388,35 @@ def _as_pattern(line: str) -> re.Pattern[str]:
     return re.compile(".*".join(re.escape(part) for part in re.split(r"\{\{.*?\}\}", line)))
 
 
-@pytest.mark.parametrize(
-    ("values", "path"),
-    [
-        ({"workerPoolz": {}}, "workerPoolz"),
-        ({"workerPools": {"api": {"concurency": 3}}}, "concurency"),
-        ({"workerPools": {"api": {"keda": {"minReplica": 3}}}}, "minReplica"),
-        ({"workerPools": {"extra": {"replicas": 1}}}, "kind"),
-        ({"workerPools": {"api": {"kind": "apis"}}}, "/workerPools/api/kind"),
-        ({"workerPools": {"API": {"kind": "api"}}}, "API"),
-        ({"spot": {"provider": "aws"}}, "/spot/provider"),
-        ({"spot": {"noticeSeconds": 5}}, "/spot/noticeSeconds"),
-        ({"imagePullSecrets": "registry"}, "/imagePullSecrets"),
-        ({"image": {"digest": "sha256:beef"}}, "/image/digest"),
-        ({"image": {"tag": "not a tag"}}, "/image/tag"),
-        ({"vllmImage": {"tag": "-v1"}}, "/vllmImage/tag"),
-        ({"workerPools": {"api": {"image": {"tag": "a/b"}}}}, "/workerPools/api/image/tag"),
-        ({"commonLabels": {"not a name": "x"}}, "not a name"),
-        ({"commonLabels": {"team": "not a value"}}, "/commonLabels/team"),
-        ({"workerPools": {"api": {"podLabels": {"-x": "y"}}}}, "-x"),
-        ({"workerPools": {"api": {"podAnnotations": {"a/b/c": "any text"}}}}, "a/b/c"),
-        ({"workerPools": {"api": {"nodeSelector": {"pool": "x" * 64}}}}, "nodeSelector/pool"),
-        ({"podSecurity": {"runAsUser": 0}}, "/podSecurity/runAsUser"),
-        ({"providers": {"openai": {"base_url": "api.openai.com"}}}, "base_url"),
-        ({"providers": {"openai": {"rpn": 5}}}, "rpn"),
-        ({"providers": {"openai": {"api_key": "sk-1"}}}, "api_key"),
-        ({"settings": {"reconcile_interval": 5}}, "reconcile_interval"),
-        ({"redis": {"persistence": {"size": "big"}}}, "/redis/persistence/size"),
-    ],
-)
+MISSPELT: list[tuple[Values, str]] = [
+    ({"workerPoolz": {}}, "workerPoolz"),
+    ({"workerPools": {"api": {"concurency": 3}}}, "concurency"),
+    ({"workerPools": {"api": {"keda": {"minReplica": 3}}}}, "minReplica"),
+    ({"workerPools": {"extra": {"replicas": 1}}}, "kind"),
+    ({"workerPools": {"api": {"kind": "apis"}}}, "/workerPools/api/kind"),
+    ({"workerPools": {"API": {"kind": "api"}}}, "API"),
+    ({"spot": {"provider": "aws"}}, "/spot/provider"),
+    ({"spot": {"noticeSeconds": 5}}, "/spot/noticeSeconds"),
+    ({"imagePullSecrets": "registry"}, "/imagePullSecrets"),
+    ({"image": {"digest": "sha256:beef"}}, "/image/digest"),
+    ({"image": {"tag": "not a tag"}}, "/image/tag"),
+    ({"vllmImage": {"tag": "-v1"}}, "/vllmImage/tag"),
+    ({"workerPools": {"api": {"image": {"tag": "a/b"}}}}, "/workerPools/api/image/tag"),
+    ({"commonLabels": {"not a name": "x"}}, "not a name"),
+    ({"commonLabels": {"team": "not a value"}}, "/commonLabels/team"),
+    ({"workerPools": {"api": {"podLabels": {"-x": "y"}}}}, "-x"),
+    ({"workerPools": {"api": {"podAnnotations": {"a/b/c": "any text"}}}}, "a/b/c"),
+    ({"workerPools": {"api": {"nodeSelector": {"pool": "x" * 64}}}}, "nodeSelector/pool"),
+    ({"podSecurity": {"runAsUser": 0}}, "/podSecurity/runAsUser"),
+    ({"providers": {"openai": {"base_url": "api.openai.com"}}}, "base_url"),
+    ({"providers": {"openai": {"rpn": 5}}}, "rpn"),
+    ({"providers": {"openai": {"api_key": "sk-1"}}}, "api_key"),
+    ({"settings": {"reconcile_interval": 5}}, "reconcile_interval"),
+    ({"redis": {"persistence": {"size": "big"}}}, "/redis/persistence/size"),
+]
+
+
+@pytest.mark.parametrize(("values", "path"), MISSPELT)
 def test_misspelt_values_are_refused_where_they_stand(
     values: Values, path: str, render: Render
 ) -> None:

@@ -179,6 +179,20 @@ def test_migrations_run_once_and_are_cleared_away(render: Render) -> None:
     assert container(job, "migrate")["args"] == ["migrate"]
 
 
+def test_hooks_run_where_control_pods_may(render: Render) -> None:
+    """Migrations, the download of a model and `helm test` go to the nodes that the control pool has
+    chosen: in a cluster whose nodes are all tainted they would wait for ever."""
+    nodes: dict[str, Any] = {
+        "nodeSelector": {"team": "data"},
+        "tolerations": [{"key": "team", "operator": "Exists"}],
+    }
+    release = render("gpu", {"workerPools": {"control": nodes}})
+    jobs = release.all("Job")
+    assert len(jobs) == 2
+    for found in (*map(pod_spec, jobs.values()), pod_spec(release.one("Pod"))):
+        assert {name: found[name] for name in nodes} == nodes
+
+
 @pytest.mark.parametrize(("name", "holder"), [("gpu", "penstock"), ("gpu-sidecar", "vllm")])
 def test_engines_write_where_they_may(name: str, holder: str, render: Render) -> None:
     """The root is read-only: every cache of a container with an engine lies in a volume, and shared

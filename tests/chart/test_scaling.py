@@ -196,13 +196,15 @@ def test_a_fresh_install_starts_at_the_minimum(render: Render) -> None:
 
 LOOKUP = 'lookup "apps/v1" "Deployment" .root.Release.Namespace .pool.fullname'
 TEMPLATE: dict[str, Any] = {"f:template": {}}
-HELM_4 = {"manager": "helm", "operation": "Apply", "fieldsV1": {"f:spec": TEMPLATE}}
-HELM_3 = {"manager": "helm", "operation": "Update", "fieldsV1": {"f:spec": TEMPLATE}}
+NUMBER: dict[str, Any] = {"f:replicas": {}}
+HELM_4 = {"manager": "helm", "operation": "Apply", "fieldsV1": {"f:spec": TEMPLATE | NUMBER}}
+HELM_4_WITHOUT = {"manager": "helm", "operation": "Apply", "fieldsV1": {"f:spec": TEMPLATE}}
+HELM_3 = {"manager": "helm", "operation": "Update", "fieldsV1": {"f:spec": TEMPLATE | NUMBER}}
 SCALED = {
     "manager": "keda-operator",
     "operation": "Update",
     "subresource": "scale",
-    "fieldsV1": {"f:spec": {"f:replicas": {}}},
+    "fieldsV1": {"f:spec": NUMBER},
 }
 
 
@@ -234,13 +236,27 @@ def _replicas(release: Release, name: str = "api") -> int | None:
 def test_an_upgrade_leaves_a_number_alone_that_the_server_would_refuse(
     upgrade: Callable[..., Release],
 ) -> None:
-    """Helm 4 applies on the server, where the number is KEDA's once it has scaled: an upgrade while
-    it scales is no conflict. Until then, and under Helm 3, which would drop a number that is no
-    longer said, the live one is said."""
-    assert _replicas(upgrade(3, [HELM_4, SCALED])) is None
+    """Helm 4 applies on the server, where the number is KEDA's once it has scaled, whether or not the
+    server has noted who changed it: an upgrade while it scales is no conflict. Until then, and under
+    Helm 3, which would drop a number that is no longer said, the live one is said."""
+    assert _replicas(upgrade(3, [HELM_4_WITHOUT, SCALED])) is None
+    assert _replicas(upgrade(3, [HELM_4_WITHOUT])) is None
     assert _replicas(upgrade(0, [HELM_4])) == 0
     assert _replicas(upgrade(3, [HELM_4])) == 3
     assert _replicas(upgrade(3, [HELM_3, SCALED])) == 3
+
+
+def test_a_number_that_is_kubernetes_own_is_not_said(
+    render: Render, upgrade: Callable[..., Release]
+) -> None:
+    """A scaled pool of one pod holds no number in any revision, so that Helm 4 rolls back to the
+    first one while KEDA scales."""
+    assert (
+        _replicas(render("karpenter", {"workerPools": {"api": {"keda": {"minReplicas": 1}}}}))
+        is None
+    )
+    assert _replicas(upgrade(1, [HELM_4])) is None
+    assert _replicas(upgrade(1, [HELM_3, SCALED])) is None
 
 
 def test_keda_is_switched_off_whole_or_not_at_all(upgrade: Callable[..., Release]) -> None:
@@ -248,14 +264,14 @@ def test_keda_is_switched_off_whole_or_not_at_all(upgrade: Callable[..., Release
     what makes it right is named; with that done it is said."""
     off = {"keda": {"enabled": False}, "workerPools": {"api": {"replicas": 2}}}
     with pytest.raises(Refused) as refused:
-        upgrade(5, [HELM_4, SCALED], off)
+        upgrade(5, [HELM_4_WITHOUT, SCALED], off)
     for words in (
         "has 5 pods",
         "`kubectl -n penstock delete scaledobject fleet-penstock-api --ignore-not-found`",
         "`kubectl -n penstock scale deployment fleet-penstock-api --replicas=2`",
     ):
         assert words in str(refused.value)
-    assert _replicas(upgrade(2, [HELM_4, SCALED], off)) == 2
+    assert _replicas(upgrade(2, [HELM_4_WITHOUT, SCALED], off)) == 2
     assert _replicas(upgrade(5, [HELM_3, SCALED], off)) == 2
 
 

@@ -175,6 +175,16 @@ def test_zones_and_nodes_are_spread_over_as_far_as_possible(render: Render) -> N
     assert {spread["whenUnsatisfiable"] for spread in spreads} == {"ScheduleAnyway"}
 
 
+def test_nodes_that_may_have_no_zones_are_left_to_the_scheduler(render: Render) -> None:
+    """Where a zone is missing the scheduler keeps none of these rules, nor its own default, and all
+    pods come to one node: so they are said for clouds, and for others if they are asked for."""
+    assert "topologySpreadConstraints" not in pod_spec(pool(render("minimal"), "api"))
+    asked = render("minimal", {"poolDefaults": {"spreadZones": True}})
+    assert "topologySpreadConstraints" in pod_spec(pool(asked, "api"))
+    kept_off = render("eks", {"workerPools": {"api": {"spreadZones": False}}})
+    assert "topologySpreadConstraints" not in pod_spec(pool(kept_off, "api"))
+
+
 def test_no_worker_sleeps_before_it_drains(render: Render) -> None:
     """A preStop hook would only use up the notice."""
     release = render("eks")

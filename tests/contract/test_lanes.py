@@ -51,6 +51,7 @@ MAY_NAME_LANES = {
     "cli/penstock_cli/commands/plan.py": "as above",
     "cli/penstock_cli/chaos/command.py": "the lanes that `penstock chaos` plays in",
     "cli/penstock_cli/chaos/fleet.py": "as above",
+    "cli/penstock_cli/chaos/play.py": "as above",
     "cli/penstock_cli/chaos/stage.py": "as above",
     "cli/penstock_cli/chaos/table.py": "as above",
     "penstock/calls.py": "the option api, which is about a provider's API",

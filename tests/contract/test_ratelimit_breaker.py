@@ -171,6 +171,20 @@ def test_a_probe_that_is_throttled_is_free_again(redis_server: RedisServer) -> N
     assert len(redis.reserve(*[(1,)] * 5).waits_s) == 2
 
 
+def test_a_probe_that_was_not_sent_is_free_again(redis_server: RedisServer) -> None:
+    """Its item had ended meanwhile: another may go in its place at once, but never more than three;
+    one of an older generation frees none."""
+    redis = half_open(redis_server)
+    generation = redis.report().generation
+    redis.reserve(*[(1,)] * 3)
+    redis.report(ProviderReport(unused=2, generation=generation - 1))
+    assert redis.reserve((1,)).waits_s == []
+    redis.report(ProviderReport(unused=2, generation=generation))
+    assert len(redis.reserve(*[(1,)] * 5).waits_s) == 2
+    redis.report(ProviderReport(unused=9, generation=generation))
+    assert len(redis.reserve(*[(1,)] * 5).waits_s) == 3
+
+
 def test_answers_to_calls_of_before_do_not_count(redis_server: RedisServer) -> None:
     """Late failures reopen nothing, and late successes close nothing: they were sent in an older
     generation."""

@@ -155,6 +155,34 @@ def test_a_slow_answer_to_the_probe_does_not_hold_up_the_others(play: Run) -> No
 
 
 @pytest.mark.parametrize("quota", [FREE, PACED], ids=["without limits", "paced"])
+def test_probes_of_which_nothing_comes_hold_nothing_up(play: Run, quota: Quota) -> None:
+    """The first in line have ended meanwhile, as calls do whose callers have gone: each gives its
+    probe to the next, and the fleet goes on as soon as the server answers."""
+
+    async def body(fleet: Fleet) -> None:
+        limiter = fleet.process(quota)
+        for _ in range(8):
+            await send(limiter, Signal.TRANSIENT)
+        await asyncio.sleep(1.5)
+        began, ended = now(), [asyncio.create_task(nothing_sent(limiter)) for _ in range(40)]
+        given_up = asyncio.create_task(send(limiter))
+        await asyncio.gather(*ended)
+        given_up.cancel()
+        for _ in range(3):
+            await send(limiter)
+        await asyncio.sleep(1.5)
+        assert limiter.stats()["q"].breaker == "closed"
+        assert now() - began < 30
+
+    play(body)
+
+
+async def nothing_sent(limiter: SharedLimiter) -> None:
+    async with limiter.ticket("q", {"requests": 1}):
+        """It is given back at the end."""
+
+
+@pytest.mark.parametrize("quota", [FREE, PACED], ids=["without limits", "paced"])
 def test_a_failing_server_is_left_alone_by_all(play: Run, quota: Quota) -> None:
     """When everything fails the breaker opens for the whole fleet; what is sent then is three
     probes, not the queue."""

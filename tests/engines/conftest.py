@@ -17,12 +17,10 @@ os.environ.update(
 )
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
-HERE = Path(__file__).parent
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if HERE in item.path.parents:
+        if item.nodeid.startswith("tests/engines/"):
             item.add_marker(pytest.mark.engine)
 
 

@@ -26,6 +26,7 @@ from explore.scheduler import PROCESS, Process, World
 from explore.virtual import Threading
 from penstock_ledger import (
     REDIS_TIMEOUT_S,
+    Database,
     JobNotFound,
     JobNotReplayable,
     JobStore,
@@ -52,9 +53,12 @@ from penstock_workers.settings import WorkerSettings
 LANE: Final = "api"
 CLAIMS_EVERY_S: Final = 5.0  # while there is nothing in the queue
 TOKENS_IN, TOKENS_OUT = 2, 5
-USD_PER_MTOK_IN, USD_PER_MTOK_OUT = 100.0, 200.0
+# nearly all of the output: the product knows its limit, and guesses the tokens of a prompt
+USD_PER_MTOK_IN, USD_PER_MTOK_OUT = 10.0, 200.0
 COST: Final = round(TOKENS_IN * USD_PER_MTOK_IN + TOKENS_OUT * USD_PER_MTOK_OUT)
 """Of one answer at most, in millionths of a dollar."""
+GUESS: Final = 2 * COST
+"""Of one answer at most by the product's own estimate, which counts more tokens of a prompt."""
 
 
 def _named() -> str:
@@ -71,6 +75,7 @@ from penstock_workers.celery_app.handover import HandOver  # noqa: E402
 from penstock_workers.celery_app.running_items import LateAcks  # noqa: E402
 from penstock_workers.control import closing  # noqa: E402
 from penstock_workers.control import loop as control_loop  # noqa: E402
+from penstock_workers.control.feeds import feed_windows  # noqa: E402
 from penstock_workers.control.job import sinks as job_sinks  # noqa: E402
 from penstock_workers.control.schedules import starts as schedule_starts  # noqa: E402
 from penstock_workers.item.answer import Answer, NoAnswer, Tried  # noqa: E402
@@ -82,7 +87,9 @@ from penstock_workers.lanes import registry  # noqa: E402
 from penstock_workers.lanes.row import LaneRow, Unpaced  # noqa: E402
 from penstock_workers.stores import open_stores  # noqa: E402
 
-setattr(closing, "ENDING_INTERVAL_S", 3.0)  # noqa: B010  # a job of few documents is always near its end
+# a job of few documents is always near its end, and its window is never full
+setattr(closing, "ENDING_INTERVAL_S", 3.0)  # noqa: B010  # for mypy it is a constant
+setattr(feed_windows, "LOOK_EVERY_S", 1e9)  # noqa: B010
 for module in (leases_module, control_loop, job_sinks, schedule_starts):
     setattr(module, "threading", Threading)  # noqa: B010  # for mypy it is not the module's to set
 
@@ -99,8 +106,10 @@ class Sent:
     at: float
     billed: bool = False
     heard: bool = False  # its answer came to a process that lived
+    is_refused: bool = False  # which asks again
     cost: int = 0
     batch: str = ""  # its tag
+    is_gone: bool = False  # its answer is never shown: it is booked as what it may have cost
     is_stray: bool = False  # of a batch that no process reads
 
 
@@ -160,9 +169,8 @@ class Provider:
             return Answer(status, {}, b'{"error":{"message":"not now"}}', round(took * 1000))
         if happens == 4:
             return Answer(400, {}, b'{"error":{"message":"no"}}', round(took * 1000))
-        sent.heard = True
-        if happens == 6:
-            self.again[prompt] += 1
+        sent.heard, sent.is_refused = True, happens == 6
+        self.again[prompt] += sent.is_refused
         return Answer(200, {}, answer_about(prompt, empty=happens == 6), round(took * 1000))
 
 
@@ -179,7 +187,7 @@ def cost_of(prompt: str) -> int:
 
 
 def _tokens_about(prompt: str) -> int:
-    return 1 + zlib.crc32(prompt.encode()) % TOKENS_OUT
+    return 1 if zlib.crc32(prompt.encode()) % 4 == 0 else TOKENS_OUT
 
 
 def outside() -> Any:
@@ -411,6 +419,7 @@ REFUSALS: Final = (JobRefused, JobNotReplayable, NothingToReplay, JobNotFound)
 class Desk(NamedTuple):
     """What a person works with."""
 
+    database: Database
     producer: Producer
     jobs: JobStore
     operations: JobOperations
@@ -423,34 +432,40 @@ class Person(Process):
         super().__init__(world, name)
         self.settings = settings
         self.undone: dict[str, Callable[[Desk], object]] = {}
+        self._made: Desk | None = None
 
     def does(self, what: str, work: Callable[[Desk], object]) -> None:
-        """Do something, with connections of its own, until it has worked or is refused."""
-
+        """Do something until it has worked or is refused."""
         self.undone[what] = work
 
         def until_done() -> None:
-            database = open_database(self.settings.database_url)
-            client = RedisAddress.parse(self.settings.redis_url).connect()
-            with Producer(self.settings, database=database) as producer:
-                while True:
-                    try:
-                        hot = RedisLedger(client, Meta(database).epoch())
-                        jobs = JobStore(database)
-                        work(Desk(producer, jobs, JobOperations(database, self.settings, hot)))
-                    except REFUSALS as refusal:
-                        self.world.note(self.name, what, f"no: {type(refusal).__name__}")
-                        break
-                    except (redis.RedisError, DatabaseUnavailable) as error:
-                        self.world.note(self.name, what, f"again, after {type(error).__name__}")
-                        time.sleep(2.0)
-                    else:
-                        break
-            client.close()
-            database.close()
+            while True:
+                try:
+                    work(self._desk())
+                except REFUSALS as refusal:
+                    self.world.note(self.name, what, f"no: {type(refusal).__name__}")
+                    break
+                except (redis.RedisError, DatabaseUnavailable) as error:
+                    self.world.note(self.name, what, f"again, after {type(error).__name__}")
+                    time.sleep(2.0)
+                else:
+                    break
             self.undone.pop(what, None)
 
         self.act(what, until_done)
+
+    def _desk(self) -> Desk:
+        if self._made is None:
+            database = open_database(self.settings.database_url)
+            client = RedisAddress.parse(self.settings.redis_url).connect()
+            hot = RedisLedger(client, Meta(database).epoch())
+            self._made = Desk(
+                database,
+                Producer(self.settings, database=database),
+                JobStore(database),
+                JobOperations(database, self.settings, hot),
+            )
+        return self._made
 
 
 def write_source(folder: Path, name: str, documents: int) -> Path:

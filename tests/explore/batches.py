@@ -16,7 +16,7 @@ from typing import Any, Final
 import orjson
 
 from explore.actors import Provider, Sent, answer_about, cost_of, outside
-from explore.scheduler import FATES, Call, Fate, Process, World
+from explore.scheduler import FATES, FROZEN_S, Call, Fate, Process, World
 from penstock_ledger import DatabaseUnavailable
 from penstock_workers.lanes.batch import engine as engine_module
 from penstock_workers.lanes.batch import leader, led_batch, watching
@@ -65,6 +65,7 @@ class Batches:
     provider: Provider
     odds: tuple[float, float, float] = (0.0, 0.0, 0.0)  # no answer, fails, expires; of a thousand
     hides: float = 0.0  # of a thousand looks: a 404; of readings of an output: its second half
+    loses: float = 0.0  # of a thousand batches: the output, for good
     made: list[Batch] = field(default_factory=list)
 
     def make(self, new: NewBatch, process: Process) -> int:
@@ -105,6 +106,18 @@ class Batches:
         batch = self.made[number]
         for custom_id, sent in batch.lines:
             sent.billed = self.comes_to(batch, custom_id) == 0
+
+    def is_lost(self, number: int) -> bool:
+        """Return whether the output of a batch is gone for good; then its lines are asked again."""
+        if not self.loses:
+            return False
+        if not self.world.choices.choose(f"output {number}", [1000.0 - self.loses, self.loses]):
+            return False
+        for _, sent in self.made[number].lines:
+            if not sent.is_gone:
+                sent.is_gone = True
+                self.provider.again[sent.document] += not sent.heard
+        return True
 
     def comes_to(self, batch: Batch, custom_id: str) -> int:
         """Return what a line has come to: 0 an answer, 1 none at all, 2 a failure, 3 expired."""
@@ -157,17 +170,21 @@ class BatchApi:
     async def answers(self, seen: BatchSeen) -> AsyncIterator[BatchAnswer | UnreadableLine]:
         batch = self._batches.made[int(seen.batch_id)]
         async with self._call("answers"):
+            if self._batches.is_lost(int(seen.batch_id)):
+                raise apis.BatchGone(404, "not_found", "no such output")
             shown = len(batch.lines) // 2 if self._hides("output") else len(batch.lines)
-        for custom_id, sent in batch.lines[:shown]:
+        for number, (custom_id, sent) in enumerate(batch.lines):
             comes_to = self._batches.comes_to(batch, custom_id)
+            # what the counts do not have is asked again, shown or not
+            if comes_to and not sent.heard:
+                sent.heard = True
+                self._batches.provider.again[sent.document] += 1
+            if number >= shown:
+                continue
             if comes_to == 0:
                 sent.heard = True
                 yield BatchAnswer(custom_id, 200, answer_about(sent.document), "req")
-                continue
-            if not sent.heard:
-                self._batches.provider.again[sent.document] += 1
-            sent.heard = True
-            if comes_to == 2:
+            elif comes_to == 2:
                 yield BatchAnswer(custom_id, 500, b'{"error":{"message":"no"}}', "req")
             elif comes_to == 3:
                 yield BatchAnswer(custom_id, None, b"", error="batch_expired")
@@ -203,10 +220,9 @@ class BatchApi:
         """Make a call, which may come to nothing, or happen and not be answered."""
         world, process = self._world, self._process
         await asyncio.sleep(0.2)
-        fate = Fate.ANSWERED
+        fate, name = Fate.ANSWERED, f"{process.name} {process.calls + 1}"
         if not world.is_peaceful:
             process.calls += 1
-            name = f"{process.name} {process.calls}"
             fate = FATES[world.choices.choose(name, world.odds.weights(Call("provider", what)))]
         if fate is not Fate.ANSWERED:
             world.faults[fate.value] += 1
@@ -215,6 +231,9 @@ class BatchApi:
             raise apis.TryLater(None, "not now")
         if fate is Fate.DIES_BEFORE:
             await self._death()
+        if fate is Fate.FREEZES:
+            world.freeze(process, world.choices.chance(name).uniform(*FROZEN_S))
+            await asyncio.sleep(0)
         yield
         await asyncio.sleep(0.2)
         if fate is Fate.DIES_AFTER:

@@ -91,7 +91,8 @@ class Holdings:
             waiting = {
                 one.document
                 for one in self._provider.sent
-                if one.by is worker and one.heard and one.document not in self._stored
+                if one.by is worker and one.heard and not one.is_refused
+                if one.document not in self._stored
             }
             if len(waiting) > concurrency:
                 raise Violation(SLOTS, f"{worker.name} has {', '.join(sorted(waiting))}")

@@ -31,9 +31,11 @@ from explore.actors import (
     write_source,
 )
 from explore.batches import DISCOUNT, Batches, BatchWorker
-from explore.invariants import G4, SCHEDULED, Invariants
+from explore.invariants import G4, REBUILT, SCHEDULED, Invariants
 from explore.losses import LOSES, Holdings
 from explore.scheduler import (
+    EPOCH,
+    FROZEN_S,
     Actor,
     Call,
     Choices,
@@ -45,7 +47,16 @@ from explore.scheduler import (
     World,
 )
 from explore.seams import RedisOfWorld, end_connections
-from penstock_ledger import ScheduleExists, ScheduleNotFound, open_database
+from penstock_ledger import (
+    ApiKeyStore,
+    Database,
+    KeyLimits,
+    NewApiKey,
+    ScheduleExists,
+    ScheduleNotFound,
+    keys,
+    open_database,
+)
 from penstock_workers.settings import WorkerSettings
 
 PEACE_AFTER_S: Final = 90.0
@@ -53,6 +64,9 @@ PEACE_AFTER_S: Final = 90.0
 QUIET_WITHIN_S: Final = 1_200.0
 """After them every job ends by itself within this time: leases of a minute, rounds of reconciling,
 and retries whose waits have doubled."""
+TENANT: Final = "t"
+REBUILT_WITHIN_S: Final = 140.0
+"""Control processes that all stand still, or die, go on within this time; and clocks are wrong."""
 LOOK_S: Final = 5.0
 CARE_S: Final = 20.0
 """Between two looks of a person at jobs that are paused."""
@@ -67,15 +81,17 @@ class Ground:
     folder: Path
     template: Path = field(init=False)
     path: Path = field(init=False)
+    settings: WorkerSettings = field(init=False)
 
     def __post_init__(self) -> None:
         self.template, self.path = self.folder / "empty.db", self.folder / "ledger.db"
         database = open_database(f"sqlite:///{self.template}")
         database.migrate()
         database.close()
+        self.settings = self._settings()
 
-    def fresh(self) -> WorkerSettings:
-        """Empty the stores, and return the settings of processes that use them."""
+    def clear(self) -> None:
+        """Empty the stores."""
         database = open_database(f"sqlite:///{self.path}")
         database.close()
         end_connections()
@@ -83,6 +99,8 @@ class Ground:
             left.unlink()
         shutil.copyfile(self.template, self.path)
         self.server.clear()
+
+    def _settings(self) -> WorkerSettings:
         settings: dict[str, Any] = {
             "redis_url": self.redis_url,
             "database_url": f"sqlite:///{self.path}",
@@ -100,7 +118,12 @@ class Ground:
                     "batch_discount": DISCOUNT,
                 }
             },
-            "batch": {"poll_first_s": 5.0, "poll_cap_s": 15.0, "lost_after_s": 60.0},
+            "batch": {
+                "poll_first_s": 5.0,
+                "poll_cap_s": 15.0,
+                "lost_after_s": 60.0,
+                "answers_kept_s": 120.0,
+            },
         }
         return WorkerSettings(**settings)
 
@@ -125,14 +148,18 @@ class Scenario:
         choices = Choices(seed, kept)
         self.chance = choices.chance("scenario")
         self.world = World(choices, self._odds())
-        self.ground, self.settings = ground, ground.fresh()
+        ground.clear()
+        self.ground = ground
+        slots = {"concurrency": self.chance.choice((1, 2, 4, 4))}
+        self.settings = ground.settings.model_copy(update=slots)
         self.provider = Provider(self.world, self._answering())
         self.workers: list[Worker] = []
         self.controls: list[ControlProcess] = []
         self.documents: dict[str, int] = {}  # of each job, by its key
         self._planned = 0  # that people have yet to do
         self._scheduled = False  # a plan starts jobs
-        self.lanes = self.chance.choice((["api"], ["api"], ["batch"], ["api", "batch"]))
+        self._shaken_at = -REBUILT_WITHIN_S  # when Redis came back last
+        self.lanes = self.chance.choice((["api"], ["batch"], ["api", "batch"]))
         self.batch_workers: list[BatchWorker] = []
         rates = (self.chance.choice((0.0, 0.0, 100.0)) for _ in range(3))
         self.batches = Batches(
@@ -140,6 +167,7 @@ class Scenario:
             self.provider,
             (next(rates), next(rates), next(rates)),
             self.chance.choice((0.0, 0.0, 150.0)),
+            self.chance.choice((0.0, 0.0, 0.0, 300.0)),
         )
         self.invariants = Invariants(
             self.world, self.provider, self.batches, str(ground.path), self.workers
@@ -147,6 +175,7 @@ class Scenario:
         self.provider.suspected = self.invariants.suspected
         self.invariants.keys_of = self._keys_of
         self.holdings = Holdings(self.world, ground.server, self.provider, self.workers)
+        self.world.shake = lambda name: self._shake_redis(choices.chance(name).choice((1, 1, 2)))
         self.world.after_step = self._after_step
         self.world.died = self._died
         self.person, self._people = Person(self.world, "person-1", self.settings), 1
@@ -191,17 +220,19 @@ class Scenario:
             lost=rate(0, 0, 4, 15, 40),
             dies_before=rate(0, 0, 1, 3, 8),
             dies_after=rate(0, 0, 1, 3, 8),
-            time_passes=rate(0, 5, 30),
+            freezes=rate(0, 0, 0, 3, 8),
+            shakes=rate(0, 0, 0, 0, 5),
+            time_passes=rate(0, 5, 30, 100),
         )
 
     def _answering(self) -> Answering:
         chance = self.chance
         return Answering(
-            fails=chance.choice((0, 0, 60)),
-            throttles=chance.choice((0, 0, 60)),
+            fails=chance.choice((0, 0, 60, 250)),
+            throttles=chance.choice((0, 0, 60, 250)),
             hangs=chance.choice((0, 0, 30)),
-            refuses=chance.choice((0, 0, 60)),
-            slow=chance.choice((0, 60)),
+            refuses=chance.choice((0, 0, 60, 250)),
+            slow=chance.choice((0, 60, 500)),
             says_nothing=chance.choice((0, 0, 100)),
         )
 
@@ -287,19 +318,36 @@ class Scenario:
             await asyncio.sleep(LOOK_S)
         nature.cancel()
         self._make_peace()
-        until = world.now + QUIET_WITHIN_S
+        until, care_at = world.now + QUIET_WITHIN_S, world.now
         while not self._is_over():
             if world.now > until:
                 raise Violation(G4, f"not over {QUIET_WITHIN_S:.0f} s after the last fault")
-            self._care()
-            await asyncio.sleep(CARE_S)
+            if world.now >= care_at:
+                self._care()
+                care_at = world.now + CARE_S
+            await asyncio.sleep(LOOK_S)
         await asyncio.sleep(LOOK_S)
+        self._look_at_redis()
         self.invariants.in_the_end(self.documents)
+
+    def _look_at_redis(self) -> None:
+        """See that Redis was rebuilt where a job ran for long after it came back."""
+        ended = self.invariants.look("SELECT max(finished_at) FROM jobs")[0][0] or 0.0
+        if ended - EPOCH > self._shaken_at + REBUILT_WITHIN_S:
+            server = self.ground.server
+            if (run := server.ask("GET", keys.EPOCH_RUN)) != server.run_id.encode():
+                raise Violation(REBUILT, f"it says that {run!r} was, and runs as {server.run_id}")
 
     def _is_over(self) -> bool:
         if self._planned or self._scheduled or self.person.undone:
             return False
+        if any(one.is_frozen or self._holds(one) for one in self._living()):
+            return False  # what it does late is looked at, too
         return self.invariants.all_over()
+
+    @staticmethod
+    def _holds(process: Process) -> bool:
+        return isinstance(process, Worker) and len(process.leases) > 0
 
     def _make_peace(self) -> None:
         """Let nothing fail any more, and let a process be there to go on."""
@@ -332,15 +380,8 @@ class Scenario:
 
     def _happens(self, what: int, chance: random.Random) -> None:
         world, server = self.world, self.ground.server
-        if what == 1:
-            world.fault("Redis forgets", "redis", "FLUSHALL")
-            server.forget()
-        elif what == 2:
-            world.fault("Redis restarts", "redis", "it keeps what it held")
-            server.restart(keeps=True)
-        elif what == 3:
-            world.fault("Redis restarts empty", "redis", "all is lost")
-            server.restart(keeps=False)
+        if what <= 3:
+            self._shake_redis(what)
         elif what == 4:
             server.tick()
             server.copy()
@@ -349,9 +390,7 @@ class Scenario:
         elif what == 5:
             living = self._living()
             if living:
-                frozen = chance.choice(living)
-                frozen.frozen_until = world.now + chance.uniform(5.0, 70.0)
-                world.fault("freezes", frozen.name, f"until {frozen.frozen_until:.1f}")
+                world.freeze(chance.choice(living), chance.uniform(*FROZEN_S))
         elif what == 7:
             store = chance.choice(("sql", "sql", "redis"))
             who = chance.choice(("", *(one.name for one in self._living())))
@@ -367,12 +406,26 @@ class Scenario:
                 world.fault("dies", dying.name, "while it waits")
                 world.kill(dying)
 
+    def _shake_redis(self, how: int) -> None:
+        world, server = self.world, self.ground.server
+        self._shaken_at = world.now
+        if how == 1:
+            world.fault("Redis forgets", "redis", "FLUSHALL")
+            server.forget()
+        elif how == 2:
+            world.fault("Redis restarts", "redis", "it keeps what it held")
+            server.restart(keeps=True)
+        else:
+            world.fault("Redis restarts empty", "redis", "all is lost")
+            server.restart(keeps=False)
+
     def _living(self) -> list[Process]:
         every: list[Process] = [*self.workers, *self.controls, *self.batch_workers]
         return [one for one in every if not one.is_dead]
 
     def _restore(self) -> None:
         if not self.world.is_peaceful:
+            self._shaken_at = self.world.now
             self.world.fault("Redis is restored", "redis", "a backup of before comes back")
             self.ground.server.restore()
 
@@ -381,6 +434,10 @@ class Scenario:
     def _plan(self) -> None:
         """Plan what people do, and when."""
         chance = self.chance
+        if chance.random() < 0.2:
+            database = open_database(self.settings.database_url)
+            self._budget_of_tenant(database, chance.randint(2, 12))
+            database.close()
         for name in ("one", "two", "three")[: chance.choice((1, 1, 2, 3))]:
             documents = chance.randint(2, 8)
             asks: dict[str, Any] = {
@@ -388,15 +445,17 @@ class Scenario:
                 "max_attempts": chance.choice((2, 4)),
                 "lane": self.chance.choice(self.lanes),
             }
-            if chance.random() < 0.3:
-                affords = chance.randint(1, documents + 2)
+            if self.invariants.tenants_budget is not None:
+                asks["tenant"] = TENANT
+            if chance.random() < 0.4:
+                affords = chance.choice((2, 3, 3, 4, documents + 2))
                 self._grant(name, affords)
                 asks["budget_usd"] = COST * affords / 1e6
             if name == "one" and chance.random() < 0.15:
                 self.provider.poison.add(f"{name}-d{chance.randrange(documents)}")
             at = 0.0 if name == "one" else chance.uniform(0.0, 10.0)
             self._at(at, partial(self._submit, name, documents, asks))
-            for number in range(chance.choice((0, 0, 1, 2, 3))):
+            for number in range(chance.choice((0, 1, 2, 3, 4))):
                 does = chance.choice(self._deeds())
                 self._at(at + chance.uniform(0.5, 12.0) * (number + 1), partial(does, name))
 
@@ -404,10 +463,11 @@ class Scenario:
             self._at(chance.uniform(0.0, 30.0), self._schedule)
 
     def _deeds(self) -> list[Callable[[str], object]]:
-        deeds: list[Callable[[str], object]] = [
-            self._pause, self._cancel, self._replay, self._purge, self._be_rid_of
-        ]  # fmt: skip
-        return [*deeds, self._move, self._move] if len(self.lanes) > 1 else deeds
+        """Return what may be done to a job; where most were cancelled, little would come of them."""
+        ends = self.chance.choice((self._cancel, self._be_rid_of))
+        deeds: list[Callable[[str], object]]
+        deeds = [self._pause, self._pause, self._replay, self._replay, self._purge, ends]
+        return [*deeds, self._move, self._move, self._move] if len(self.lanes) > 1 else deeds
 
     def _at(self, seconds: float, does: Callable[[], object]) -> None:
         self._planned += 1
@@ -420,6 +480,12 @@ class Scenario:
 
     def _grant(self, name: str, answers: int) -> None:
         self.invariants.budgets[name] = max(self.invariants.budgets.get(name, 0), COST * answers)
+
+    def _budget_of_tenant(self, database: Database, answers: int) -> None:
+        """Give the tenant of all jobs a budget for so many answers, by a key of it."""
+        self.invariants.tenants_budget = COST * answers
+        limits = KeyLimits(budget_usd=COST * answers / 1e6)
+        ApiKeyStore(database).create(NewApiKey("budget", TENANT, frozenset(), limits=limits))
 
     def _submit(self, name: str, documents: int, asks: dict[str, Any]) -> None:
         source = write_source(self.ground.folder, name, documents)
@@ -446,9 +512,15 @@ class Scenario:
         )
 
     def _replay(self, name: str) -> None:
-        self.person.does(
-            f"replays {name}", lambda desk: desk.operations.replay(desk.jobs.get(name))
-        )
+        """Replay a job now and later: most are replayed once they have ended."""
+
+        def now() -> None:
+            self.person.does(
+                f"replays {name}", lambda desk: desk.operations.replay(desk.jobs.get(name))
+            )
+
+        for seconds in (0.0, 15.0, 40.0):
+            self._at(seconds, now)
 
     def _purge(self, name: str) -> None:
         def work(desk: Desk) -> None:
@@ -464,9 +536,7 @@ class Scenario:
         """Cancel and purge a job while a worker of it stands still."""
         living = [one for one in self.workers if not one.is_dead]
         if living:
-            frozen = self.chance.choice(living)
-            frozen.frozen_until = self.world.now + self.chance.uniform(60.0, 150.0)
-            self.world.fault("freezes", frozen.name, f"until {frozen.frozen_until:.1f}")
+            self.world.freeze(self.chance.choice(living), self.chance.uniform(60.0, 150.0))
         self._cancel(name)
         for seconds in (40.0, 55.0, 70.0):
             self._at(seconds, partial(self._purge, name))
@@ -483,7 +553,13 @@ class Scenario:
         name = SCHEDULED
         self.documents[name] = 2
         source = write_source(self.ground.folder, name, 2)
-        spec = {"prompt": "{text}", "model": "m", "params": {"max_tokens": TOKENS_OUT}}
+        spec: dict[str, Any] = {
+            "prompt": "{text}",
+            "model": "m",
+            "params": {"max_tokens": TOKENS_OUT},
+        }
+        if self.invariants.tenants_budget is not None:
+            spec["tenant"] = TENANT
 
         def work(desk: Desk) -> None:
             with contextlib.suppress(ScheduleExists):  # its answer was lost
@@ -505,6 +581,10 @@ class Scenario:
         """Let every paused job go on, with a larger budget where it has one."""
         if self._scheduled:
             self._unschedule()
+        if self.invariants.tenants_budget is not None:
+            self.person.does(
+                "makes a key", lambda desk: self._budget_of_tenant(desk.database, 1_000)
+            )
         for (name,) in self.invariants.look("SELECT job_key FROM jobs WHERE state = 'paused'"):
             if name in self.invariants.budgets:
                 self._grant(name, 100)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import hashlib
 import random
 import selectors
 import zlib
@@ -26,6 +27,8 @@ T = TypeVar("T")
 
 STEPS_MAX: Final = 20_000
 """Of one seed: one that takes more goes round in circles."""
+FROZEN_S: Final = (5.0, 70.0)
+"""How long a process stands still: less or more than leases last."""
 TICK_S: Final = 1e-6
 """Each step takes a microsecond, so that no two have the same time."""
 EPOCH: Final = 1_800_000_000.0
@@ -52,6 +55,7 @@ class Fate(Enum):
     LOST = "answer lost"  # it happened, and the caller sees an error
     DIES_BEFORE = "dies before it"
     DIES_AFTER = "dies after it"
+    FREEZES = "freezes before it"  # and makes it when it thaws
 
 
 class Call(NamedTuple):
@@ -90,7 +94,12 @@ class Choices:
         """Return a number below that of the weights. The first one is the dull choice."""
         if self._kept is not None and name not in self._kept:
             return 0
-        chosen = self.chance(name).choices(range(len(weights)), weights)[0]
+        digest = hashlib.blake2b(f"{self.seed} {name}".encode(), digest_size=8).digest()
+        left = int.from_bytes(digest) / 2**64 * sum(weights)
+        chosen = 0
+        while chosen < len(weights) - 1 and left >= weights[chosen]:
+            left -= weights[chosen]
+            chosen += 1
         if chosen:
             self.taken[name] = chosen
         return chosen
@@ -355,14 +364,16 @@ class Odds:
     lost: float = 0.0
     dies_before: float = 0.0
     dies_after: float = 0.0
+    freezes: float = 0.0
+    shakes: float = 0.0  # Redis forgets, or restarts, before a call to it
     time_passes: float = 0.0  # though an actor could go on
 
     def weights(self, call: Call) -> list[float]:
-        some = [self.refused, self.lost, self.dies_before, self.dies_after]
+        some = [self.refused, self.lost, self.dies_before, self.dies_after, self.freezes]
         return [1000.0 - sum(some), *some] if call.may_fail else [1.0]
 
 
-FATES: Final = (Fate.ANSWERED, Fate.REFUSED, Fate.LOST, Fate.DIES_BEFORE, Fate.DIES_AFTER)
+FATES: Final = tuple(Fate)
 PICKED_AMONG: Final = 8  # of those that can go on, the oldest
 
 
@@ -383,6 +394,7 @@ class World:
     away: dict[tuple[str, str], float] = field(default_factory=dict)
     violation: Violation | None = None
     processes: list[Process] = field(default_factory=list)
+    shake: Callable[[str], None] = lambda _: None
     after_step: Callable[[Actor, Call, Fate], None] = lambda *_: None
     died: Callable[[Process], None] = lambda _: None
 
@@ -399,6 +411,12 @@ class World:
     def fault(self, kind: str, who: str, what: str) -> None:
         self.faults[kind] += 1
         self.note(who, what, kind)
+
+    def freeze(self, process: Process, seconds: float) -> None:
+        """Let a process stand still where it is."""
+        process.frozen_until = self.now + seconds
+        self.fault("freezes", process.name, f"until {process.frozen_until:.1f}")
+        self.loop.call_at(process.frozen_until, lambda: None)  # then there is something to do
 
     def kill(self, process: Process) -> None:
         """End a process where it is."""
@@ -439,12 +457,14 @@ class World:
             self.violation = Violation("a seed comes to an end", f"not within {STEPS_MAX} steps")
             return
         call, process = actor.call, actor.process
-        fate = Fate.ANSWERED
+        fate, name = Fate.ANSWERED, f"{process.name} {process.calls + 1}"
         if call.may_fail and not self.is_peaceful:
             process.calls += 1
-            fate = FATES[
-                self.choices.choose(f"{process.name} {process.calls}", self.odds.weights(call))
-            ]
+            fate = FATES[self.choices.choose(name, self.odds.weights(call))]
+            if call.store == "redis" and (shakes := self.odds.shakes):
+                name = f"redis {name}"
+                if self.choices.choose(name, [1000.0 - shakes, shakes]):
+                    self.shake(name)
             if any(self.away.get((call.store, who), 0.0) > self.now for who in ("", process.name)):
                 fate = Fate.REFUSED
         if fate is not Fate.ANSWERED:
@@ -453,6 +473,10 @@ class World:
             self.note(actor.name, f"{call.store} {call.what}", fate.value)
         if fate is Fate.DIES_BEFORE:
             self.kill(process)
+            return
+        if fate is Fate.FREEZES:
+            self.freeze(process, self.choices.chance(name).uniform(*FROZEN_S))
+            self.ready.append(actor)
             return
         actor.go_on(fate)
         if fate is Fate.DIES_AFTER:

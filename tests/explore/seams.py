@@ -106,6 +106,7 @@ class RedisOfWorld:
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
+        self._connection: Any = client.connection_pool.get_connection()
         self._ticked = -1.0
         self.behind_s = 0.0  # of its clock
         self._runs = 1
@@ -127,6 +128,13 @@ class RedisOfWorld:
     def ask(self, *command: str | bytes | int | float) -> Any:
         """Ask for something without a stop."""
         return _execute(self._client, *command)
+
+    def answer(self, client: Any, command: Sequence[Any], **options: Any) -> Any:
+        """Answer a command of a client, by the one connection that all of them share.
+
+        A pool for each, with what redis-py counts of it, is a third of what a call costs."""
+        self._connection.send_command(*self.rewritten(command))
+        return client.parse_response(self._connection, command[0], **options)
 
     def tick(self) -> None:
         """Let the server know what time it is."""
@@ -216,7 +224,7 @@ class Seams:
             if name == "TIME":
                 seconds, micros = f"{server_time() - self.server.behind_s:.6f}".split(".")
                 return int(seconds), int(micros)
-            return self._seen(real(client, *self.server.rewritten(command), **options))
+            return self._seen(self.server.answer(client, command, **options))
 
     def _pipeline(self, real: Any, pipeline: Any, *args: Any, **options: Any) -> Any:
         if Entered.world is None or not pipeline.command_stack:

@@ -8,8 +8,10 @@ class more for each label.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import struct
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -17,9 +19,11 @@ from typing import Any
 
 import orjson
 from aiohttp import web
+from servers import free_port
 
 MAX_TOKENS, MAX_BATCH = 8, 4  # of the server
 VECTOR = [0.6, 0.8, 0.0, 0.0]
+START_S = 10.0  # for a thread to listen
 
 
 class PlayedServer(ABC):
@@ -259,3 +263,25 @@ def embedded(inputs: Sequence[str], asked: dict[str, Any], model: str) -> web.Re
     longest = max(map(tokens_of, inputs))
     usage = {"prompt_tokens": longest, "total_tokens": longest}
     return web.json_response({"object": "list", "data": data[::-1], "model": model, "usage": usage})
+
+
+class OnThread(threading.Thread):
+    """A server on a thread of its own, for tests of processes; it ends with ours."""
+
+    def __init__(self, played: PlayedServer) -> None:
+        super().__init__(name="played encoder", daemon=True)
+        self._played, self._port, self._up = played, free_port(), threading.Event()
+
+    def begin(self) -> str:
+        """Serve; return the URL."""
+        self.start()
+        assert self._up.wait(START_S)
+        return f"http://127.0.0.1:{self._port}/v1"
+
+    def run(self) -> None:
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        async with self._played.served(self._port):
+            self._up.set()
+            await asyncio.Event().wait()

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import random
+import re
 import sqlite3
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
 import psycopg
 import pytest
+from redis import ConnectionError as RedisConnectionError
+from redis.asyncio.connection import AbstractConnection as AsyncConnection
+from redis.connection import AbstractConnection
 from sqlalchemy import Double, Integer, LargeBinary, Table, select
 from sqlalchemy.engine.default import DefaultDialect
 from sqlalchemy.types import BigInteger
@@ -144,3 +148,64 @@ def _added_up(columns: list[Any], rows: list[tuple[Any, ...]]) -> list[tuple[Any
         new = [value for value, is_figure in zip(row, figures, strict=True) if is_figure]
         sums[key] = [one + more for one, more in zip(sums[key], new, strict=True)]
     return [(*key, *numbers) for key, numbers in sums.items()]
+
+
+class LostRedisReplies:
+    """Answers of Redis to the clients of this process, counted; one does not come, though all was
+    done."""
+
+    def __init__(self) -> None:
+        self.answers = 0
+
+    @contextmanager
+    def losing(self, place: int) -> Iterator[LostRedisReplies]:
+        """Lose the answer with this number, counted from 0, of whatever client."""
+        read, ask = AbstractConnection.read_response, AsyncConnection.read_response
+
+        def is_lost() -> bool:
+            self.answers += 1
+            return self.answers == place + 1
+
+        def read_response(connection: Any, *given: Any, **options: Any) -> Any:
+            answer = read(connection, *given, **options)
+            if is_lost():
+                connection.disconnect()
+                raise RedisConnectionError(CUT)
+            return answer
+
+        async def ask_response(connection: Any, *given: Any, **options: Any) -> Any:
+            answer = await ask(connection, *given, **options)
+            if is_lost():
+                await connection.disconnect(nowait=True)
+                raise RedisConnectionError(CUT)
+            return answer
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(AbstractConnection, "read_response", read_response)
+            patched.setattr(AsyncConnection, "read_response", ask_response)
+            yield self
+
+
+def all_keys(client: Any) -> dict[str, Any]:
+    """Return what Redis holds, without what two runs of the same never share: clocks.
+
+    Of each key also whether it expires."""
+    read: dict[bytes, Callable[[bytes], Any]] = {
+        b"string": client.get,
+        b"hash": lambda name: sorted(client.hgetall(name).items()),
+        b"list": lambda name: client.lrange(name, 0, -1),
+        b"set": lambda name: sorted(client.smembers(name)),
+        b"zset": lambda name: client.zrange(name, 0, -1, withscores=True),
+    }
+    return {
+        name.decode(): without_clocks((read[client.type(name)](name), client.ttl(name) >= 0))
+        for name in client.scan_iter()
+    }
+
+
+def without_clocks(value: object) -> str:
+    """Return a value as text, but for the times in it."""
+    return _CLOCKS.sub("some", repr(value))
+
+
+_CLOCKS = re.compile(r"\d{10,}(?:\.\d+)?")

@@ -2,8 +2,8 @@
 send.
 
 What is measured is CPU time of the door's process between two ticks of its loop, so that a busy
-machine changes little. In `make test-all` each kind of route meets each shape, and in `make soak`
-each route.
+machine changes little. In `make test-all` each kind of route meets each shape, and in `make
+test-long` each route.
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ def test_all_routes_read_their_body_once(door: Attacked) -> None:
     assert type(APIRouter().route_class) is type(APIRoute)
 
 
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.parametrize("shape", bodies.SHAPES)
 def test_every_route_takes_every_shape(
     door: Attacked, places: list[Place], objects: Mapping[str, str], shape: str

@@ -24,23 +24,25 @@ policy of its own; fields.py lists the fields that are passed over for that reas
 field that is not kept is refused with its path, so that no manifest seems to be tested that is not.
 
 An image is a name that the caller maps to a program of this machine (``Image``). ``Node`` joins a
-real cluster and runs what its scheduler sends. The package imports nothing of the project and
+real cluster and runs what its scheduler sends; ``Service`` leads to its pods. The package imports nothing of the project and
 nothing of its other tests.
 """
 
 from __future__ import annotations
 
-from kubelet.api import Api, ApiError
+from kubelet.api import MERGE, Api, ApiError
 from kubelet.fields import Refused
 from kubelet.images import Image
 from kubelet.journal import Did, Event, Journal
 from kubelet.kubelet import Kubelet, RunningPod
 from kubelet.namespace import Namespace, Unresolved
 from kubelet.node import MARK, Node
+from kubelet.services import Service
 from kubelet.workloads import one_pod
 
 __all__ = [
     "MARK",
+    "MERGE",
     "Api",
     "ApiError",
     "Did",
@@ -52,6 +54,7 @@ __all__ = [
     "Node",
     "Refused",
     "RunningPod",
+    "Service",
     "Unresolved",
     "one_pod",
 ]

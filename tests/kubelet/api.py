@@ -15,6 +15,7 @@ from typing import Any, Self
 import yaml
 
 TIMEOUT_S = 30.0
+GONE = 404
 MANAGER = "penstock-tests"
 JSON, MERGE, APPLY = (
     "application/json",
@@ -41,6 +42,7 @@ class Api:
         self._trust = trust
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._kinds: dict[str, dict[str, Object]] = {}
+        self.warnings: list[str] = []  # of the last call
 
     @classmethod
     def of(cls, kubeconfig: Path, folder: Path) -> Self:
@@ -68,27 +70,48 @@ class Api:
         request = urllib.request.Request(self._server + path, data, headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=self._trust) as answer:
+                self.warnings = answer.headers.get_all("Warning") or []
                 found: Object = json.load(answer)
                 return found
         except urllib.error.HTTPError as error:
             raise ApiError(error.code, error.read().decode(errors="replace")) from None
 
-    def apply(self, manifest: Object) -> Object:
-        """Server-side apply: made, or brought to what the manifest says."""
+    def apply(self, manifest: Object, *, dry_run: bool = False) -> Object:
+        """Server-side apply: made, or brought to what the manifest says; or only looked at.
+
+        Raises ApiError, also for a field that the server does not know."""
         name = manifest["metadata"]["name"]
-        path = f"{self.path(manifest)}/{name}?fieldManager={MANAGER}&force=true"
-        return self.call("PATCH", path, manifest, APPLY)
+        asked = (
+            f"fieldManager={MANAGER}&force=true&fieldValidation=Strict" + "&dryRun=All" * dry_run
+        )
+        return self.call("PATCH", f"{self.path(manifest)}/{name}?{asked}", manifest, APPLY)
+
+    def knows(self, version: str, kind: str) -> bool:
+        """Whether the cluster has objects of such a kind."""
+        try:
+            return kind in self._resources(version)
+        except ApiError as error:
+            if error.status != GONE:
+                raise
+            return False
 
     def path(self, manifest: Mapping[str, Any]) -> str:
         """Of all objects of a manifest's kind, in its namespace if they have one."""
-        version, kind = manifest["apiVersion"], manifest["kind"]
-        root = f"/apis/{version}" if "/" in version else f"/api/{version}"
-        if version not in self._kinds:
-            found = self.call("GET", root)["resources"]
-            self._kinds[version] = {one["kind"]: one for one in found if "/" not in one["name"]}
-        resource = self._kinds[version][kind]
+        version = manifest["apiVersion"]
+        resource = self._resources(version)[manifest["kind"]]
         place = f"/namespaces/{manifest['metadata']['namespace']}" if resource["namespaced"] else ""
-        return f"{root}{place}/{resource['name']}"
+        return f"{_root(version)}{place}/{resource['name']}"
+
+    def _resources(self, version: str) -> dict[str, Object]:
+        """What a version of a group has, by kind."""
+        if version not in self._kinds:
+            found = self.call("GET", _root(version))["resources"]
+            self._kinds[version] = {one["kind"]: one for one in found if "/" not in one["name"]}
+        return self._kinds[version]
+
+
+def _root(version: str) -> str:
+    return f"/apis/{version}" if "/" in version else f"/api/{version}"
 
 
 def _trust(cluster: Object, user: Object, folder: Path) -> ssl.SSLContext | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
@@ -78,6 +78,11 @@ class Container:
         self._stopping.set()
         if self._process is not None and not self._exited.is_set():
             await self._end_process(deadline)
+
+    async def execute(self, command: Sequence[str]) -> tuple[int, str]:
+        """As `kubectl exec`, in a container that runs: exit status and output."""
+        assert self._target is not None, f"{self.name} has not been started"
+        return await self._target.run(command)
 
     # -- one life ----------------------------------------------------------------------------------
 

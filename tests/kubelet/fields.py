@@ -78,7 +78,7 @@ _VOLUME: Shape = {
 _UNCONFINED_POD = _any(
     "securityContext affinity nodeSelector nodeName tolerations topologySpreadConstraints "
     "schedulerName priority priorityClassName preemptionPolicy runtimeClassName imagePullSecrets "
-    "automountServiceAccountToken serviceAccount enableServiceLinks dnsPolicy"
+    "automountServiceAccountToken serviceAccount enableServiceLinks dnsPolicy hostname subdomain"
 )
 _POD: Shape = {
     **_any("restartPolicy terminationGracePeriodSeconds activeDeadlineSeconds serviceAccountName"),

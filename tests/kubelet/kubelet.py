@@ -26,6 +26,7 @@ from kubelet.variables import facts_of
 GRACE_S = 30.0  # Kubernetes' default
 PATIENCE_S = 30.0  # beyond a grace period, on a busy machine
 AGAIN_S = 0.1
+EXECUTE_S = 120.0  # a command in a container, on a busy machine
 MAX_PODS = 250  # one address of 127.x.y.0/24 each
 T = TypeVar("T")
 
@@ -76,6 +77,14 @@ class RunningPod:
 
     def log(self, name: str) -> str:
         return self._pod.sandbox.log(name).read_text(errors="replace")
+
+    def execute(self, name: str, *command: str) -> str:
+        """As `kubectl exec`: what a command in a container says, once it has succeeded."""
+        status, output = self._kubelet.submit(self.container(name).execute(command)).result(
+            EXECUTE_S
+        )
+        assert status == 0, f"{' '.join(command)}: exit status {status}: {output}"
+        return output
 
     def describe(self) -> str:
         return self._pod.describe()
@@ -135,7 +144,7 @@ class Kubelet:
     ) -> None:
         if error is not None:
             print("\n".join(pod.describe() for pod in self.pods))
-        self.submit(self._end()).result(PATIENCE_S)
+        self.kill()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(PATIENCE_S)
         self._loop.close()
@@ -164,6 +173,10 @@ class Kubelet:
         pod = RunningPod(self, Pod(manifest, sandbox))
         self.pods.append(pod)
         return pod
+
+    def kill(self) -> None:
+        """SIGKILL to all that runs, at once."""
+        self.submit(self._end()).result(PATIENCE_S)
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)

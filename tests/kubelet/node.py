@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self
 
-from kubelet.api import MERGE, Api, ApiError, Object
+from kubelet.api import GONE, MERGE, Api, ApiError, Object
 from kubelet.kubelet import GRACE_S, PATIENCE_S, Kubelet, RunningPod
+from kubelet.services import in_cluster
 
 MARK = "penstock/process-kubelet"  # label and taint: only pods that ask for it come here
 POLL_S = 0.5
 BEAT_S = 10.0  # a node that is silent for 40 s loses its pods
-GONE, CONFLICT = 404, 409
+CONFLICT = 409
 ROOM = {
     "cpu": "64",
     "memory": "256Gi",
@@ -29,12 +31,32 @@ ROOM = {
 
 
 class Node:
-    """Lasts as long as its context. ``trouble`` is what stopped it, if something did."""
+    """Lasts as long as its context. ``trouble`` is what stopped it, if something did.
 
-    def __init__(self, api: Api, kubelet: Kubelet, namespace: str, name: str) -> None:
+    Pods that ask for the label MARK with the value ``group`` come here, and no others.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        kubelet: Kubelet,
+        namespace: str,
+        name: str,
+        *,
+        group: str,
+        labels: Mapping[str, str] | None = None,
+        taints: Sequence[Object] = (),
+    ) -> None:
         self.name = name
         self.trouble: Exception | None = None
         self.running: dict[str, RunningPod] = {}  # by uid
+        self._labels = {
+            MARK: group,
+            "kubernetes.io/hostname": name,
+            "kubernetes.io/os": "linux",
+            **(labels or {}),
+        }
+        self._taints = [{"key": MARK, "value": group, "effect": "NoSchedule"}, *taints]
         self._api = api
         self._kubelet = kubelet
         self._namespace = namespace
@@ -45,13 +67,11 @@ class Node:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def __enter__(self) -> Self:
-        labels = {MARK: self.name, "kubernetes.io/hostname": self.name, "kubernetes.io/os": "linux"}
-        spec = {"taints": [{"key": MARK, "value": self.name, "effect": "NoSchedule"}]}
         node = {
             "apiVersion": "v1",
             "kind": "Node",
-            "metadata": {"name": self.name, "labels": labels},
-            "spec": spec,
+            "metadata": {"name": self.name, "labels": self._labels},
+            "spec": {"taints": self._taints},
         }
         self._api.call("POST", "/api/v1/nodes", node)
         self._beat()
@@ -64,11 +84,31 @@ class Node:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._end.set()
-        self._thread.join(PATIENCE_S)
-        self._api.call("DELETE", f"/api/v1/nodes/{self.name}")
+        self._stop()
+        self.remove()
         if error is None and self.trouble is not None:
             raise self.trouble
+
+    def vanish(self) -> None:
+        """The machine is gone: its processes are killed, and the cluster hears nothing of it."""
+        self._stop()
+        self._kubelet.kill()
+
+    def remove(self) -> None:
+        """Take it out of the cluster, as a cloud does with a machine that is gone."""
+        try:
+            self._api.call("DELETE", f"/api/v1/nodes/{self.name}")
+        except ApiError as error:
+            if error.status != GONE:
+                raise
+
+    def taint(self, key: str, effect: str) -> None:
+        taints = [*self._taints, {"key": key, "value": "true", "effect": effect}]
+        self._api.call("PATCH", f"/api/v1/nodes/{self.name}", {"spec": {"taints": taints}}, MERGE)
+
+    def _stop(self) -> None:
+        self._end.set()
+        self._thread.join(PATIENCE_S)
 
     def pods(self) -> dict[str, Object]:
         """Bound to this node, by uid."""
@@ -95,7 +135,8 @@ class Node:
         if is_leaving and not running.is_deleted:
             running.start_deleting(metadata.get("deletionGracePeriodSeconds", GRACE_S))
         try:
-            self._tell(uid, f"{self._pods}/{metadata['name']}/status", {"status": running.status})
+            status = running.status | {"podIP": in_cluster(running.address)}
+            self._tell(uid, f"{self._pods}/{metadata['name']}/status", {"status": status})
             if is_leaving and running.task.done():
                 gone = {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}}
                 self._api.call("DELETE", f"{self._pods}/{metadata['name']}", gone)

@@ -57,12 +57,15 @@ class Sandbox:
         )
 
     def _own(self, container: Mapping[str, Any]) -> dict[str, str]:
-        """What a container finds without asking: its image's variables, its name, and a /tmp."""
+        """What a container finds without asking: its image's variables, its name, and a /tmp.
+
+        POD_IP is for programs of images that listen on every address, which here is one."""
         temporary = self.places.mounts(container).get(
             "/tmp", self.folder / "root" / container["name"]
         )
         return base_environment() | {
             "HOSTNAME": self.name,
+            "POD_IP": self.places.address,
             "HOME": str(temporary),
             "TMPDIR": str(temporary),
         }

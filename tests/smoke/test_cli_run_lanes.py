@@ -21,7 +21,7 @@ poll_cap_s = 0.2
 """
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_what_a_batch_answers_after_the_end_is_read_by_the_same_command(tmp_path: Path) -> None:
     """A job that left its batch ends without it.
 

@@ -53,7 +53,7 @@ def test_a_fault(shared_fleet: Fleet, fault: Fault) -> None:
         holds(fault, shared_fleet, seed=1)
 
 
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("store", ["sqlite", "postgresql"])
 @pytest.mark.parametrize("fault", HERE, ids=str)

@@ -80,7 +80,7 @@ def test_kill_storm_on_postgresql(tmp_path: Path, postgres_url: str) -> None:
         storm(fleet, 6, 1_000, pause_s=(0.4, 1.6), latency_ms=200)
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_kill_storm_of_an_evening(tmp_path: Path) -> None:
     """Seventy kills over 20,000 items, where stock Celery loses a dozen: none is lost."""
     with Fleet(tmp_path) as fleet:
@@ -122,7 +122,7 @@ def test_answers_that_no_database_takes_are_no_more_than_the_slots(still_fleet: 
     assert fleet.account(job, documents).extra_calls <= SLOTS
 
 
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.parametrize("latency_ms", [5, 200])
 def test_no_kill_repeats_more_calls_than_there_were_slots(
     still_fleet: Fleet, latency_ms: int

@@ -31,7 +31,7 @@ DOCUMENTS = 100
 MODEL = "sim"
 
 # (drain_seconds, notice): as clouds give it, and the same thing shorter.
-NOTICES = [pytest.param(10, 15, marks=pytest.mark.soak, id="full"), pytest.param(2, 7, id="short")]
+NOTICES = [pytest.param(10, 15, marks=pytest.mark.long, id="full"), pytest.param(2, 7, id="short")]
 
 
 @pytest.fixture

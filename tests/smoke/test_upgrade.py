@@ -6,6 +6,7 @@ shallow one) skips these tests and says so. Processes are real and so is their t
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
+from aiohttp import web
+from embed_servers import OnThread, Vllm
 from fleet import START_S, Fleet, Process, until
 
 from penstock_ledger import HEAD, BatchState, JobStore, ProviderBatchStore, keys, open_database
@@ -36,6 +39,8 @@ PRICES = {
     "providers__default__usd_per_mtok_in": 100,
     "providers__default__usd_per_mtok_out": 200,
 }
+WORKER = ("worker", "-c", str(CONCURRENCY), "--lane")
+ASKED = ("--prompt", "Say: {text}", "--model", "sim")
 STARTS = (("migrate",), ("jobs",), ("control",), ("worker", "--lane", "api"))
 
 
@@ -132,11 +137,24 @@ class Lane:
     provider: tuple[str, ...]
     submit: tuple[str, ...] = ()
     settings: Callable[[Fleet], dict[str, object]] = lambda _: {}
+    prompt: str = "Say: {text}"
     has_prices: bool = True  # a server of one's own is not paid by the token
 
 
 def sidecar(fleet: Fleet) -> dict[str, object]:
     return {"gpu__upstream_url": fleet.provider.url, "gpu__max_num_seqs": CONCURRENCY}
+
+
+class Encoder(Vllm):
+    """A server with a model that takes its time."""
+
+    async def embeddings(self, request: web.Request) -> web.Response:
+        await asyncio.sleep(0.15)
+        return await super().embeddings(request)
+
+
+def encoder(fleet: Fleet) -> dict[str, object]:
+    return {"embed__upstream_url": OnThread(Encoder()).begin()}
 
 
 def batch_settings(fleet: Fleet) -> dict[str, object]:
@@ -160,6 +178,14 @@ LANES = [
         ("--model", "sim", "--batch-max-requests", "10"),
         batch_settings,
     ),
+    Lane(
+        "embed",
+        SLOW,
+        ("--endpoint", "/v1/embeddings"),
+        encoder,
+        prompt="{text}",
+        has_prices=False,
+    ),
 ]
 
 
@@ -181,11 +207,10 @@ def test_a_job_of_the_release_before_ends_under_this_one(
     assert old.run("migrate").returncode == 0
     fleet.provider.start(*lane.provider)
     old_control = old.start("control")
-    worker = ("worker", "--lane", lane.name, "-c", str(CONCURRENCY))
-    old_worker = old.start(*worker, **settings)
+    old_worker = old.start(*WORKER, lane.name, **settings)
     source = fleet.source(DOCUMENTS)
     said = old.run(
-        "submit", str(source), "--lane", lane.name, "--prompt", "Say: {text}", *lane.submit
+        "submit", str(source), "--lane", lane.name, "--prompt", lane.prompt, *lane.submit
     )
     assert said.returncode == 0, said.stderr
     fleet.wait_for_number(DOCUMENTS // 12)
@@ -217,6 +242,66 @@ def test_a_job_of_the_release_before_ends_under_this_one(
         batches = ProviderBatchStore(fleet.producer._database).of_job(job.job_id)
         assert {batch.state for batch in batches} == {BatchState.SETTLED}
         assert sum(batch.requests for batch in batches) == DOCUMENTS
+
+
+def test_a_replay_of_the_release_before_ends_under_this_one(
+    fleet: OlderFleet, before: Path
+) -> None:
+    """Begun by the old command, ended by old and new workers under the old control: each document
+    has one result, and each dead letter was tried once more."""
+    old = Release(fleet, before)
+    assert old.run("migrate").returncode == 0
+    fleet.provider.start(*SLOW, "--poison-rate", "0.3")
+    old.start("control")
+    old.start(*WORKER, "api")
+    source = str(fleet.source(DOCUMENTS))
+    assert old.run("submit", source, "--job", "night", *ASKED).returncode == 0
+    fleet.wait_for_number(DOCUMENTS)
+    until(lambda: "completed" in old.run("status", "night").stdout, 60, "the job has ended")
+    fleet.provider.tell(poison_rate=0)
+    assert old.run("dlq", "replay", "night").returncode == 0
+    fleet.wait_for_number(DOCUMENTS + 8)
+
+    fleet.upgraded()
+    (job,) = JobStore(fleet.database).list()
+    fleet.ready(fleet.worker(CONCURRENCY))
+    fleet.wait_for(job, JobState.COMPLETED, 120)
+    account, replays = fleet.account(job, DOCUMENTS), fleet.outcomes() - DOCUMENTS
+    assert account.dead == {}
+    assert (account.extra_calls, account.calls.total()) == (0, DOCUMENTS + replays)
+
+
+def test_a_job_moves_between_lanes_with_workers_of_both_releases(
+    fleet: OlderFleet, before: Path
+) -> None:
+    """Submitted by the release before and moved by this one, with both controls and workers of both
+    in each lane: each document has one result and was asked once."""
+    old, in_batches = Release(fleet, before), batch_settings(fleet)
+    assert old.run("migrate").returncode == 0
+    slower = ("--latency-ms", "800")  # processes start while the job is in its first lane
+    fleet.provider.start(*slower, "--batch-s", "1.5", "--batch-step-s", "0.1")
+    parts = [
+        old.start("control"),
+        old.start(*WORKER, "api"),
+        old.start("worker", "-c", "1", "--lane", "batch", **in_batches),
+    ]
+    until(lambda: len(fleet.heard_of()) == len(parts) - 1, START_S, "workers are ready")
+    source = str(fleet.source(DOCUMENTS))
+    assert old.run("submit", source, "--job", "night", *ASKED).returncode == 0
+    fleet.wait_for_number(DOCUMENTS // 12)
+    fleet.upgraded()
+    with fleet.explained():
+        job = fleet.producer.status("night").job
+        fleet.control()
+        fleet.ready(fleet.worker(CONCURRENCY), fleet.worker(1, lane="batch", **in_batches))
+        fleet.penstock("move", "night", "batch")
+        fleet.wait_for(job, JobState.COMPLETED, 120)
+        account = fleet.account(job, DOCUMENTS)
+        assert account.dead == {}
+        batches = ProviderBatchStore(fleet.producer._database).of_job(job.job_id)
+        assert sum(batch.requests for batch in batches) + account.calls.total() == DOCUMENTS
+        assert fleet.producer.status("night").counts.calls == DOCUMENTS
+        assert all(part.alive for part in parts)
 
 
 def end(process: Process) -> None:

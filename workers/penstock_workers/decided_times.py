@@ -1,4 +1,4 @@
-"""Decided times of schedules are on their way to Celery events."""
+"""Each decision on a planned time of a schedule goes out as a Celery event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The errors of a worker are a tree.
+"""Errors of workers stand in one tree.
 
 WorkerError
 ├── InvalidFailpoint    the setting `failpoints` does not parse

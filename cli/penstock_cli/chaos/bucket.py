@@ -31,7 +31,7 @@ CREDENTIALS = {
 
 
 class Failing(StrEnum):
-    """How it fails."""
+    """The way in which it fails."""
 
     BUSY = "each request is refused with 503 SlowDown"
     DONE = "each write is done and answers 500 InternalError"

@@ -223,7 +223,7 @@ class Fleet:
 
     @property
     def upstream(self) -> object:
-        """Where workers reach the provider."""
+        """Return the address at which workers reach the provider."""
         return self._settings.get("providers__default__base_url", self.provider.url)
 
     # -- jobs --------------------------------------------------------------------------------------

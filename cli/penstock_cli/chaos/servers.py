@@ -125,7 +125,7 @@ class OwnPostgres:
         self._password = secrets.token_hex(16)
         self._root = f"postgresql://penstock:{self._password}@127.0.0.1:{self._port}"
         self.url = f"{self._root}/penstock"
-        self._popen: subprocess.Popen[bytes] | None = None
+        self._popen: subprocess.Popen[Any] | None = None
         as_root = os.geteuid() == 0
         self._as: dict[str, Any] = {"user": POSTGRES_UID, "extra_groups": []} if as_root else {}
 
@@ -160,10 +160,10 @@ class OwnPostgres:
             *("-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="),
         ]
         with self._log.open("ab") as log:
-            self._popen = subprocess.Popen(  # noqa: S603 -- what was found
+            self._popen = popen = subprocess.Popen(  # noqa: S603 -- what was found
                 command, cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log, **self._as
             )
-        self._guard.watch(self._popen.pid)
+        self._guard.watch(popen.pid)
         until(self._answers, START_S, f"PostgreSQL answers: {self._log}")
 
     def _answers(self) -> bool:

@@ -1,4 +1,4 @@
-"""Where a fault strikes: a fleet with one running job, and what the fault has done to it.
+"""A fault strikes a stage: a fleet with one running job, and what the fault has done to it.
 
 A `Fault` says what is done, and returns when it is over; it counts on its `Stage` which calls may
 have been paid for twice.

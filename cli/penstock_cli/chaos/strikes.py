@@ -1,4 +1,4 @@
-"""What is done to a fleet: a function for each kind of fault, which the rows of `table` name.
+"""A fleet is struck by one function for each kind of fault, which the rows of `table` name.
 
 Each returns when its fault is over, and counts in its stage what may have been paid for twice.
 """

@@ -1,7 +1,7 @@
 """The table of faults: `play.play` does each row to a fleet.
 
-Those with ``quick`` are in `make test`, all in `penstock chaos`, and in `make soak` those that need
-no proxy and nothing of their own."""
+Those with ``quick`` are in `make test`, all in `penstock chaos`, and in `make test-long` those that
+need no proxy and nothing of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When documents fail for one reason, this says so, and what a person can do about it."""
+"""The screen says where documents fail for one reason, and what a person can do about it."""
 
 from __future__ import annotations
 

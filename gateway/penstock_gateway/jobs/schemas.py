@@ -394,7 +394,7 @@ class Between(BaseModel):
 
 
 class Extrapolation(BaseModel):
-    """A sample's word on all documents."""
+    """The figures that a sample predicts for all documents."""
 
     model_config = _like(
         {

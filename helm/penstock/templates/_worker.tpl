@@ -127,7 +127,8 @@ nodeSelector:
 tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- if .pool.spreadZones }}
+{{- /* The scheduler passes over both rules where nodes lack a zone, and over its own default as well: all pods come to one node. */}}
+{{- if ternary (has .root.Values.spot.provider (list "gke" "eks" "aks" "karpenter")) .pool.spreadZones (kindIs "invalid" (index .pool "spreadZones")) }}
 topologySpreadConstraints:
   - maxSkew: 1
     topologyKey: topology.kubernetes.io/zone

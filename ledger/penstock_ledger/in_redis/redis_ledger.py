@@ -8,10 +8,12 @@ whole is not atomic. Reads that walk over large keys do so in bounded steps.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, Final
+from uuid import uuid4
 
 import redis
 
@@ -55,6 +57,8 @@ HELD_S: Final = 1.0  # how much longer a due retry waits while its last delivery
 PURGED_S: Final = 604_800  # a worker that was frozen for longer than a week is not expected back
 # workers lose what they held from before within a visibility timeout, a minute by default
 REBUILT_S: Final = 300
+# longer than any rebuild takes: the mark of one whose process died is gone after it
+REBUILD_MAX_S: Final = 86_400
 
 _STATES: Final = {
     JobState.PAUSED: b"paused",
@@ -85,6 +89,7 @@ class RedisLedger:
         self.queues = QueueBook(client)
         self.budgets = BudgetBook(client)
         self._run_seen: str | None = None  # written by check_epoch, read by install_epoch
+        self._mark: str | None = None  # written by begin_rebuild, read by install_epoch
 
     # -- the life of an item -----------------------------------------------------------------------
 
@@ -116,15 +121,20 @@ class RedisLedger:
             in_window += report.in_window
         return PublishReport(published, done, in_window)
 
-    def begin(self, items: Sequence[Begin], lane: str = "") -> list[Begun]:
+    def begin(
+        self, items: Sequence[Begin], lane: str = "", call: tuple[str, str] | None = None
+    ) -> list[Begun]:
         """Count the starts of items, in their order, unless they may not start.
 
         They may not where they are finished, paused, cancelled, in no window or beyond the budget
-        of their job, or it has moved to another lane than the caller's."""
+        of their job, or it has moved to another lane than the caller's.
+
+        ``call`` is who asks, and what names this call, for BATCH_MAX items at most: the latest call
+        of its caller that comes again by its name counts no start twice."""
         return [
             begun
             for chunk in chunks(items)
-            for begun in self._scripts.begin(chunk, self._epoch, lane)
+            for begun in self._scripts.begin(chunk, self._epoch, lane, call)
         ]
 
     def settle(self, batch: SettleBatch) -> SettleReport:
@@ -407,14 +417,27 @@ class RedisLedger:
         self._run_seen = str(server["run_id"])
         return bool(epoch == self._epoch.encode() and run == self._run_seen.encode())
 
+    def begin_rebuild(self) -> None:
+        """Leave a mark by which ``install_epoch`` sees whether Redis has forgotten meanwhile."""
+        self._mark = f"{keys.EPOCH_REBUILD}{uuid4().hex}"
+        self._client.set(self._mark, "1", ex=REBUILD_MAX_S)
+
     def install_epoch(self) -> None:
         """Declare Redis rebuilt, as of the server that ``check_epoch`` saw.
 
-        A restart since then is found next time."""
-        run = self._run_seen or redis_address.run_id(self._redis)
-        # first: until then, windows may not be complete
-        self._client.set(keys.EPOCH_REBUILT, "1", ex=REBUILT_S)
-        self._client.mset({keys.EPOCH: self._epoch, keys.EPOCH_RUN: run})
+        A restart since then is found next time. Where the mark of the rebuild is gone, so is a part
+        of what was rebuilt: nothing is declared, and the next look finds that."""
+        run, mark = self._run_seen or redis_address.run_id(self._redis), self._mark
+        with self._client.pipeline() as pipe, contextlib.suppress(redis.WatchError):
+            if mark is not None:
+                pipe.watch(mark)
+                if not pipe.exists(mark):
+                    return
+                pipe.multi()
+                pipe.delete(mark)
+            pipe.set(keys.EPOCH_REBUILT, "1", ex=REBUILT_S)
+            pipe.mset({keys.EPOCH: self._epoch, keys.EPOCH_RUN: run})
+            pipe.execute()
 
     def rehydrate(
         self, job_id: str, generation: int, docs: Iterable[tuple[str, bool]], buckets: int
@@ -453,18 +476,44 @@ class RedisLedger:
             seen += [_job_seen(job, answers) for job in chunk]
         return seen
 
+    def keep_out(self, job_id: str) -> None:
+        """Let late workers write nothing more of a job that was purged."""
+        self._client.set(keys.job_state(job_id), keys.PURGED, ex=PURGED_S)
+
     def forget(self, job_id: str) -> None:
         """Delete all keys of a job but one, which keeps late workers out and expires.
 
         It walks over the whole key space in small steps: for jobs that are over."""
         state = keys.job_state(job_id)
-        # first: what is deleted after it does not come back
-        self._client.set(state, keys.PURGED, ex=PURGED_S)
+        self.keep_out(job_id)  # first: what is deleted after it does not come back
         names = self._client.scan_iter(
             match=f"{_no_glob(keys.job_scope(job_id))}:*", count=SCAN_STEP
         )
         for chunk in chunks((name for name in names if name != state.encode()), SCAN_STEP):
             self._client.unlink(*chunk)
+
+    def forget_unknown(self, known: Callable[[Collection[str]], Collection[str]]) -> int:
+        """Delete the keys of all jobs that ``known`` leaves out of those that it is asked about.
+
+        Returns how many jobs there were. It walks over the whole key space in small steps, and
+        leaves what keeps late workers out."""
+        names = self._client.scan_iter(match=f"{keys.job_scope(keys.JOB_ID)}*", count=SCAN_STEP)
+        gone = set[str]()
+        for chunk in chunks((name.decode() for name in names), SCAN_STEP):
+            by_name = {name: name.removeprefix(keys.PREFIX).partition(":")[0] for name in chunk}
+            asked = set(by_name.values())
+            unknown = asked - set(known(asked))
+            left = [
+                name
+                for name, job_id in by_name.items()
+                if job_id in unknown and name != keys.job_state(job_id)
+            ]
+            for job_id in {by_name[name] for name in left} - gone:
+                self._client.set(keys.job_state(job_id), keys.PURGED, ex=PURGED_S)
+                gone.add(job_id)
+            if left:
+                self._client.unlink(*left)
+        return len(gone)
 
     def _with_delayed(self, queues: Sequence[str]) -> list[str]:
         with self._client.pipeline(transaction=False) as pipe:

@@ -95,11 +95,13 @@ class ItemScripts:
         )
         return answer if isinstance(answer, bytes) else PublishReport(*answer)
 
-    def begin(self, items: Sequence[Begin], epoch: str, lane: str) -> list[Begun]:
+    def begin(
+        self, items: Sequence[Begin], epoch: str, lane: str, call: tuple[str, str] | None
+    ) -> list[Begun]:
         by_feed: dict[tuple[str, int], list[int]] = defaultdict(list)
         for number, (key, _, _) in enumerate(items):
             by_feed[key.job_id, key.generation].append(number)
-        feeds, fields = list[tuple[Any, ...]](), _Fields(before=3)
+        feeds, fields = list[tuple[Any, ...]](), _Fields(before=4)
         for feed, numbers in by_feed.items():
             docs = [items[number].key.doc_id for number in numbers]
             places = [
@@ -110,9 +112,15 @@ class ItemScripts:
             feeds.append(
                 (*_scopes(feed), docs, *zip(*places, strict=True), *([calls] if any(calls) else []))
             )
+        caller, name = call or ("", "")
         answer = self._begin(
-            [keys.EPOCH, keys.EPOCH_REBUILT, keys.EPOCH_RUN],
-            [epoch, packed(feeds), lane, *fields.arguments],
+            [
+                keys.EPOCH,
+                keys.EPOCH_REBUILT,
+                keys.EPOCH_RUN,
+                *([keys.begun(caller)] if call else []),
+            ],
+            [epoch, packed(feeds), lane, name, *fields.arguments],
         )
         found = sorted(
             zip(chain.from_iterable(by_feed.values()), answer[::2], answer[1::2], strict=True)

@@ -2,21 +2,26 @@
 --
 -- KEYS[1] penstock:epoch  touched, see below; while it is not the caller's, Redis forgot, and windows tell nothing
 -- KEYS[2] penstock:epoch:rebuilt  exists for a while after a rebuild, when windows are not full again
--- KEYS[3] penstock:epoch:run  run id of the server that was rebuilt; computed, from ARGV:
+-- KEYS[3] penstock:epoch:run  run id of the server that was rebuilt
+-- KEYS[4] penstock:begun:<caller>  string, if the call has a name: its latest one; computed, from ARGV:
 --   penstock:<job>:state, :lane     strings: paused | cancelled | purged; the lane that it has moved to; :budget and others: account.lua
 --   penstock:<job>:stats            hash: skipped grows when a finished item was delivered again
 --   penstock:<job>:<gen>:done:<n>   hash, completed set
 --   penstock:<job>:<gen>:starts     hash document id -> starts without a conclusion so far; put_off.lua takes them back
 --   penstock:<job>:<gen>:window     hash: a finished item leaves it; only what is in it may start
--- ARGV[1] epoch, ARGV[3] lane of the worker or "", ARGV[2] msgpack list of feeds, 500 items at most, each {job prefix, feed prefix,
+-- ARGV[1] epoch, ARGV[3] lane of the worker or "", ARGV[4] name of the call or "", ARGV[2] msgpack list of feeds, 500 items at most, each {job prefix, feed prefix,
 -- {document id, ...}, {bucket number, ...}, {completed-set field, ...}, {call, ...}}; a field is false where it is the id, else the
 -- index of the argument that holds it; a call is false without a budget, else {paid, estimate, 1 if that is the most, who}: account.lua
 -- Returns per item its reply (0 go, 1 done, 2 paused, 3 cancelled, 4 or 5 in no window, 6 in another lane, 7 no room in the budget, 8
 -- another budget than the worker knows, see BeginReply, 9 go if SQL has not finished it), and crashes = earlier starts that never
 -- came to a conclusion
 --
+-- A call whose answer was lost comes again by the same name, and so does one after which SQL could not be asked: it has counted the
+-- starts already, and to count them once more would call it a death of the worker.
+--
 -- A server that was started again since it was rebuilt may hold what a backup had: a queue whose documents have ended, and windows
--- that still have them. So nothing that it says to go is sure until it is rebuilt again; SQL is asked before anything is paid.
+-- that still have them. So nothing that it says to go is sure until it is rebuilt again; SQL is asked before anything is paid. What
+-- is spent of a budget is as old: calls of jobs with a budget wait.
 --
 -- What is in the window is not in the completed set: what is put into the set leaves the window in the same call (settle.lua,
 -- rehydrate.lua), and publish.lua puts nothing into the window that is in the set. So the set is asked about the rest only.
@@ -24,7 +29,8 @@
 -- A script whose first write needs no memory may go on in a full Redis: work must drain for memory to be freed.
 redis.call('PERSIST', KEYS[1])
 
-local VERDICTS, GO, DONE, ELSEWHERE, UNSURE = {paused = 2, cancelled = 3, purged = 3}, 0, 1, 6, 9
+local VERDICTS, GO, DONE, ELSEWHERE, NO_ROOM, UNSURE = {paused = 2, cancelled = 3, purged = 3}, 0, 1, 6, 7, 9
+local is_repeated = KEYS[4] and redis.call('GET', KEYS[4]) == ARGV[4]
 local remembers = redis.call('GET', KEYS[1]) == ARGV[1]
 local is_rebuilt = remembers and string.find(redis.call('INFO', 'server'), 'run_id:' .. (redis.call('GET', KEYS[3]) or ' '), 1, true)
 local unknown, answer = redis.call('EXISTS', KEYS[2]) == 1 and 5 or 4, {}
@@ -47,6 +53,7 @@ for _, feed in ipairs(cmsgpack.unpack(ARGV[2])) do
   local fed = redis.call('HMGET', scope .. ':window', unpack(docs))
   local begun = redis.call('HMGET', scope .. ':starts', unpack(docs))
   local counts, counted = {}, {} -- by document, and as HSET takes them
+  for at = 1, is_repeated and #docs or 0 do begun[at] = begun[at] and begun[at] - 1 end
   for at, doc in ipairs(docs) do
     local reply, crashes = GO, 0
     if not fed[at] and is_finished(scope, buckets[at], fields[at], doc) then
@@ -56,6 +63,8 @@ for _, feed in ipairs(cmsgpack.unpack(ARGV[2])) do
       reply = verdict
     elseif remembers and not fed[at] then
       reply = lane and ELSEWHERE or unknown -- of a job that has moved: a message from before, and it waits to be fed again
+    elseif calls and calls[at] and remembers and not is_rebuilt then
+      reply = NO_ROOM
     else
       reply = objection(job, scope, doc, budget, calls and calls[at]) or GO
     end
@@ -72,4 +81,5 @@ for _, feed in ipairs(cmsgpack.unpack(ARGV[2])) do
     redis.call('HSET', scope .. ':starts', unpack(counted))
   end
 end
+if KEYS[4] then redis.call('SET', KEYS[4], ARGV[4], 'EX', 3600) end
 return close_accounts(answer)

@@ -1,4 +1,4 @@
-"""The results of a job have releases, engines, providers and prices, by generation.
+"""A job's results are noted with the releases, engines, providers and prices that made them.
 
 The same for thousands of rows, so nothing of it lies in a row: each combination is one entry of the
 table `meta`, written before the first result that was made with it, and a second one with when it

@@ -17,6 +17,7 @@ from urllib.parse import quote
 import orjson
 
 from penstock_ledger import ApiKeyStore, Database, JobNotFound, JobStore
+from penstock_ledger.keys import JOB_ID
 from penstock_ledger.model import FeedKind, ItemKey, Job, NewJob, Shard, TakenFiles
 from penstock_ledger.texts import Command, Run, Text
 from penstock_producer.accepting.acceptance import check_acceptable, check_estimate, estimated_usd
@@ -294,7 +295,7 @@ def _estimate(spec: JobSpec, found: Survey) -> dict[str, Any]:
 
 def _new_job_id() -> str:
     return (
-        "job_"
+        JOB_ID
         + base64.b32encode(secrets.token_bytes(_JOB_ID_BYTES)).decode()[:_JOB_ID_CHARS].lower()
     )
 
@@ -307,7 +308,7 @@ def _check_key(job_key: object) -> None:
     ):
         fix = f"give 1 to {MAX_JOB_KEY_CHARS} printable characters"
         raise SpecError([Problem("invalid_value", "/job_key", f"{seen(job_key)} is refused", fix)])
-    if job_key.startswith("job_"):
+    if job_key.startswith(JOB_ID):
         fix = "choose a key of your own: ids of jobs start like that"
         raise SpecError(
             [Problem("invalid_value", "/job_key", f"{seen(job_key)} looks like a job id", fix)]

@@ -1,1 +1,1 @@
-"""A job has a spec and options, and asks for what is allowed."""
+"""A job is described by a spec, whose options and requests are checked here."""

@@ -1,4 +1,4 @@
-"""Accepting a job takes these facts of its provider."""
+"""A job is accepted by these facts of its provider."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ STANDARD: Final = "standard"
 
 
 class _Names(NamedTuple):
-    """How an API names its tiers."""
+    """The names that an API has for its tiers."""
 
     field: str  # of the request, at its top
     tiers: Mapping[str, str]  # by the job's word

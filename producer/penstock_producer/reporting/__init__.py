@@ -1,1 +1,1 @@
-"""People read of a job the figures of its account, and shared sentences."""
+"""A job's account is put into figures and sentences that every door shares."""

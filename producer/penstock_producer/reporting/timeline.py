@@ -1,4 +1,4 @@
-"""A job's timeline has documents over time, and how long answers took.
+"""A job's timeline shows documents over time, and how long answers took.
 
 For the forms with charts; it reads every row of a job."""
 

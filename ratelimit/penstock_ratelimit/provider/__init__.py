@@ -1,1 +1,1 @@
-"""Providers say and charge things by their headers, their refusals, and how they meter."""
+"""Provider by provider, this reads headers and refusals, and knows how requests are metered."""

@@ -32,7 +32,7 @@ tried again before this time, whatever the answer says: Gemini's daily refusals 
 
 
 class Signal(Enum):
-    """An answer's word on the server and the account, not on the request."""
+    """The meaning of an answer for the server and the account, not for the request."""
 
     OK = "ok"
     """Answered: the server is well."""

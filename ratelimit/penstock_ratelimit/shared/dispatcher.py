@@ -245,6 +245,8 @@ class Dispatcher:
         self._state.in_flight.ended(ticket.since, feedback)
         if feedback is not None:
             self._take_in(ticket, feedback)
+        else:
+            self._state.unused(ticket.grant)
         self._nudge()
 
     def _take_in(self, ticket: Ticket, feedback: Feedback) -> None:

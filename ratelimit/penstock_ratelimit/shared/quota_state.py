@@ -17,7 +17,7 @@ from penstock_ratelimit.shared.discovery import declares_the_same, with_discover
 from penstock_ratelimit.shared.waiting import Issuing, WaitingCallers
 from penstock_ratelimit.store.messages import Breaker, Health, InForce, ReportBuffer, Reserved
 from penstock_ratelimit.store.quota_hash import QuotaHash
-from penstock_ratelimit.tickets import QuotaStats, Tally
+from penstock_ratelimit.tickets import Grant, QuotaStats, Tally
 
 log = logging.getLogger("penstock.ratelimit")
 
@@ -180,7 +180,7 @@ class QuotaState:
         self.tally = Tally()
         self.in_flight = InFlight(quota, loop.time)
         self.callers = WaitingCallers(loop, on_start)
-        self.issuing = Issuing(self.callers, self.in_flight, self.tally, refund)
+        self.issuing = Issuing(self.callers, self.in_flight, self.tally, refund, self.unused)
         self.provider = ProviderState(quota.id)
         self.reports = ReportBuffer()
         self.in_force = TermsInForce(quota, quota_hash, self.tally)
@@ -195,6 +195,11 @@ class QuotaState:
     def terms(self) -> Terms:
         """The terms in force."""
         return self.in_force.terms
+
+    def unused(self, grant: Grant) -> None:
+        """Tell Redis soon that nothing will be known of a ticket, where it waits for that."""
+        if self.reports.add_unused(grant.generation, now=self.now()):
+            self.wake.set()
 
     def stats(self, *, degraded: bool) -> QuotaStats:
         health = self.provider.health

@@ -134,7 +134,7 @@ class Reserving:
             self._follow(reply, now)
             return
         starts_after = state.provider.learn(reply, now)
-        state.reports.enter(reply.health.generation)
+        state.reports.enter(reply.health)
         state.in_flight.note(proven=reply.health.proven)
         self._hand_out(reply, batch, now)
         if state.terms.dims and batch and (reply.retry_s > 0 or max(reply.waits_s) > 0):

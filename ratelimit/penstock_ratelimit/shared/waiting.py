@@ -14,7 +14,7 @@ from penstock_ratelimit.fairness import FairLine
 from penstock_ratelimit.limiter import StartRequest
 from penstock_ratelimit.rates import Terms
 from penstock_ratelimit.shared.concurrency import InFlight
-from penstock_ratelimit.tickets import UNSHARED, Tally
+from penstock_ratelimit.tickets import UNSHARED, Grant, Tally
 
 GATHER_S: Final = 0.005
 """At hundreds of starts a second one may be so late to go with the next: a turn of the loop costs
@@ -170,7 +170,7 @@ class Issuing:
     """The callers of one quota in one process, and what they were granted.
 
     ``refund`` gives units back to the quota; it is called with the dimensions and amounts of an
-    unused ticket.
+    unused ticket. ``unused`` hears of each ticket that was taken back.
     """
 
     def __init__(
@@ -179,9 +179,10 @@ class Issuing:
         in_flight: InFlight,
         tally: Tally,
         refund: Callable[[tuple[str, ...], tuple[float, ...]], None],
+        unused: Callable[[Grant], None],
     ) -> None:
         self.callers, self.in_flight = callers, in_flight
-        self._tally, self._refund = tally, refund
+        self._tally, self._refund, self._unused = tally, refund, unused
 
     def price(self, waiter: Waiter, terms: Terms) -> bool:
         """Price a caller by the terms in force, if they changed since it came.
@@ -214,9 +215,8 @@ class Issuing:
         """Refund what was reserved for a caller that gave up. False when nothing was."""
         if not waiter.reserved:
             return False
-        waiter.reserved = False
         self.callers.forget(waiter)
-        self.in_flight.taken_back()
+        self._take_back(waiter)
         self._refund(waiter.terms.dims, waiter.amounts)
         return True
 
@@ -239,7 +239,11 @@ class Issuing:
             waiter.future.set_exception(error)
 
     def _void(self, waiter: Waiter) -> None:
-        waiter.reserved = False
-        self.in_flight.taken_back()
+        self._take_back(waiter)
         self._tally.refunded += 1
         self._tally.charge(waiter.terms.dims, waiter.amounts, sign=-1)
+
+    def _take_back(self, waiter: Waiter) -> None:
+        waiter.reserved = False
+        self.in_flight.taken_back()
+        self._unused(waiter.grant)

@@ -55,6 +55,8 @@ class ProviderReport:
     """Not empty: hold the account for this reason."""
     strays: int = 0
     """429s that hold back their own item only: counted, and nothing else."""
+    unused: int = 0
+    """Probes of which nothing is known: not sent, or given up. Of ``generation`` as well."""
 
 
 NOTHING: Final = ProviderReport()
@@ -197,6 +199,8 @@ class ReportBuffer:
         self.started = 0
         """Tickets given without a call since ``_load`` was begun, for the count that people
         read."""
+        self._probing = False
+        """The breaker lets a few through, and waits for what they say."""
         self.due_at: float | None = None
         """Loop time at which it travels alone; None when there is none."""
 
@@ -238,6 +242,16 @@ class ReportBuffer:
         """Count a request that is sent again; it rides on the call that reserves for it."""
         self._load.report = replace(self._load.report, retries=self._load.report.retries + 1)
 
+    def add_unused(self, generation: int, *, now: float) -> bool:
+        """Note that nothing will be known of a ticket; returns True when the due time moved.
+
+        Only of a probe Redis has to know it: another may go in its place."""
+        report = self._load.report
+        if not self._probing or generation != report.generation:
+            return False
+        self._load.report = replace(report, unused=report.unused + 1)
+        return self._due(now + TROUBLE_S)
+
     def add_remaining(self, dim: str, seen: RemainingHere, *, now: float) -> None:
         """Keep the latest reading of a dimension."""
         self._load.seen[dim] = seen
@@ -249,10 +263,13 @@ class ReportBuffer:
         Returns True when the due time moved."""
         return self._due(now + BUSY_S)
 
-    def enter(self, generation: int) -> None:
-        """Note a new state of the breaker: results from before no longer count."""
-        if generation != self._load.report.generation:
-            self._load.report = replace(self._load.report, generation=generation, wins=0, losses=0)
+    def enter(self, health: Health) -> None:
+        """Note the state of the breaker: results from before a new one no longer count."""
+        self._probing = health.breaker is Breaker.HALF_OPEN
+        if health.generation != self._load.report.generation:
+            self._load.report = replace(
+                self._load.report, generation=health.generation, wins=0, losses=0, unused=0
+            )
             self._wins = 0
 
     def take(self) -> Pending:
@@ -298,6 +315,7 @@ def _sum(before: ProviderReport, since: ProviderReport) -> ProviderReport:
         ramp=before.ramp + since.ramp,
         wins=since.wins + (before.wins if counts else 0),
         losses=since.losses + (before.losses if counts else 0),
+        unused=since.unused + (before.unused if counts else 0),
         generation=since.generation,
         retries=before.retries + since.retries,
         strays=before.strays + since.strays,

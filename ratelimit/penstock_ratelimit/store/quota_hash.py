@@ -46,7 +46,7 @@ class Arguments(NamedTuple):
     started: int
     """Tickets that the process gave by itself since its last call."""
     reports: int
-    """1 when the next eight say something."""
+    """1 when the next nine say something."""
     throttled: int
     ramp: int
     wins: int
@@ -55,6 +55,7 @@ class Arguments(NamedTuple):
     retries: int
     hold: str
     strays: int
+    unused: int
     dims: int
     """How many dimensions follow, each as: name, settlement (+ charge, - refund)."""
     remaining: int
@@ -125,6 +126,7 @@ def arguments(ask: Reserve, now_us: int | str) -> list[Any]:
             retries=seen.retries,
             hold=seen.hold,
             strays=seen.strays,
+            unused=seen.unused,
             dims=len(ask.terms.dims),
             remaining=len(ask.remaining),
             items=len(ask.items),

@@ -90,6 +90,23 @@ def test_an_emptied_redis_is_rebuilt_from_sql(redis_server: RedisServer, tmp_pat
     db.close()
 
 
+def test_a_redis_that_forgets_during_its_rebuild_is_not_declared_whole(
+    redis_server: RedisServer,
+) -> None:
+    """What was rebuilt before that is gone: the next look begins anew, and ends well."""
+    client = redis_server.client()
+    hot, other = RedisLedger(client, "epoch-1"), RedisLedger(client, "epoch-1")
+    assert not hot.check_epoch()
+    hot.begin_rebuild()
+    client.flushall()
+    other.begin_rebuild()
+    hot.install_epoch()
+    assert not hot.check_epoch()
+    other.install_epoch()
+    assert hot.check_epoch()
+    assert not client.keys("penstock:epoch:rebuild:*")
+
+
 def test_a_rebuilt_document_leaves_the_window(redis_server: RedisServer) -> None:
     """A document that SQL knows as finished is not outstanding, whatever a half-restored Redis
     says."""

@@ -384,6 +384,17 @@ def test_while_redis_has_forgotten_nobody_is_a_stranger(hot: RedisLedger, client
     assert hot.begin([begin("b")])[0].reply is UNKNOWN_SINCE_REBUILT
 
 
+def test_an_old_copy_of_an_account_pays_for_nothing(hot: RedisLedger, client: Any) -> None:
+    """After a restart, calls of a job with a budget wait until Redis is rebuilt."""
+    feed(hot, "a")
+    hot.budgets.look(JOB, 1_000)
+    call = Begin(key("a"), BUCKETS, MayCost(5, owner="w"))
+    client.set("penstock:epoch:run", "an earlier one")
+    assert hot.begin([call]) == [Begun(BeginReply.NO_ROOM, 0)]
+    hot.install_epoch()
+    assert hot.begin([call]) == [Begun(GO, 0)]
+
+
 def test_a_lost_message_is_queued_again_without_leaving_the_window(
     hot: RedisLedger, client: Any
 ) -> None:

@@ -51,14 +51,14 @@ class JobSteps:
     def __init__(
         self, specs: Specs, stopping: Stopping, leading: Leading, closing: Closing
     ) -> None:
-        self._specs, self._stopping, self._closing = specs, stopping, closing
+        self.specs, self._stopping, self._closing = specs, stopping, closing
         self.leading = leading
         self.interval_s = closing.ending.interval_s
 
     def prepare(self, live: Sequence[LiveJob], seen: Sequence[JobSeen]) -> None:
         """Prepare the steps of a round: forget jobs that are over, and renew what is led."""
         names = {job.job_id for job, _ in live}
-        self._specs.keep_only(names)
+        self.specs.keep_only(names)
         self._closing.keep_only(names)
         self._stopping.prepare(live, names)
         self.leading.prepare(live, seen)

@@ -86,7 +86,10 @@ class KnownMoves:
 
 
 class _Walk(NamedTuple):
-    """The progress in taking the documents of one job."""
+    """The progress in taking the documents of one job.
+
+    It is kept from one round to the next unless a page of it has failed: an iterator that raises is
+    over, and would have no more pages and no end."""
 
     of: object  # its moves and generations, or a batch
     pages: Iterator[Page]
@@ -153,9 +156,9 @@ class Leaving:
         """Take some pages of documents out of the window.
 
         Return True once all of it was looked at."""
-        walk = self._windows.get(job.job_id)
+        walk = self._windows.pop(job.job_id, None)
         if walk is None or walk.of != (job.moves, job.generation):
-            walk = self._windows[job.job_id] = _Walk((job.moves, job.generation), self._window(job))
+            walk = _Walk((job.moves, job.generation), self._window(job))
         held_until = moves[-1].at + self._settings.lanes.moving_s
         for page in islice(walk.pages, PAGES_MAX):
             held = self._held(moves, page) if time.time() < held_until else set[ItemKey]()
@@ -164,8 +167,8 @@ class Leaving:
             self._failpoints.hit("move_leaving")
             self._hot.drop_from_window(one.key for one in free)
             if not page:  # the end
-                del self._windows[job.job_id]
                 return True
+        self._windows[job.job_id] = walk
         return False
 
     def _window(self, job: Job) -> Iterator[Page]:
@@ -198,19 +201,19 @@ class Leaving:
         if not still_open:
             return False
         batch = still_open[0]
-        walk = self._handed.get(job.job_id)
+        walk = self._handed.pop(job.job_id, None)
         if walk is None or walk.of != batch.tag:
-            walk = self._handed[job.job_id] = _Walk(batch.tag, self._documents(job, spec, batch))
+            walk = _Walk(batch.tag, self._documents(job, spec, batch))
         for page in islice(walk.pages, PAGES_MAX):
             self._remainders.add(page)
             self._failpoints.hit("move_handing")
             if not page:  # the end
                 self._end(job, batch)
-                break
+                return True
+        self._handed[job.job_id] = walk
         return True
 
     def _end(self, job: Job, batch: ProviderBatch) -> None:
-        del self._handed[job.job_id]
         self._batches.hand_over(batch)
         log.warning(
             "job %s: provider batch %s is %s %.0f s after the job has left its lane; its %d "

@@ -28,7 +28,7 @@ from penstock_ledger import (
     ScheduleStore,
 )
 from penstock_ledger.model import JobState
-from penstock_producer import Producer
+from penstock_producer import Producer, SpecError
 from penstock_producer.accepting.remote_limits import RemoteLimits
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.job.lanes import LANES
@@ -129,6 +129,27 @@ class Rounds:
         is_rebuilt = self._recovery.rebuild_if_lost([job for job, _ in live])
         self._counters.rebuilds += is_rebuilt
         return is_rebuilt
+
+    def readable(self, live: Sequence[LiveJob]) -> list[LiveJob]:
+        """Return those whose spec can be read.
+
+        One with an option that came later is for control processes of that release; it stands still
+        until there are some, and must not stop the others."""
+        found = list[LiveJob]()
+        for one in live:
+            try:
+                self.steps.specs.of(one.job)
+            except SpecError as error:
+                self._failure_log.tell(
+                    "control: the options of a job cannot be read",
+                    error,
+                    f"{one.job.job_id} stands still until control processes of the release run "
+                    "that it was submitted with",
+                    level=logging.ERROR,
+                )
+            else:
+                found.append(one)
+        return found
 
     def look(self, live: Sequence[LiveJob], pace: Pace) -> Sequence[JobSeen]:
         """Do what is due for the whole fleet, and return what Redis holds of each job."""
@@ -244,6 +265,7 @@ class Control:
             self._pace.note_round()
             if self._rounds.rebuilds(live):
                 live = self._live.look()  # recovery has rewound all feeds
+            live = self._rounds.readable(live)
             self._rounds.work(live, self._rounds.look(live, self._pace))
         self._figures.counters.leads = len(leadership)
         with self._log_failure("the fleet's figures are missing", "they come back by themselves"):

@@ -56,10 +56,12 @@ local function count_closed(b, key, wins, losses, now)
   if too_many or b.row >= LOST_IN_A_ROW then open(b, key, now) end
 end
 
--- A 429 to a probe shows that the server answers and decides nothing: the probe is free again.
+-- A 429 to a probe shows that the server answers and decides nothing: the probe is free again. So is one of which nothing is
+-- known: its item had ended meanwhile, say. Else three of these would keep the fleet waiting for a minute, and so would the next.
 local function count_probes(b, key, report, now)
   if report.losses > 0 then return open(b, key, now) end
-  b.won, b.probes = b.won + report.wins, math.min(PROBES, b.probes + report.throttled + report.strays + report.ramp)
+  local free = report.throttled + report.strays + report.ramp + report.unused
+  b.won, b.probes = b.won + report.wins, math.min(PROBES, b.probes + free)
   if b.won >= PROBES then close(b, now) end
 end
 

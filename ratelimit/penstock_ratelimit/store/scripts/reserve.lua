@@ -77,7 +77,7 @@ local slope = stored_slope(state[8], state[9], state[10])
 local hold, proven_at, budget = state[11] or '', tonumber(state[12]), tonumber(state[13]) or FULL_BUDGET
 local report = arg.reports == '1' and {throttled = tonumber(arg.throttled), ramp = tonumber(arg.ramp), wins = tonumber(arg.wins),
   losses = tonumber(arg.losses), generation = tonumber(arg.generation), retries = tonumber(arg.retries), hold = arg.hold,
-  strays = tonumber(arg.strays)}
+  strays = tonumber(arg.strays), unused = tonumber(arg.unused)}
 local breaker = stored_breaker(state, before_breaker, report)
 
 local writes = {'lt', string.format('%.0f', now)}

@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 import pytest
+from attempts import make_attempt
 from envelopes import decode_envelope
 from fleet import until
 from rows_of_before import paused_before
@@ -23,6 +24,7 @@ from penstock_ledger import (
     Begin,
     BeginReply,
     Database,
+    DeadLetter,
     ItemKey,
     Job,
     JobState,
@@ -61,7 +63,7 @@ from penstock_workers.control.lanes.facts import LaneFacts
 from penstock_workers.control.loop import Control
 from penstock_workers.heartbeat import KNOWS_MOVES
 from penstock_workers.item.attempt import Item, Settled
-from penstock_workers.item.outcome import Skipped
+from penstock_workers.item.outcome import Dead, Skipped
 from penstock_workers.item.settling.records import Records
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
@@ -208,6 +210,24 @@ def test_what_was_used_up_in_a_lane_that_was_left_is_counted_once(
     assert (counts.succeeded, counts.dead, counts.answered_twice) == (0, 0, 0)
     assert (counts.calls, counts.cost_microusd, counts.prompt_tokens) == (2, 30, 10)
     assert counts.beside == Paid(2, 10, 5, 30)
+
+
+def test_a_redis_that_forgot_a_purge_gets_no_keys_of_it(
+    db: Database, redis_server: RedisServer
+) -> None:
+    """A worker that slept through the purge of its job and through FLUSHALL keeps to what SQL
+    has."""
+    client = redis_server.client()
+    records = Records(JobStore(db), OutcomeStore(db), RedisLedger(client, "e"), None)  # type: ignore[arg-type]  # no result
+    attempt = make_attempt(job_id="job-a")
+    letter = DeadLetter(attempt.key, "http_400", 1, 1, "no", 400, b"{}", None)
+    purge_job(db, "job-a")
+    client.flushall()
+    group = [Settled(attempt, Dead(letter))]
+    records.write_sql(group)
+    records.write_redis(group)
+    assert client.keys("penstock:job-a:*") == [b"penstock:job-a:state"]
+    assert client.ttl("penstock:job-a:state") > 0
 
 
 def an_item(doc: str, calls: int = 0, spent: list[int] | None = None) -> Item:
@@ -659,6 +679,20 @@ def test_a_control_process_that_dies_in_a_move_leaves_it_to_the_next(
         house.control.tick()
     assert sorted(seen) == names(*range(150))
     assert house.outcomes.counts(job.job_id).succeeded == 150
+
+
+def test_a_window_that_could_not_be_read_is_read_again(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A Redis that fails once while a lane is left does not hold the move up for ever."""
+    job = house.submit(3)
+    house.control.tick()
+    house.move(job, "gpu")
+    house.redis.acl_setuser("default", enabled=True, commands=["-hscan"])
+    house.control.tick()
+    house.redis.acl_setuser("default", enabled=True, commands=["+hscan"])
+    assert "'hscan'" in caplog.text
+    house.tick_until(lambda: house.queued(GPU) == names(0, 1, 2))
 
 
 def test_what_is_pushed_into_an_open_job_does_not_wait_for_its_batches(house: House) -> None:

@@ -195,7 +195,7 @@ def test_jobs_go_on_in_the_other_lane_in_the_middle(house: House) -> None:
     assert (refused.returncode, "only one that is running" in refused.stderr) == (2, True)
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_rescue_does_not_wait_for_a_slow_cancel(house: House) -> None:
     """Documents go on after the patience; what the provider answers all the same is paid for, and
     shown as such. The batch may still be the first to answer some: those are asked for once."""
@@ -239,7 +239,7 @@ def _half_is_answered(house: House) -> bool:
     return bool(batch["answered"] > 10)
 
 
-@pytest.mark.soak
+@pytest.mark.long
 @pytest.mark.parametrize("first", ["api", "batch"])
 def test_control_killed_at_every_step_of_a_move(house_of_each: House, first: str) -> None:
     """A job goes to and fro, and control dies in a step of each move, in each of them twice at
@@ -286,7 +286,7 @@ def test_control_killed_at_every_step_of_a_move(house_of_each: House, first: str
     assert set(fleet.provider.calls(job).values()) == {1}
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_processes_killed_at_random_moments_while_a_job_moves(house_of_each: House) -> None:
     """Thirty of them, of workers of both lanes and of control, under moves to and fro (STORM_SEED):
     each document has one outcome, every output is read, no batch is left open, and all that was

@@ -31,10 +31,12 @@ from penstock_ledger import (
     buckets_for,
 )
 from penstock_ledger import open_database as open_ledger
+from penstock_ledger.keys import job_state
 from penstock_ledger.model import ItemKey, Job, JobState, Result
 from penstock_ledger.reasons import by_hand
-from penstock_ledger.sql.tables import feeds
+from penstock_ledger.sql.tables import feeds, jobs
 from penstock_producer import JobSpec, Producer, ProducerSettings
+from penstock_producer.operations import JobOperations
 from penstock_producer.reporting.reasons import FIRST
 from penstock_producer.settings import ProviderFacts
 from penstock_ratelimit import PerSecond, Quota
@@ -443,6 +445,49 @@ def test_flushall_costs_no_finished_document(house: House) -> None:
     assert begun[0].reply.name == "DONE"
 
 
+def test_an_old_copy_of_redis_keeps_nothing_of_purged_jobs(house: House) -> None:
+    """A job was purged after the backup that Redis came back with: its keys are deleted, and what
+    keeps late workers out is there again; those of jobs that have ended and are known stay."""
+    purged, ended = house.submit(2), house.submit(3)
+    house.control.tick()
+    house.finish(purged, "d0", "d1")
+    house.finish(ended, "d0", "d1", "d2")
+    house.control.tick()
+    copy = {name: house.redis.dump(name) for name in house.redis.scan_iter()}
+    JobOperations(house.database, ProducerSettings(), house.hot).purge(
+        house.jobs.get(purged.job_id)
+    )
+    house.redis.flushall()
+    for name, value in copy.items():
+        house.redis.restore(name, 0, value or b"")
+    house.redis.delete("penstock:epoch:run")  # it is another server
+    house.control.tick()
+    left = {name.decode() for name in house.redis.scan_iter(f"penstock:{purged.job_id}:*")}
+    assert left == {f"penstock:{purged.job_id}:state"}
+    assert house.redis.get(f"penstock:{purged.job_id}:state") == b"purged"
+    assert house.hot.stats(ended.job_id)["succeeded"] == 3
+
+
+def test_a_job_with_an_option_that_came_later_stops_no_other(house: House) -> None:
+    """Its row is of a release to come: this one leaves it as it is, says so once, and feeds the
+    others; a control process that knows the option goes on with it."""
+    later, known = house.submit(2), house.submit(3)
+    with house.database.engine.begin() as connection:
+        spec = {**later.spec, "of_a_release_to_come": 1}
+        where = jobs.c.job_id == later.job_id
+        connection.execute(update(jobs).where(where).values(spec=orjson.dumps(spec).decode()))
+    for _ in range(3):
+        house.control.tick()
+    assert len(house.queued()) == 3
+    assert house.hot.outstanding(known.job_id, 1) == 3
+    assert house.state(later) is JobState.RUNNING
+    with house.database.engine.begin() as connection:
+        before = orjson.dumps(later.spec).decode()
+        connection.execute(update(jobs).where(where).values(spec=before))
+    house.control.tick()
+    assert len(house.queued()) == 5
+
+
 def test_the_budget_pauses_the_job(house: House) -> None:
     """A job that has spent its budget stops feeding, says why, and is resumable."""
     job = house.submit(10, budget_usd=0.000014)
@@ -602,6 +647,22 @@ def test_a_changed_source_fails_the_job(house: House) -> None:
     assert failed.state is JobState.FAILED
     assert failed.reason is not None
     assert failed.reason.startswith("source_changed")
+
+
+def test_a_redis_that_refuses_for_a_moment_lets_no_document_of_a_failed_job_be_called(
+    house: House,
+) -> None:
+    """Workers hear that a job has failed although Redis refused it at first."""
+    job = house.submit(feed_windows.WINDOW_MIN + 1)
+    house.control.tick()
+    house.finish(job, house.queued()[0])
+    (house.folder / f"{feed_windows.WINDOW_MIN + 1}.jsonl").write_text("{}")
+    house.redis.acl_setuser("default", enabled=True, commands=["-set"])
+    house.control.tick()
+    house.redis.acl_setuser("default", enabled=True, commands=["+set"])
+    house.control.tick()
+    assert house.state(job) is JobState.FAILED
+    assert house.redis.get(job_state(job.job_id)) == b"cancelled"
 
 
 def test_cancelling_ends_even_when_the_source_is_gone(house: House) -> None:

@@ -56,6 +56,7 @@ def test_a_document_that_flex_has_no_room_for_is_asked_for_in_standard(endpoint:
     """Only the tier is another; what is not in flex has nothing to fall back to."""
     body = b'{"model":"m","n":1}'
     again = in_the_standard_tier(in_tier(body, endpoint, "flex"), endpoint)
+    assert again is not None
     assert again == in_tier(body, endpoint, "standard")
     assert in_the_standard_tier(again, endpoint) is None
     assert in_the_standard_tier(body, endpoint) is None

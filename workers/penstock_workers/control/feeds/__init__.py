@@ -1,1 +1,1 @@
-"""Feeds have sizes and a process that leads them."""
+"""Documents are fed by the process that leads their feed, as many as there is room for."""

@@ -22,7 +22,12 @@ class JobStates:
     def move(self, job: Job, to: JobState, why: Reason | None) -> bool:
         """Move a job from the state in which this round found it.
 
-        Return False when others have moved it meanwhile, or have replayed it where it is over."""
+        Return False when others have moved it meanwhile, or have replayed it where it is over.
+        That a job fails is said to workers first: no round looks at it any more, so that a Redis
+        which did not take it would let them call what is in the queue. Where SQL does not take it,
+        the next round says what SQL has."""
+        if to is JobState.FAILED:
+            self._hot.set_job_state(job.job_id, to)
         moved = self._jobs.set_state(
             job.job_id,
             to,

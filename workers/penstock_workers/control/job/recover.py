@@ -48,8 +48,12 @@ class Recovery:
             "feeding goes on",
             len(jobs),
         )
+        self._hot.begin_rebuild()
         for job in jobs:
             self._rebuild(job)
+        # what an old copy has of jobs that were purged since: nothing else would ever delete it
+        if purged := self._hot.forget_unknown(self._jobs.known):
+            log.warning("Redis has come back with keys of %d purged jobs; they are deleted", purged)
         self._hot.install_epoch()
         return True
 

@@ -1,4 +1,4 @@
-"""A lane has a speed and a price for a job, and words for how that is known.
+"""A lane's speed and price for a job are found here, with words for how they are known.
 
 The speed is measured over the last minutes, and the latest of each lane is kept. What a document
 costs is known by the answers that the job has, else by what was estimated when it was submitted.

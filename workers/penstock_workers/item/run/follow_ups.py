@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import orjson
 
 from penstock_producer.job.endpoints import CHAT, GENERATE, MESSAGES
-from penstock_producer.job.tiers import FLEX, in_the_standard_tier
+from penstock_producer.job.tiers import FLEX, in_the_standard_tier, in_tier
+from penstock_ratelimit import Signal
 from penstock_workers.item.answer import excerpt
 from penstock_workers.item.attempt import Attempt, JobView
 from penstock_workers.item.failures import (
     Failure,
     RefusedAnswer,
+    Reply,
     TurnedAway,
     failure_of,
     outcome_of,
@@ -50,7 +53,7 @@ _OF_THE_CONVERSATION = frozenset(
 
 def has_follow_up(attempt: Attempt, failure: Failure, policy: RetryPolicy) -> bool:
     """Choose the next request of an item that failed; False where ``failure`` stands."""
-    body = in_standard(attempt, failure)
+    body = _in_standard(attempt, failure)
     if body is not None:
         attempt.first_body = body
         return _next(attempt, body, NOTHING_SPENT)
@@ -68,7 +71,14 @@ def has_follow_up(attempt: Attempt, failure: Failure, policy: RetryPolicy) -> bo
     return _next(attempt, attempt.first_body, FALLBACK)
 
 
-def in_standard(attempt: Attempt, failure: Failure) -> bytes | None:
+def of_its_tier(attempt: Attempt, happened: Failure | Reply) -> Failure | Reply:
+    """Return what happened; that the flex tier is full says nothing of the server."""
+    if isinstance(happened, Failure) and _in_standard(attempt, happened) is not None:
+        return replace(happened, signal=Signal.REFUSED)
+    return happened
+
+
+def _in_standard(attempt: Attempt, failure: Failure) -> bytes | None:
     """Return the request at the standard price, where the flex tier has no room for it now.
 
     None for all other failures and requests. Such a refusal costs nothing."""
@@ -79,7 +89,7 @@ def in_standard(attempt: Attempt, failure: Failure) -> bytes | None:
 
 
 def to_current_model(attempt: Attempt, is_down: Callable[[str], bool]) -> None:
-    """Turn the attempt to the model that earlier ones came to.
+    """Turn the attempt to the model that earlier ones came to, in its job's service tier.
 
     While its provider is down, to the next one that is up. Each model is given up once, however
     often its steps are taken."""
@@ -89,8 +99,11 @@ def to_current_model(attempt: Attempt, is_down: Callable[[str], bool]) -> None:
         assert attempt.job.fallback is not None, "they were counted"
         _leave_model(attempt, attempt.job.fallback)
         attempt.spent = attempt.spent.plus(FALLBACK)
+    spec = attempt.job.spec
     if attempt.models_left:
-        attempt.body = with_model(attempt.body, attempt.job.spec.model)
+        attempt.body = with_model(attempt.body, spec.model)
+    if spec.tier is not None:
+        attempt.body = in_tier(attempt.body, spec.endpoint, spec.tier)
 
 
 async def turn_of(admission: Admission, attempt: Attempt, prepared: Prepared) -> Turn:

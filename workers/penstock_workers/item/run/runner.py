@@ -11,11 +11,9 @@ import asyncio
 import logging
 import time
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from penstock_producer.feed.wire import decode_item
-from penstock_producer.job.tiers import in_tier
-from penstock_ratelimit import Signal
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.attempt import Attempt, Item, Marks, Settled
@@ -36,9 +34,9 @@ from penstock_workers.item.run.fates import RetryPolicy, decide
 from penstock_workers.item.run.follow_ups import (
     after,
     has_follow_up,
-    in_standard,
     instead_of,
     let_go,
+    of_its_tier,
     to_current_model,
     turn_of,
 )
@@ -160,10 +158,8 @@ class ItemRunner:
 
     async def _open(self, item: Item) -> Attempt:
         """Return the attempt: the item's job and its request body."""
-        endpoint = item.message.endpoint
-        job = self.reads.known_job(item.key.job_id, endpoint) or await self.reads.job(
-            item.key.job_id, endpoint
-        )
+        job_id, endpoint = item.key.job_id, item.message.endpoint
+        job = self.reads.known_job(job_id, endpoint) or await self.reads.job(job_id, endpoint)
         return Attempt.at(item, job, item.message.body or await self.reads.body(item))
 
     async def _prepare(self, attempt: Attempt) -> Prepared:
@@ -187,10 +183,8 @@ class ItemRunner:
             await self.code.ready(attempt)
         if spec.preprocess is not None:
             await self._preprocess(attempt)
-        if spec.fallback is not None:
+        if spec.fallback is not None or spec.tier is not None:
             to_current_model(attempt, self.admission.is_down)
-        if (tier := attempt.job.spec.tier) is not None:
-            attempt.body = in_tier(attempt.body, spec.endpoint, tier)
         if (why := too_long(attempt.body, spec.max_prompt_tokens)) is not None:
             raise TurnedAway(decide(attempt, Failure("prompt_too_long", why, None), self.policy))
 
@@ -244,12 +238,9 @@ class ItemRunner:
         attempt.last_answer, attempt.room = (
             (tried.body, tried.room) if isinstance(tried, Answer) else (None, None)
         )
-        happened = attempt.happened = name_failure(tried, time.time())
+        happened = attempt.happened = of_its_tier(attempt, name_failure(tried, time.time()))
         if attempt.passing is not None and isinstance(happened, Failure):
             attempt.passing.stop()  # what has not left by now was not seen
-        if isinstance(happened, Failure) and in_standard(attempt, happened) is not None:
-            # its flex tier is full, which says nothing of the server
-            happened = attempt.happened = replace(happened, signal=Signal.REFUSED)
         spent = spent_on(attempt, happened)
         attempt.spent = spent if attempt.spent is NOTHING_SPENT else attempt.spent.plus(spent)
         self.causes.note(attempt, happened)

@@ -14,7 +14,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -97,6 +97,8 @@ class Starts:
         self._budget_changed = budget_changed
         # of reservations: of this process, and of none that had its name before
         self._owner = secrets.token_hex(8)
+        # what was asked last, and its name: after a lost answer it is asked again by the same one
+        self._asked: tuple[Sequence[_Asked], str] = ((), "")
         # monotonic; 0 until this worker has made a call for a job with a budget
         self._renewed_at = 0.0
         self._tasks = BackgroundTasks()
@@ -167,7 +169,7 @@ class Starts:
 
     async def _take_back(self, group: Sequence[tuple[Attempt, asyncio.Future[None]]]) -> None:
         paid = {one.key: one.spent.cost_microusd for one, _ in group if has_budget(one.job)}
-        await self._release([attempt.key for attempt, _ in group], paid)
+        await self._release(SettleBatch(released=[one.key for one, _ in group], paid=paid))
         for _, taken in group:
             if not taken.done():
                 taken.set_result(None)
@@ -189,14 +191,11 @@ class Starts:
         }:
             self._budget_changed(job_id)
         unwanted = [asked.begin for asked, answer in answered if not _tell(asked, answer)]
-        paid = {begin.key: begin.may_cost.paid for begin in unwanted if begin.may_cost is not None}
-        await self._release([begin.key for begin in unwanted], paid)
+        await self._release(_released(unwanted))
         self.backlog.done(more=len(self._begins) > 0)
 
-    async def _release(self, keys: list[ItemKey], paid: Mapping[ItemKey, int]) -> None:
-        """Take their starts back; of jobs with a budget only what was ``paid`` stays reserved."""
-        if keys:
-            batch = SettleBatch(released=keys, paid=paid)
+    async def _release(self, batch: SettleBatch) -> None:
+        if batch.released:
             await self._redis.write(
                 lambda batches: [self._hot.settle(one) for one in batches], [batch]
             )
@@ -221,7 +220,10 @@ class Starts:
         anything is paid twice."""
         if any(asked.begin.may_cost is not None for asked in group):
             self._say_alive()
-        begun = self._hot.begin([asked.begin for asked in group], self._lane)
+        if self._asked[0] is not group:
+            self._asked = group, secrets.token_hex(4)
+        call = self._owner, self._asked[1]
+        begun = self._hot.begin([asked.begin for asked in group], self._lane, call)
         doubtful = [
             asked.begin for asked, one in zip(group, begun, strict=True) if _is_doubtful(asked, one)
         ]
@@ -229,7 +231,7 @@ class Starts:
             self._outcomes.terminal([begin.key for begin in doubtful]) if doubtful else frozenset()
         )
         if finished:
-            self._finish(begin for begin in doubtful if begin.key in finished)
+            self._finish([begin for begin in doubtful if begin.key in finished])
         return [
             _Answer(_FINISHED)
             if finished and asked.begin.key in finished
@@ -276,16 +278,21 @@ class Starts:
             "than a feed; nothing was sent for it"
         )
 
-    def _finish(self, begins: Iterable[Begin]) -> None:
+    def _finish(self, found: Sequence[Begin]) -> None:
         """Write to Redis what SQL has of finished items.
 
         The worker that put it there died before it wrote to Redis."""
-        found = list(begins)
         for (job_id, generation, doc_id), buckets, _ in found:
             self._hot.rehydrate(job_id, generation, [(doc_id, False)], buckets)
         paid = {begin.key: 0 for begin in found if begin.may_cost is not None}
         self._hot.settle(SettleBatch(released=[begin.key for begin in found], paid=paid))
         self._hot.drop_from_window(begin.key for begin in found)
+
+
+def _released(begins: Sequence[Begin]) -> SettleBatch:
+    """Return what takes starts back; of jobs with a budget only what was paid stays reserved."""
+    paid = {begin.key: begin.may_cost.paid for begin in begins if begin.may_cost is not None}
+    return SettleBatch(released=[begin.key for begin in begins], paid=paid)
 
 
 def _tell(asked: _Asked, answer: _Answer) -> bool:

@@ -21,6 +21,7 @@ from penstock_ledger import (
     RENOTED_S,
     AskedAgain,
     ItemKey,
+    JobNotFound,
     JobStore,
     MadeWith,
     OutcomeStore,
@@ -157,6 +158,7 @@ class Records:
         self._made_with = made_with
         self._stop_loss = StopLoss(jobs, hot)
         self._token = uuid4().hex[:12]  # of this process, in the names of payments
+        self._purged = set[str]()  # jobs that SQL has no more, from its write to that of Redis
 
     def write_sql(self, group: Sequence[Settled]) -> None:
         """Write results, dead letters and what was paid besides in one transaction.
@@ -167,13 +169,18 @@ class Records:
         letters = [outcome.letter for _, outcome in others if isinstance(outcome, Dead)]
         if results:
             self._made_with.note(group)
-        self._outcomes.settle(
+        lost = self._outcomes.settle(
             results,
             letters,
             earlier=earlier_in(group),
             retried=_retried(others, self._token),
             left=_left(others),
         )
+        for job_id in {key.job_id for key in lost}:
+            try:
+                self._jobs.get(job_id)
+            except JobNotFound:
+                self._purged.add(job_id)
         for job_id, (why, ends_in_s) in pauses_of(others).items():
             resume_at = None if ends_in_s is None else time.time() + ends_in_s
             if self._jobs.set_state(
@@ -186,6 +193,10 @@ class Records:
 
         Then what waits for its job to be resumed."""
         others = without_results(group)
+        # a Redis that has forgotten since the purge would keep what is written of it for ever
+        for job_id in self._purged:
+            self._hot.keep_out(job_id)
+        self._purged.clear()
         for job_id in pauses_of(others):
             self._hot.set_job_state(job_id, JobState.PAUSED)
         report = self._hot.settle(_batch(group, self._without_room(others)))

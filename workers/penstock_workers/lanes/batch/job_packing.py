@@ -76,6 +76,8 @@ class JobPacking:
         if not (live.free or live.led_by(owner)) or not await self._has_room(job):
             return
         feed = live.feed
+        if job.moves and not feed.cursor and await self._is_in_batches(feed):
+            return
         if not live.led_by(owner):
             leased = await asyncio.to_thread(
                 self._feeds.lease_feed, job.job_id, feed.generation, owner, self._journal.lease_s
@@ -87,6 +89,13 @@ class JobPacking:
             await self._pack_windows(job, feed)
         finally:
             await asyncio.to_thread(self._feeds.release_feed, feed, owner)
+
+    async def _is_in_batches(self, feed: Feed) -> bool:
+        """Return whether documents of a feed that is read anew are in batches that have not ended.
+
+        Redis was lost while the job left another lane: they would be paid twice."""
+        holds = self._journal.store.holds_documents
+        return await asyncio.to_thread(holds, feed.job_id, feed.generation)
 
     async def _pack_windows(self, job: Job, feed: Feed) -> None:
         """Pack while there is room for what is packed.

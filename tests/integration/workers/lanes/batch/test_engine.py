@@ -707,6 +707,24 @@ def waiting(house: House, job: Job) -> list[Remainder]:
     return list(RemainderStore(house.producer._database).unclaimed(job.job_id, 1))
 
 
+async def test_a_feed_that_is_read_anew_waits_for_batches_that_have_its_documents(
+    house: House,
+) -> None:
+    """Redis was lost while the job left and came back: what is in a batch is not paid for twice."""
+    house.provider.ended, house.provider.never = False, {0}
+    job = house.submit(10)
+    async with house.working():
+        await house.until(lambda: len(house.provider.made) == 1)
+        moved(house, job, "api")
+        moved(house, job, "batch")
+        JobStore(house.producer._database).rewind_feeds(job.job_id)
+        await house.until(lambda: house.provider.cancelled == {"0"})
+        house.provider.never.clear()
+        await house.until(lambda: not house.store.is_busy(job.job_id))
+    assert len(house.provider.made) == 1
+    assert house.counts(job).calls == 10
+
+
 async def test_a_job_that_leaves_the_lane_leaves_nothing_there(house: House) -> None:
     """What runs is cancelled and what is packed given up; answers are kept, and no document loses a
     try. Where the job comes back the rest goes into new batches."""

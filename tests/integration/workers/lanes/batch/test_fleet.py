@@ -165,7 +165,7 @@ def house_of_each(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ho
         yield House(fleet)
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_a_worker_killed_at_every_failpoint(house_of_each: House) -> None:
     """One after the other, in one job of 5,000 documents with faults of every kind: each document
     has one outcome."""
@@ -183,7 +183,7 @@ def test_a_worker_killed_at_every_failpoint(house_of_each: House) -> None:
     house.is_settled(job)
 
 
-@pytest.mark.soak
+@pytest.mark.long
 def test_workers_killed_at_random_moments(house_of_each: House) -> None:
     """Thirty of them (STORM_KILLS), under 5,000 documents (STORM_DOCUMENTS) with faults of every
     kind: each document has one outcome, nothing is submitted twice, no output is left unread, no

@@ -18,7 +18,7 @@ from fleet import Fleet, Process, until
 from penstock_ledger import BatchState, LaneMoves, ProviderBatchStore
 from penstock_ledger.model import Job, JobState
 
-pytestmark = pytest.mark.soak
+pytestmark = pytest.mark.long
 
 DOCUMENTS = 400
 WORK_S = 90.0

@@ -11,7 +11,14 @@ from typing import Any, cast
 import pytest
 from attempts import make_attempt
 
-from penstock_ledger import Begin, BeginReply, Begun, ItemKey, SettleBatch
+from penstock_ledger import (
+    Begin,
+    BeginReply,
+    Begun,
+    DatabaseUnavailable,
+    ItemKey,
+    SettleBatch,
+)
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import TurnedAway
 from penstock_workers.item.outcome import Outcome, Parked, Skipped, Unreadable
@@ -27,15 +34,18 @@ class Ledger:
         self.finished: set[str] = set()
         self.generations = [1]
         self.asked: list[Begin] = []
+        self.calls: list[object] = []  # their names
         self.called: list[tuple[object, ...]] = []
         self.looked: list[str] = []  # into SQL
+        self.errors: list[Exception] = []  # of these looks
         self.may_answer = threading.Event()
         self.may_answer.set()
         self.renewed: list[str] = []
         self.budgets = SimpleNamespace(renew=self.renewed.append)
 
-    def begin(self, items: Sequence[Begin], lane: str) -> list[Begun]:
+    def begin(self, items: Sequence[Begin], lane: str, call: object = None) -> list[Begun]:
         assert self.may_answer.wait(10)
+        self.calls.append(call)
         self.asked += items
         return [self.reply for _ in items]
 
@@ -45,6 +55,8 @@ class Ledger:
 
     def terminal(self, keys: Collection[ItemKey]) -> frozenset[ItemKey]:
         self.looked += [key.doc_id for key in keys]
+        if self.errors:
+            raise self.errors.pop()
         return frozenset(key for key in keys if key.doc_id in self.finished)
 
     def rehydrate(self, *done: object) -> None:
@@ -127,6 +139,18 @@ async def test_every_reply_but_go_has_an_outcome(
     assert not attempt.begun
     assert house.ledger.called == []
     assert house.changed == (["job"] if reply is BeginReply.BUDGET_CHANGED else [])
+
+
+async def test_sql_that_is_away_makes_no_suspect(house: House) -> None:
+    """Each time that SQL does not answer the start is asked for by the same name, which counts it
+    once."""
+    house.ledger.errors = [DatabaseUnavailable("here", "it is away") for _ in range(3)]
+    attempt = redelivered("a")
+    assert await house.ended(attempt) is None
+    assert len(house.ledger.asked) == 4
+    assert len(house.ledger.calls) == 4
+    assert len(set(house.ledger.calls)) == 1
+    assert house.ledger.called == []
 
 
 @pytest.mark.parametrize("reply", [BeginReply.UNKNOWN, BeginReply.UNKNOWN_SINCE_REBUILT])

@@ -16,7 +16,7 @@ from fleet import Fleet, until
 
 from penstock_ledger import DoorBatchStore, open_database
 
-pytestmark = pytest.mark.soak
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture
