@@ -168,10 +168,10 @@ def _run(
         campaign.interrupted = True
     finally:
         say("everything that was started has ended")
-        if temporary and not campaign.broken:
+        if temporary and campaign.broken:
+            say(f"logs of the fleet are kept in {place / 'logs'}")
+        elif temporary:
             shutil.rmtree(place, ignore_errors=True)
-    if temporary and campaign.broken:
-        say(f"logs of the fleet are kept in {place / 'logs'}")
 
 
 def _show(campaign: Campaign, say: Callable[[str], None], *, as_json: bool) -> None:
