@@ -9,7 +9,7 @@ penstock:epoch                      string  the database's epoch: missing or dif
 penstock:epoch:run                  string  run id of the server that the epoch was written to: different = it has
                                             restarted, and the last second before may be gone
 penstock:epoch:rebuild:<mark>       string  of a rebuild that is under way: gone where Redis forgets meanwhile; expires
-penstock:epoch:rebuilt              string  short-lived: Redis was rebuilt lately, so windows may not be full again yet
+penstock:epoch:rebuilt              string  short-lived: name of the latest rebuild, not long ago: windows may not be full again yet
 penstock:<job>:<gen>:done:<n>       hash    completed set, bucket n = crc32(doc) % buckets; field = document id (its
                                             sha256 when longer than 64 bytes), value "" done, "!"
                                             dead

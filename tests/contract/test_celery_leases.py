@@ -245,6 +245,21 @@ class TestFence:
         assert record_of(client, "job:a") == record
         assert client.exists(QUEUE, PARKED_KEY) == 0
 
+    def test_after_redis_forgot_only_a_lease_as_it_was_seen_is_ones_own(
+        self, client: redis.Redis, scripts: LeaseScripts
+    ) -> None:
+        """Redis forgets, and another worker claims the message that was fed again: its lease is of
+        nearly the same time. The first one loses it, the other one keeps it."""
+        client.lpush(QUEUE, message("a"))
+        first, _ = claim(client)
+        client.flushall()
+        client.lpush(QUEUE, message("a"))
+        second, _ = claim(client)
+        assert scripts.renew(first, as_seen=True)[1] == ["job:a"]
+        score, lost = scripts.renew(second, as_seen=True)
+        assert lost == []
+        assert scripts.renew([Lease("job:a", score)], as_seen=True)[1] == []
+
     def test_what_is_gone_is_lost(self, scripts: LeaseScripts) -> None:
         """A record that another worker has concluded is reported, not recreated."""
         gone = [Lease("job:gone", "1700000000.000000")]

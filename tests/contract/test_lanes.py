@@ -260,7 +260,7 @@ class Outcomes:
     def __init__(self) -> None:
         self.first: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
-    async def sure(self) -> None:
+    async def sure(self, *, anew: bool = False) -> None:
         """It is."""
 
     def started(self, delivery: Delivery) -> None:

@@ -136,7 +136,9 @@ class WorkerEngine:
             is_short=waits.slots.are_short,
         )
         book = JobBook(read_job(jobs, settings, TenantBudgets(stores.database)))
-        starts = Starts(stores.hot, outcomes, jobs, settings.lane, book.forget)
+        starts = Starts(
+            stores.hot, outcomes, jobs, settings.lane, book.forget, partial(bridge.sure, anew=True)
+        )
         reads = Reads(book, Bodies(stores.database, settings), waits.others)
         models = (
             None if served_by(settings) is None else ModelCheck(settings.lane, stores.hot, reads)

@@ -61,6 +61,9 @@ class BeginReply(IntEnum):
     ELSEWHERE = 6  # its job goes on in another lane than the worker's: nothing was counted
     NO_ROOM = 7  # the rest of its job's budget does not pay for it beside what is under way
     BUDGET_CHANGED = 8  # the job has a budget by now, or has none any more: look at the job again
+    UNSURE = 9  # it may, if SQL has not finished it: ``Begun`` shows this as GO that is not sure
+    # Redis was rebuilt since the caller last renewed its leases: nothing was counted
+    REBUILT = 10
 
 
 class Begun(NamedTuple):
@@ -71,6 +74,7 @@ class Begun(NamedTuple):
     crashes: int
     # False: Redis was started again, or forgot, and is not rebuilt yet; SQL may have its outcome
     is_sure: bool = True
+    rebuilt: str = ""  # with REBUILT: the name of that rebuild
 
 
 class Keep(NamedTuple):

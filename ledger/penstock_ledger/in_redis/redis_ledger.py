@@ -122,7 +122,11 @@ class RedisLedger:
         return PublishReport(published, done, in_window)
 
     def begin(
-        self, items: Sequence[Begin], lane: str = "", call: tuple[str, str] | None = None
+        self,
+        items: Sequence[Begin],
+        lane: str = "",
+        call: tuple[str, str] | None = None,
+        rebuilt: str = "*",
     ) -> list[Begun]:
         """Count the starts of items, in their order, unless they may not start.
 
@@ -130,11 +134,15 @@ class RedisLedger:
         of their job, or it has moved to another lane than the caller's.
 
         ``call`` is who asks, and what names this call, for BATCH_MAX items at most: the latest call
-        of its caller that comes again by its name counts no start twice."""
+        of its caller that comes again by its name counts no start twice.
+
+        ``rebuilt`` names the rebuild of Redis after which the caller last renewed its leases, ""
+        for none: messages from before a later one may have a second copy, and are not to start. A
+        caller without leases says "*"."""
         return [
             begun
             for chunk in chunks(items)
-            for begun in self._scripts.begin(chunk, self._epoch, lane, call)
+            for begun in self._scripts.begin(chunk, self._epoch, lane, call, rebuilt)
         ]
 
     def settle(self, batch: SettleBatch) -> SettleReport:
@@ -436,7 +444,7 @@ class RedisLedger:
                     return
                 pipe.multi()
                 pipe.delete(mark)
-            pipe.set(keys.EPOCH_REBUILT, "1", ex=REBUILT_S)
+            pipe.set(keys.EPOCH_REBUILT, uuid4().hex, ex=REBUILT_S)
             pipe.mset({keys.EPOCH: self._epoch, keys.EPOCH_RUN: run})
             pipe.execute()
 

@@ -50,7 +50,6 @@ SHARED: Final = {
 TAGS_MAX: Final = 250  # raw messages looked at per call; each may hold 16 KiB
 
 _REPLIES: Final = tuple(BeginReply)  # by their numbers
-_UNSURE: Final = 9  # in begin.lua: go, if SQL has not finished it
 
 Argument = str | bytes | int | float
 T = TypeVar("T")
@@ -96,12 +95,17 @@ class ItemScripts:
         return answer if isinstance(answer, bytes) else PublishReport(*answer)
 
     def begin(
-        self, items: Sequence[Begin], epoch: str, lane: str, call: tuple[str, str] | None
+        self,
+        items: Sequence[Begin],
+        epoch: str,
+        lane: str,
+        call: tuple[str, str] | None,
+        rebuilt: str,
     ) -> list[Begun]:
         by_feed: dict[tuple[str, int], list[int]] = defaultdict(list)
         for number, (key, _, _) in enumerate(items):
             by_feed[key.job_id, key.generation].append(number)
-        feeds, fields = list[tuple[Any, ...]](), _Fields(before=4)
+        feeds, fields = list[tuple[Any, ...]](), _Fields(before=5)
         for feed, numbers in by_feed.items():
             docs = [items[number].key.doc_id for number in numbers]
             places = [
@@ -120,7 +124,7 @@ class ItemScripts:
                 keys.EPOCH_RUN,
                 *([keys.begun(caller)] if call else []),
             ],
-            [epoch, packed(feeds), lane, name, *fields.arguments],
+            [epoch, packed(feeds), lane, name, rebuilt, *fields.arguments],
         )
         found = sorted(
             zip(chain.from_iterable(by_feed.values()), answer[::2], answer[1::2], strict=True)
@@ -311,8 +315,10 @@ def _lately(
     }
 
 
-def _begun(reply: int, crashes: int) -> Begun:
-    if reply == _UNSURE:
+def _begun(reply: int, crashes: int | bytes) -> Begun:
+    if isinstance(crashes, bytes):
+        return Begun(BeginReply.REBUILT, 0, rebuilt=crashes.decode())
+    if reply == BeginReply.UNSURE:
         return Begun(BeginReply.GO, crashes, is_sure=False)
     return Begun(_REPLIES[reply], crashes)
 

@@ -78,6 +78,7 @@ def ledger(client: Any) -> RedisLedger:
     """A ledger of which d1 to d4 are fed, d2 and d3 are begun, and d4 is done."""
     hot = RedisLedger(client, "epoch")
     hot.install_epoch()
+    client.set("penstock:epoch:rebuilt", "one name", keepttl=True)
     hot.publish(
         QUEUE, [Publish(key(f"d{n}"), f"at {n}", message(f"d{n}")) for n in (1, 2, 3, 4)], BUCKETS
     )
@@ -405,6 +406,8 @@ TWICE = {
     "CauseBook.note": "penstock:failing:default",  # a count for people
     "RedisLedger.note_drain": "penstock:drains:api",  # the same
     "RedisLedger.settle, counted": "penstock:job-a:",  # the same
+    # another name for the same rebuild: workers renew their leases once more
+    "RedisLedger.install_epoch": "penstock:epoch:rebuilt",
     # a second message of a document is dropped where it is claimed
     "RedisLedger.park": "penstock:job-a:parked",
     # a charge given twice makes the next call wait; a refund is not given twice, see Reserving.call

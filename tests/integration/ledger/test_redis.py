@@ -39,9 +39,8 @@ from penstock_workers.stores import open_stores
 QUEUE = "penstock.api"
 JOB = "job-a"
 BUCKETS = 7
-GO, DONE, PAUSED, CANCELLED, UNKNOWN, UNKNOWN_SINCE_REBUILT, ELSEWHERE, NO_ROOM, BUDGET_CHANGED = (
-    BeginReply
-)
+GO, DONE, PAUSED, CANCELLED, UNKNOWN, UNKNOWN_SINCE_REBUILT, ELSEWHERE, NO_ROOM, *_ = BeginReply
+BUDGET_CHANGED, REBUILT = BeginReply.BUDGET_CHANGED, BeginReply.REBUILT
 
 
 @pytest.fixture
@@ -382,6 +381,27 @@ def test_while_redis_has_forgotten_nobody_is_a_stranger(hot: RedisLedger, client
     assert hot.begin([begin("a")]) == [Begun(GO, 0, is_sure=False)]
     hot.install_epoch()
     assert hot.begin([begin("b")])[0].reply is UNKNOWN_SINCE_REBUILT
+
+
+def test_nothing_that_was_taken_before_a_rebuild_starts(hot: RedisLedger, client: Any) -> None:
+    """Who has not renewed its leases since then hears the name of the rebuild, and nothing is
+    counted; with that name, or without leases, its items start. Those that have ended hear so."""
+    feed(hot, "a", "ended")
+    hot.settle(SettleBatch(done=[done("ended")]))
+    name = client.get("penstock:epoch:rebuilt").decode()
+    asked = [begin("a"), begin("ended"), begin("stranger")]
+    for before in ("", "an earlier one"):
+        assert hot.begin(asked, rebuilt=before) == [
+            Begun(REBUILT, 0, rebuilt=name),
+            Begun(DONE, 0),
+            Begun(UNKNOWN_SINCE_REBUILT, 0),
+        ]
+    assert hot.begin([begin("a")], rebuilt=name) == [Begun(GO, 0)]
+    assert hot.begin([begin("a")]) == [Begun(GO, 1)]
+    hot.install_epoch()
+    assert hot.begin([begin("a")], rebuilt=name)[0].reply is REBUILT
+    client.delete("penstock:epoch:rebuilt")
+    assert hot.begin([begin("a")], rebuilt="") == [Begun(GO, 2)]
 
 
 def test_an_old_copy_of_an_account_pays_for_nothing(hot: RedisLedger, client: Any) -> None:

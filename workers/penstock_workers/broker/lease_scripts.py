@@ -24,6 +24,7 @@ __all__ = ["return_leases_of_the_dead"]
 
 PARKED_KEY = keys.PARKED_UNKNOWN
 SWEEP_KEY = "penstock:sweep"
+SAME_S = 5e-7  # half a microsecond, in which scores are
 RESTORED_PER_SWEEP = 500  # each costs Redis some 20 us: a sweep blocks Redis for 10 ms at most
 
 
@@ -92,12 +93,14 @@ class LeaseScripts:
             )
         )
 
-    def renew(self, leases: Sequence[Lease]) -> tuple[str, list[str]]:
-        """Extend leases; returns their new score, and the tags whose lease was lost."""
+    def renew(self, leases: Sequence[Lease], *, as_seen: bool = False) -> tuple[str, list[str]]:
+        """Extend leases; returns their new score, and the tags whose lease was lost.
+
+        ``as_seen`` is for a Redis that has forgotten lately: others may have claimed a message of
+        the same tag, and a score that was not seen here is theirs."""
         where = self._where
-        score, *lost = _texts(
-            self._renew([where.unacked_index], [where.visibility_timeout_s, *_pairs(leases)])
-        )
+        room_s = SAME_S if as_seen else where.visibility_timeout_s
+        score, *lost = _texts(self._renew([where.unacked_index], [room_s, *_pairs(leases)]))
         return score, lost
 
     def give_back(self, leases: Sequence[Lease]) -> list[str]:

@@ -172,6 +172,9 @@ class Leases(HeldMessages):
         # the keeper thread.
         self._renewed_at: float | None = None
         self._timeout_s = 0.0
+        self._doubted_at = 0.0
+        self._is_doubted = False  # renewals are asked for
+        self.losses = 0  # groups that the owner has heard of; written by the keeper thread
         self._owner: LeaseOwner | None = None
         self._scripts: LeaseScripts | None = None
         # whose expired leases are swept here: this lane's, and those of older workers
@@ -206,9 +209,18 @@ class Leases(HeldMessages):
     def are_kept(self) -> bool:
         """Return False where others may hold by now what is held here.
 
-        They may after this process stood still, or was cut off, for as long as a lease lasts, until
-        the leases are renewed and the owner knows which are lost."""
-        return self._renewed_at is None or time.monotonic() - self._renewed_at < self._timeout_s
+        They may after this process stood still, or was cut off, for as long as a lease lasts, and
+        after a ``doubt``, until the leases are renewed and the owner knows which are lost."""
+        renewed_at = self._renewed_at
+        return renewed_at is None or (
+            renewed_at >= self._doubted_at and time.monotonic() - renewed_at < self._timeout_s
+        )
+
+    def doubt(self) -> None:
+        """Renew all leases at once: Redis has forgotten them, and others may hold the same."""
+        with self._lock:
+            self._doubted_at, self._is_doubted = time.monotonic(), True
+            self._lock.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until Redis knows of every conclusion.
@@ -242,7 +254,8 @@ class Leases(HeldMessages):
         while not self._closing:
             self._wait(min(renew_at, sweep_at), pause_s)
             well = True
-            if time.monotonic() >= renew_at:
+            if time.monotonic() >= renew_at or self._is_doubted:
+                self._is_doubted = False
                 well = self._attempt(self._renew)
                 renew_at = time.monotonic() + (renew_each_s if well else 0.0)
             well = self._attempt(self._settle) and well
@@ -270,9 +283,10 @@ class Leases(HeldMessages):
             if pause_s:
                 self._lock.wait_for(lambda: self._closing, pause_s)
             else:
-                self._lock.wait_for(
-                    lambda: self._closing or self._is_leaving(), max(0.0, until - time.monotonic())
-                )
+                self._lock.wait_for(self._has_to_do, max(0.0, until - time.monotonic()))
+
+    def _has_to_do(self) -> bool:
+        return self._closing or self._is_doubted or self._is_leaving()
 
     def _settle(self) -> None:
         assert self._scripts is not None
@@ -300,15 +314,17 @@ class Leases(HeldMessages):
         if not self._may_renew():
             return
         asked_at = time.monotonic()
+        as_seen = asked_at >= self._doubted_at > (self._renewed_at or 0.0)
         with self._lock:
             held = [Lease(tag, seen) for tag, seen in self._held.items()]
         leases = iter(held)
         while group := list(islice(leases, GROUP_MAX)):
-            score, lost = self._scripts.renew(group)
+            score, lost = self._scripts.renew(group, as_seen=as_seen)
             gone = self._note_renewal(group, score, set(lost))
             self.kept_at = time.monotonic()
             if gone and self._owner is not None:
                 self._owner.lost(gone)
+                self.losses += 1
         self._renewed_at = asked_at
         self.renewals += 1
 

@@ -142,6 +142,7 @@ class HandOver:
         self._outbox: deque[tuple[Delivery, Outcome | None]] = deque()
         # loop -> hub: starts that wait until what was lost is aborted; bounded by the slots
         self._unsure: deque[asyncio.Future[None]] = deque()
+        self._aborted_losses = 0  # of ``Leases.losses``; touched on the loop thread only
         self._loop_is_called = False
         self._hub_is_called = False
         self._tell_starts: asyncio.TimerHandle | None = None  # touched on the loop thread only
@@ -197,17 +198,21 @@ class HandOver:
                 )
                 self.conclude([(delivery, Released("not accepted"))])
 
-    async def sure(self) -> None:
+    async def sure(self, *, anew: bool = False) -> None:
         leases = self.acks.leases
-        if leases.are_kept():
+        if anew:
+            leases.doubt()
+        if leases.are_kept() and leases.losses == self._aborted_losses:
             return
         while not leases.are_kept():  # noqa: ASYNC110 -- a thread keeps them
             await asyncio.sleep(UNSURE_LOOK_S)
         # the hub has heard from the keeper what was lost, and comes to this after it
+        losses = leases.losses
         aborted = self._engine.loop.create_future()
         self._unsure.append(aborted)
         self._wake_hub()
         await aborted
+        self._aborted_losses = losses
 
     def started(self, delivery: Delivery) -> None:
         """Report starts to the hub in groups: one wake-up per item would cost too much."""

@@ -43,10 +43,11 @@ class Bridge(Protocol):
 
     Calls return at once; the hub works through them in order."""
 
-    async def sure(self) -> None:
+    async def sure(self, *, anew: bool = False) -> None:
         """Wait while others may have, by now, what this worker holds.
 
-        That is so after it stood still. What is another's is aborted before this returns."""
+        That is so after it stood still, and, ``anew``, after whatever the caller has heard of. What
+        is another's is aborted before this returns."""
 
     def started(self, delivery: Delivery) -> None:
         """Send task-started: the item has left the waiting line."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from unittest.mock import AsyncMock
 
 import pytest
+from celery_worker import until
 from redis.exceptions import ConnectionError as RedisGone
 
 from penstock_workers.broker import leases as module
@@ -42,8 +43,8 @@ class Scripts:
     def set_aside(self, group: Sequence[Lease]) -> list[str]:
         return self._answer("set_aside", group)
 
-    def renew(self, group: Sequence[Lease]) -> tuple[str, list[str]]:
-        lost = self._answer("renew", group)
+    def renew(self, group: Sequence[Lease], *, as_seen: bool = False) -> tuple[str, list[str]]:
+        lost = self._answer("renew as seen" if as_seen else "renew", group)
         self.renewed.set()
         return "2.0", lost
 
@@ -110,6 +111,27 @@ def test_conclusions_go_out_in_groups_with_the_score_seen(leases: Leases, script
     assert leases.flush(5)
     assert scripts.asked == [("ack", [Lease("a", "1.0"), Lease("b", "1.0")])]
     assert len(leases) == 0
+
+
+def test_doubted_leases_are_renewed_at_once(leases: Leases, scripts: Scripts, owner: Owner) -> None:
+    """They count as kept again when the owner has heard which are lost, and not before."""
+    assert leases.are_kept(), "of who keeps no leases"
+    leases.doubt()
+    assert leases.are_kept()
+    leases.claimed(["a", "b"], "1.0")
+    open_for(leases, LONG_S)
+    assert leases.are_kept()
+    scripts.lost = {"b"}
+    owner.is_turning = False  # a renewal that may not be made settles no doubt
+    leases.doubt()
+    assert owner.asked.wait(5)
+    assert not leases.are_kept()
+    owner.is_turning = True
+    leases.doubt()
+    assert owner.has_lost.wait(5)
+    until(leases.are_kept)
+    assert (owner.lost_tags, leases.losses) == (["b"], 1)
+    assert [step for step, _ in scripts.asked] == ["renew as seen"]
 
 
 def test_conclusions_outlive_an_outage(leases: Leases, scripts: Scripts) -> None:

@@ -62,7 +62,7 @@ class Around:
     async def vouch(self, item: Item, job: JobView | None, outcome: Outcome) -> Outcome:
         return outcome
 
-    async def sure(self) -> None:
+    async def sure(self, *, anew: bool = False) -> None:
         """It is."""
 
     def started(self, delivery: Delivery) -> None:

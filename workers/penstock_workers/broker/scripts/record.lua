@@ -15,7 +15,8 @@ local function now()
 end
 
 -- A lease is the caller's when its score is the one the caller saw last, or a renewal of the caller's whose answer got
--- lost. No other worker's can be that near: to be claimed again it must first have gone `timeout` seconds without renewal.
+-- lost. No other worker's can be that near: to be claimed again it must first have gone `timeout` seconds without renewal. Only where
+-- Redis has forgotten it can be, and the caller that knows of that gives no room for a lost answer, see `Leases.doubt`.
 local function is_near(score, seen, timeout)
   return score and math.abs(tonumber(score) - tonumber(seen)) < tonumber(timeout)
 end

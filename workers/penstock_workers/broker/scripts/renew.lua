@@ -1,6 +1,6 @@
 -- Extends leases, those that are still the caller's, by this server's clock.
 -- KEYS: unacked_index
--- ARGV: visibility timeout in seconds, then pairs of delivery tag and lease time as the caller saw it last
+-- ARGV: visibility timeout in seconds, or less where a time that was not seen is another's, then pairs of delivery tag and lease time as the caller saw it last
 -- Returns {lease time from now on, lost tag, lost tag, ...}
 
 local started = now()

@@ -14,7 +14,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -61,17 +61,22 @@ _MUST_NOT: dict[BeginReply, Outcome] = {
 }
 
 
+class _Answer(NamedTuple):
+    outcome: Outcome | None  # None: it may start
+    crashes: int = 0
+    rebuilt: str = ""  # ask again once leases were renewed after this rebuild of Redis
+
+
 class _Asked(NamedTuple):
     begin: Begin
     redelivered: bool
     # None where only the answer is asked for: a start that was counted is taken back
     attempt: Attempt | None
-    answer: asyncio.Future[Outcome | None]  # None: it may start
+    answer: asyncio.Future[_Answer]
 
 
-class _Answer(NamedTuple):
-    outcome: Outcome | None
-    crashes: int = 0
+async def _no_leases() -> None:
+    """Renew nothing: of a caller whose documents are no messages."""
 
 
 class Starts:
@@ -84,13 +89,18 @@ class Starts:
         jobs: JobStore,
         lane: str = "",
         budget_changed: Callable[[str], None] = lambda job_id: None,
+        renew_leases: Callable[[], Awaitable[None]] = _no_leases,
     ) -> None:
         """Make the starts of one worker.
 
         ``lane`` is the worker's own; items of jobs that have moved to another one do not start.
         ``budget_changed`` is called with the job whose budget this worker does not know as it is.
+        ``renew_leases`` ends when what another worker may hold by now is aborted.
         """
         self._lane = lane
+        self._renew_leases = renew_leases
+        self._rebuilt = ""  # after which rebuild of Redis the leases were renewed
+        self._renewing = asyncio.Lock()
         self._hot = hot
         self._outcomes = outcomes
         self._jobs = jobs
@@ -160,12 +170,18 @@ class Starts:
     ) -> Outcome | None:
         if has_budget(job):
             call = (call or MayCost(paid=item.spent.cost_microusd))._replace(owner=self._owner)
-        answer: asyncio.Future[Outcome | None] = asyncio.get_running_loop().create_future()
-        self.backlog.put()
-        self._begins.put(
-            _Asked(Begin(item.key, job.buckets, call), item.delivery.redelivered, attempt, answer)
-        )
-        return await answer
+        begin = Begin(item.key, job.buckets, call)
+        while True:
+            answered: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
+            self.backlog.put()
+            self._begins.put(_Asked(begin, item.delivery.redelivered, attempt, answered))
+            answer = await answered
+            if not answer.rebuilt:
+                return answer.outcome
+            async with self._renewing:
+                if self._rebuilt != answer.rebuilt:
+                    await self._renew_leases()
+                    self._rebuilt = answer.rebuilt
 
     async def _take_back(self, group: Sequence[tuple[Attempt, asyncio.Future[None]]]) -> None:
         paid = {one.key: one.spent.cost_microusd for one, _ in group if has_budget(one.job)}
@@ -223,7 +239,7 @@ class Starts:
         if self._asked[0] is not group:
             self._asked = group, secrets.token_hex(4)
         call = self._owner, self._asked[1]
-        begun = self._hot.begin([asked.begin for asked in group], self._lane, call)
+        begun = self._hot.begin([asked.begin for asked in group], self._lane, call, self._rebuilt)
         doubtful = [
             asked.begin for asked, one in zip(group, begun, strict=True) if _is_doubtful(asked, one)
         ]
@@ -235,7 +251,7 @@ class Starts:
         return [
             _Answer(_FINISHED)
             if finished and asked.begin.key in finished
-            else _Answer(self._objection(asked, one), one.crashes)
+            else _Answer(self._objection(asked, one), one.crashes, one.rebuilt)
             for asked, one in zip(group, begun, strict=True)
         ]
 
@@ -297,12 +313,12 @@ def _released(begins: Sequence[Begin]) -> SettleBatch:
 
 def _tell(asked: _Asked, answer: _Answer) -> bool:
     """Give an answer; return False where a start was counted that is not wanted any more."""
-    may_start = answer.outcome is None
+    may_start = answer.outcome is None and not answer.rebuilt
     if asked.answer.done():  # cancelled meanwhile
         return not may_start
     if asked.attempt is not None:
         asked.attempt.begun, asked.attempt.crashes = may_start, answer.crashes
-    asked.answer.set_result(answer.outcome)
+    asked.answer.set_result(answer)
     return asked.attempt is not None or not may_start
 
 

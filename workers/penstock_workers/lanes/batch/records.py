@@ -124,7 +124,7 @@ class BatchRecords:
 class NoQueue:
     """The bridge of a lane whose documents are no messages: there is nothing to acknowledge."""
 
-    async def sure(self) -> None:
+    async def sure(self, *, anew: bool = False) -> None:
         pass
 
     def started(self, delivery: Delivery) -> None:

@@ -41,12 +41,15 @@ class Ledger:
         self.may_answer = threading.Event()
         self.may_answer.set()
         self.renewed: list[str] = []
+        self.rebuilt = ""
         self.budgets = SimpleNamespace(renew=self.renewed.append)
 
-    def begin(self, items: Sequence[Begin], lane: str, call: object = None) -> list[Begun]:
+    def begin(self, items: Sequence[Begin], lane: str, call: object, rebuilt: str) -> list[Begun]:
         assert self.may_answer.wait(10)
         self.calls.append(call)
         self.asked += items
+        if rebuilt != self.rebuilt:
+            return [Begun(BeginReply.REBUILT, 0, rebuilt=self.rebuilt) for _ in items]
         return [self.reply for _ in items]
 
     def settle(self, batch: SettleBatch) -> None:
@@ -73,7 +76,15 @@ class House:
     def __init__(self) -> None:
         self.ledger, self.changed = Ledger(), list[str]()
         parts = cast(Any, self.ledger)
-        self.starts = Starts(parts, parts, parts, "api", self.changed.append)
+        self.renewals = 0
+        self.finds_lost: asyncio.Task[Any] | None = None
+        self.starts = Starts(parts, parts, parts, "api", self.changed.append, self.renew)
+
+    async def renew(self) -> None:
+        self.renewals += 1
+        if self.finds_lost is not None:
+            self.finds_lost.cancel()
+        await asyncio.sleep(0)
 
     async def ended(self, attempt: Attempt) -> Outcome | None:
         """Begin, and return what the attempt ends in; None where it may start."""
@@ -185,6 +196,24 @@ async def test_nothing_that_sql_has_finished_is_paid_again(
         ("settle", ["a"], {}),
         ("dropped", ["a"]),
     ]
+
+
+async def test_leases_are_renewed_once_after_a_rebuild_of_redis(house: House) -> None:
+    """Before anything starts: what waited in this worker may lie in the queue a second time. An item
+    whose lease was lost is aborted meanwhile, and is not asked for again."""
+    house.ledger.rebuilt = "a rebuild"
+    some = [make_attempt(doc) for doc in "abc"]
+    assert await asyncio.gather(*map(house.ended, some)) == [None] * 3
+    assert [attempt.begun for attempt in some] == [True] * 3
+    assert (house.renewals, house.ledger.called) == (1, [])
+    house.ledger.rebuilt = "the next"
+    lost = asyncio.create_task(house.ended(make_attempt("lost")))
+
+    house.finds_lost = lost
+    with pytest.raises(asyncio.CancelledError):
+        await lost
+    assert [key.doc_id for key, *_ in house.ledger.asked].count("lost") == 1
+    assert house.ledger.called == []
 
 
 async def test_an_item_that_has_crashed_a_worker_and_is_not_finished_starts(house: House) -> None:

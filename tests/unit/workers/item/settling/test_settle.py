@@ -97,7 +97,7 @@ class House:
             self, stores, Failpoints(), OutcomeTally(("default",)), group_max=500, linger_s=0.0
         )
 
-    async def sure(self) -> None: ...
+    async def sure(self, *, anew: bool = False) -> None: ...
 
     def started(self, delivery: Delivery) -> None:
         """Nothing waits for it here."""
@@ -202,7 +202,7 @@ class Ledger:
         self.released: list[ItemKey] = []
         self.lane = ""  # that the job has moved to
 
-    def begin(self, items: Sequence[Begin], lane: str = "", _: object = None) -> list[Begun]:
+    def begin(self, items: Sequence[Begin], lane: str = "", *_: object) -> list[Begun]:
         for item in items:
             item.key.doc_id.encode()
         reply = BeginReply.ELSEWHERE if self.lane and self.lane != lane else BeginReply.GO
@@ -325,7 +325,7 @@ def test_a_cause_is_told_in_full_once_and_then_now_and_then(
 class Fed:
     """A ledger in which one document was fed, and jobs of which all are known but one."""
 
-    def begin(self, items: Sequence[Begin], lane: str = "", _: object = None) -> list[Begun]:
+    def begin(self, items: Sequence[Begin], *_: object) -> list[Begun]:
         fed = [item.key.doc_id == "known" for item in items]
         return [Begun(BeginReply.GO if known else BeginReply.UNKNOWN, 0) for known in fed]
 
