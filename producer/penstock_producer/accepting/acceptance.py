@@ -168,6 +168,8 @@ def _check_budget(spec: JobSpec, provider: ProviderFacts) -> None:
 _NOT_IN_BATCHES = {
     "preprocess": "requests go into batches as they are",
     "fallback": "what a batch refuses is tried again with its own model",
+    "escalate": "a batch asks each of its documents once",
+    "degrade": "what is in a batch is asked as it was packed, and a batch takes hours",
     "dedup": "every document of a batch is a request of its own",
     "cache_s": "every document of a batch is a request of its own",
 }
@@ -219,6 +221,10 @@ def _check_several(spec: JobSpec) -> None:
         if not can_answer(lane, spec.endpoint)
     ]
     hosting = [lane for lane in spec.permitted_lanes if has_own_model(lane)]
+    for name in ("routes", "escalate", "degrade"):
+        if getattr(spec, name) and spec.asks_a_provider and hosting:
+            why = f"lane {hosting[0]} hosts its models, and those of the rules are a provider's"
+            problems.append(Problem("invalid_value", f"/{name}", why, _LEFT_OUT.format(hosting[0])))
     if spec.fallback and spec.asks_a_provider and hosting:
         why = (
             f"lane {hosting[0]} hosts its models, and the models of fallback are a provider's in "

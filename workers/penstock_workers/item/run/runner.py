@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from penstock_producer.feed.wire import decode_item
+from penstock_producer.job.routing import unmarked
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.attempt import Attempt, Item, Marks, Settled
@@ -32,6 +33,7 @@ from penstock_workers.item.outcome import Outcome, Unreadable
 from penstock_workers.item.run.cost import too_long
 from penstock_workers.item.run.fates import RetryPolicy, decide
 from penstock_workers.item.run.follow_ups import (
+    GOES_ON,
     after,
     has_follow_up,
     instead_of,
@@ -108,7 +110,7 @@ class ItemRunner:
         # until its outcome is stored
         attempt.place = place = await self.waits.slots.place(attempt.job.flow)
         happened = await self._try_where(attempt, place)
-        while isinstance(happened, Failure) and has_follow_up(attempt, happened, self.policy):
+        while has_follow_up(attempt, happened, self.policy):
             happened = await self._follow_up(attempt, place, happened)
         # refused while it was made ready, which says nothing of other documents
         if not attempt.begun:
@@ -160,7 +162,8 @@ class ItemRunner:
         """Return the attempt: the item's job and its request body."""
         job_id, endpoint = item.key.job_id, item.message.endpoint
         job = self.reads.known_job(job_id, endpoint) or await self.reads.job(job_id, endpoint)
-        return Attempt.at(item, job, item.message.body or await self.reads.body(item))
+        body = item.message.body or await self.reads.body(item)
+        return Attempt.at(item, job.routed(body), body)
 
     async def _prepare(self, attempt: Attempt) -> Prepared:
         """Do all that can be done before the item's turn: hook, templates, tokens."""
@@ -178,12 +181,14 @@ class ItemRunner:
         return prepared
 
     async def _first_body(self, attempt: Attempt) -> None:
-        spec, attempt.body = attempt.job.spec, attempt.given
+        spec, attempt.body = attempt.job.spec, unmarked(attempt.given)
         if spec.preprocess or spec.postprocess or spec.response_schema is not None:
             await self.code.ready(attempt)
         if spec.preprocess is not None:
             await self._preprocess(attempt)
-        if spec.fallback is not None or spec.tier is not None:
+        if attempt.job.steps:
+            attempt.step = await self.reads.step(attempt.key.job_id)
+        if spec.fallback is not None or spec.tier is not None or spec.escalate or attempt.step:
             to_current_model(attempt, self.admission.is_down)
         if (why := too_long(attempt.body, spec.max_prompt_tokens)) is not None:
             raise TurnedAway(decide(attempt, Failure("prompt_too_long", why, None), self.policy))
@@ -258,9 +263,10 @@ class ItemRunner:
     # -- less often --------------------------------------------------------------------------------
 
     async def _follow_up(
-        self, attempt: Attempt, place: SlotPlace, before: Failure
+        self, attempt: Attempt, place: SlotPlace, answered: Failure | Reply
     ) -> Failure | Reply:
         """Make the next request for the same item, with a start of its own; costs add up."""
+        before = GOES_ON if isinstance(answered, Reply) else answered
         let_go(attempt)
         try:
             await self.starts.take_back(attempt)

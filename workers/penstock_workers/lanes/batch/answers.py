@@ -21,6 +21,7 @@ import orjson
 from penstock_ledger import BatchFailure, ItemKey, OutcomeStore, ProviderBatch, RemainderStore
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.feed.wire import CALLS_HEADER, SPENT_HEADER, ItemMessage, item_tag
+from penstock_producer.job.routing import unmarked
 from penstock_ratelimit import Signal
 from penstock_workers.errors import JobCannotRun
 from penstock_workers.failpoints import Failpoints
@@ -218,9 +219,9 @@ def _attempt(
         delivery,
         message,
         key,
-        job=job,
+        job=job.routed(body),
         given=body,
-        body=body or NO_REQUEST,
+        body=unmarked(body) or NO_REQUEST,
         batch=batch.tag,
         position=document.position,
         beside=batch.requests,
