@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 
 from penstock_ledger.texts import SetParam, SetSetting, Text
-from penstock_producer.accepting.estimates import Estimate
 from penstock_producer.errors import Problem, SpecError
 from penstock_producer.job.lanes import (
     BATCH_LANE,
@@ -28,7 +27,6 @@ __all__ = [
     "check_acceptable",
     "check_estimate",
     "check_other_lane",
-    "estimated_usd",
 ]
 
 
@@ -73,16 +71,6 @@ def check_other_lane(spec: JobSpec, lane: str, settings: ProducerSettings) -> No
         )
     if refusal is not None:
         raise SpecError([Problem("invalid_value", "/lane", refusal, "")])
-
-
-def estimated_usd(spec: JobSpec, guess: Estimate, provider: ProviderFacts) -> float | None:
-    """Return the estimated cost in US dollars; None where it is unknown.
-
-    It is by the price of batches where the job can go nowhere else, by the full one where it may.
-    """
-    in_batch = all(map(packs, spec.permitted_lanes))
-    prices = provider.prices_of(spec.model, tier=spec.tier_in(spec.first_lane))
-    return guess.usd(prices, in_batch=in_batch)
 
 
 def beyond_budget(budget_usd: float | None, estimated_usd: float | None) -> str | None:

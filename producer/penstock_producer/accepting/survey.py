@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, Protocol, Self
 
@@ -169,6 +169,18 @@ class Survey:
     split_points: SplitPoints = field(default_factory=SplitPoints)  # where it can be split
     # by the number of the rule that takes them, 0 for the job's own model; empty without rules
     routes: Mapping[int, Routed] = field(default_factory=dict)
+
+    @property
+    def prompts(self) -> Self:
+        """Return it as if answers had no tokens."""
+        return replace(
+            self,
+            estimate=self.estimate._replace(tokens_out=0),
+            routes={
+                number: Routed(one.documents, one.estimate._replace(tokens_out=0))
+                for number, one in self.routes.items()
+            },
+        )
 
 
 Check = Callable[[Document], BadRow | None]

@@ -584,6 +584,26 @@ class JobSpec(BaseModel):
         return RoutingTable(self.routes or ())
 
     @property
+    def asked_by_rules(self) -> list[tuple[str, Self]]:
+        """Return the job as each of its rules asks, with the rule's pointer."""
+        found, asked = list[tuple[str, Self]](), self
+        for rule in self.routing.rules:
+            if rule.target is not None:
+                found.append((pointer_to("routes", rule.number - 1), rule.target.applied(self)))
+        if self.escalation is not None:
+            found.append(("/escalate", self.escalation.target.applied(self)))
+        for step in self.steps:  # each step gives way further than the one before
+            asked = step.target.applied(asked)
+            found.append((pointer_to("degrade", step.number - 1), asked))
+        return found
+
+    @property
+    def providers_of_rules(self) -> dict[str, str]:
+        """Return the other providers that rules name, each with the pointer of a rule that does."""
+        asked = ((one.provider, pointer) for pointer, one in self.asked_by_rules)
+        return {provider: pointer for provider, pointer in asked if provider != self.provider}
+
+    @property
     def escalation(self) -> Escalation | None:
         return None if self.escalate is None else escalation_of(self.escalate)
 

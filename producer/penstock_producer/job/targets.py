@@ -8,7 +8,7 @@ max_tokens=200``; a text with blanks, or with one of the signs of a rule, stands
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, get_args
 
 import orjson
 
@@ -20,6 +20,8 @@ from penstock_producer.job.tiers import Tier, tier_problems
 
 if TYPE_CHECKING:
     from penstock_producer.job.spec import JobSpec
+
+Spec = TypeVar("Spec", bound="JobSpec")
 
 __all__ = ["RULE_CHARS", "RuleFault", "Target", "parts_of", "target_of", "target_problems"]
 
@@ -42,7 +44,7 @@ class Target(NamedTuple):
     tier: Tier | None = None
     params: tuple[tuple[str, Any], ...] = ()
 
-    def applied(self, spec: JobSpec) -> JobSpec:
+    def applied(self, spec: Spec) -> Spec:
         """Return the job as it asks for such a document."""
         changes: dict[str, Any] = {"params": {**spec.params, **dict(self.params)}}
         if self.model is not None:

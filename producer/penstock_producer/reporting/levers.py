@@ -1,4 +1,4 @@
-"""What the rules of a job did: documents by route, answers that went on, and steps that were taken.
+"""The report says what the rules of a job did: by route, for answers that went on, and by step.
 
 How many documents a rule takes is known from the survey, where there was one. The other figures are
 counters of the job in Redis, which are for people.
