@@ -272,9 +272,10 @@ def _cost(found: Preview, provider: ProviderSettings, out: str) -> str:
     if tier == spec.tier == FLEX:
         full = found.survey.estimate.usd(provider.prices_of(spec.model))
         together += "" if full is None else f", or {usd(full)} where flex has no room"
+    own = "the job's own model " if spec.routes else ""
     return (
         f"about {usd(found.prompts_usd)} in, {out} {usd(found.cost_usd - found.prompts_usd)} out; "
-        f"together {together} (at {per_million(prices.input, prices.output)}"
+        f"together {together} ({own}at {per_million(prices.input, prices.output)}"
         f"{_of_tier(tier)}{less}, "
         f"{known_from(prices)})"
     )

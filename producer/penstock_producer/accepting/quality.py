@@ -122,7 +122,8 @@ def _routes(spec: JobSpec, found: Survey, facts: Facts) -> Iterator[RouteCost]:
         rule.number: (rule.text, spec if rule.target is None else rule.target.applied(spec))
         for rule in spec.routing.rules
     }
-    for number in (*asked, 0) if found.routes else ():
+    rest = () if spec.routing.takes_all else (0,)
+    for number in (*asked, *rest) if found.routes else ():
         rule, as_asked = asked.get(number, (OWN, spec))
         route = found.routes[number]
         yield RouteCost(rule, route.documents, _usd(as_asked, route.estimate, facts))

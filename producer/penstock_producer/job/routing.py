@@ -176,6 +176,11 @@ class RoutingTable:
             dict.fromkeys(one.name for one in conditions if one.subject != "length")
         )
 
+    @property
+    def takes_all(self) -> bool:
+        """Return whether a rule takes what no other does."""
+        return self._else is not None
+
     def taken(self, record: Mapping[str, Any], length: int) -> Rule | Disagreement | None:
         """Return the rule that takes a row; None where it takes the job's own model.
 

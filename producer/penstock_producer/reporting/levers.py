@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock_ledger import LEVER
 from penstock_ledger.texts import SetOption, Text
+from penstock_producer.job.routing import RoutingTable
 from penstock_producer.pins import ROUTES
 from penstock_producer.reporting.money import MICRO
 from penstock_producer.reporting.text import counted, one_line, usd
@@ -52,7 +53,8 @@ def routes_of(job: Job, stats: Mapping[str, int]) -> list[dict[str, Any]]:
     rules = job.spec.get("routes") or []
     surveyed = job.source.get(ROUTES) or {}
     found = []
-    for number in (*range(1, len(rules) + 1), 0) if rules else ():
+    rest = () if RoutingTable(rules).takes_all else (0,)
+    for number in (*range(1, len(rules) + 1), *rest) if rules else ():
         ended, cost_usd = _taken(route_counter(number), stats)
         documents = surveyed.get(str(number), ended)
         rule = OWN if number == 0 else rules[number - 1]
