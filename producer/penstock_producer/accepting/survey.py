@@ -267,6 +267,7 @@ def survey(
             _check_route_columns(source.uri, spec, tally)
         prepared = {PREPARED: tally.to_json()} if tally.cut or tally.saved_chars else {}
         taken = {number: route.routed for number, route in routes.items()}
+        taken |= {number: Routed(rows, NOTHING) for number, rows in tally.refused.items()}
         if taken:
             prepared[ROUTES] = {str(number): one.documents for number, one in taken.items()}
         estimate = measure.of(total - len(bad), size)

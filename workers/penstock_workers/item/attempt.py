@@ -53,7 +53,8 @@ class JobView:
     # the place of a rule that refuses
     routes: tuple[JobView | None, ...] = ()
     escalation: Escalated | None = None  # where an answer may go on to a better model
-    steps: tuple[tuple[Target, JobView], ...] = ()  # as it gives way, see control/job/degrading.py
+    # as it is asked from its next step of `degrade` on, see control/job/degrading.py
+    next_step: tuple[Target, JobView] | None = None
 
     def routed(self, body: bytes) -> JobView:
         """Return the job as the document of this request is asked."""

@@ -55,6 +55,7 @@ class RoutedBodies(Generic[Builder]):
         if isinstance(taken, Disagreement):
             raise RowFault(DISAGREE, f"{taken.message}.", fix=taken.fix)
         if taken.target is None:
+            self._tally.refused[taken.number] = self._tally.refused.get(taken.number, 0) + 1
             raise RowFault(
                 REFUSED_BY_ROUTE,
                 f"The job's {taken.named} refuses this row.",

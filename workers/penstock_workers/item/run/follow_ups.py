@@ -99,18 +99,8 @@ def _in_standard(attempt: Attempt, failure: Failure) -> bytes | None:
 def to_current_model(attempt: Attempt, is_down: Callable[[str], bool]) -> None:
     """Turn the attempt to the model that earlier ones came to, in its job's service tier.
 
-    That is the better one of `escalate`, else that of the job's step of `degrade`, and then of
-    `fallback`. While its provider is down, it is the next one that is up. Each model is given up
-    once, however often these are asked."""
-    better, steps = attempt.job.escalation, attempt.job.steps
-    if attempt.spent_in_all.escalations and better is not None:
-        attempt.step = 0
-        attempt.job = better.view
-        attempt.body = _as_asked(attempt.body, better.rule.target, better.view)
-    elif attempt.step and steps:
-        attempt.step = min(attempt.step, len(steps))
-        for target, view in steps[: attempt.step]:
-            attempt.job, attempt.body = view, _as_asked(attempt.body, target, view)
+    While its provider is down, to the next one that is up. Each model is given up once, however
+    often its steps are taken."""
     while attempt.models_left < attempt.spent_in_all.fallbacks and attempt.job.fallback is not None:
         _leave_model(attempt, attempt.job.fallback)
     for _ in range(_models_down(attempt.job, is_down)):
@@ -122,6 +112,24 @@ def to_current_model(attempt: Attempt, is_down: Callable[[str], bool]) -> None:
         attempt.body = with_model(attempt.body, spec.model)
     if spec.tier is not None:
         attempt.body = in_tier(attempt.body, spec.endpoint, spec.tier)
+
+
+def to_better_model(attempt: Attempt) -> None:
+    """Turn the attempt to the better model, where an earlier one's answer went on to it."""
+    better = attempt.job.escalation
+    if attempt.spent_in_all.escalations and better is not None:
+        attempt.job = better.view
+        attempt.body = _as_asked(attempt.body, better.rule.target, better.view)
+
+
+def give_way(attempt: Attempt, step: int) -> bool:
+    """Ask as this step of the job's `degrade` says; False where the attempt does already."""
+    before = attempt.step
+    while attempt.step < step and attempt.job.next_step is not None:
+        target, view = attempt.job.next_step
+        attempt.job, attempt.body = view, _as_asked(attempt.body, target, view)
+        attempt.step += 1
+    return attempt.step > before
 
 
 async def turn_of(admission: Admission, attempt: Attempt, prepared: Prepared) -> Turn:

@@ -174,15 +174,17 @@ def read_job(
 
 def _asked_as(usual: JobView, spec: JobSpec, settings: WorkerSettings) -> JobView:
     """Return the job as it is asked by this spec, with all that it may go on to."""
-    view, rule, steps = _with_fallbacks(usual, spec, settings), spec.escalation, []
-    given_way = spec
-    for step in spec.steps:
-        given_way = step.target.applied(given_way)
-        steps.append((step.target, _with_fallbacks(usual, given_way, settings)))
-    better = None
+    asked, steps, following = [spec], spec.steps, None
+    for step in steps:  # each gives way further than the one before
+        asked.append(step.target.applied(asked[-1]))
+    for step, one in reversed([*zip(steps, asked[1:], strict=True)]):
+        view = replace(_with_fallbacks(usual, one, settings), next_step=following)
+        following = (step.target, view)
+    better, rule = None, spec.escalation
     if rule is not None:
         better = Escalated(rule, _with_fallbacks(usual, rule.target.applied(spec), settings))
-    return replace(view, escalation=better, steps=tuple(steps))
+    view = _with_fallbacks(usual, spec, settings)
+    return replace(view, escalation=better, next_step=following)
 
 
 def _with_fallbacks(usual: JobView, spec: JobSpec, settings: WorkerSettings) -> JobView:

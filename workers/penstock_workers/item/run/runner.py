@@ -35,10 +35,12 @@ from penstock_workers.item.run.fates import RetryPolicy, decide
 from penstock_workers.item.run.follow_ups import (
     GOES_ON,
     after,
+    give_way,
     has_follow_up,
     instead_of,
     let_go,
     of_its_tier,
+    to_better_model,
     to_current_model,
     turn_of,
 )
@@ -138,6 +140,10 @@ class ItemRunner:
         turn = await self._admit(attempt, prepared)
         attempt.mark("admitted")
         try:
+            if attempt.job.next_step is not None and attempt.next_body is None:
+                prepared = await self._give_way(attempt, prepared)
+                if prepared.refused is not None:
+                    return self._name(attempt, prepared.refused)
             await self._begin(attempt, sends=True)
             turn.start()
             attempt.mark("called")
@@ -186,12 +192,22 @@ class ItemRunner:
             await self.code.ready(attempt)
         if spec.preprocess is not None:
             await self._preprocess(attempt)
-        if attempt.job.steps:
-            attempt.step = await self.reads.step(attempt.key.job_id)
-        if spec.fallback is not None or spec.tier is not None or spec.escalate or attempt.step:
+        if spec.escalate is not None:
+            to_better_model(attempt)
+        if attempt.job.next_step is not None:
+            give_way(attempt, await self.reads.step(attempt.key.job_id))
+        if spec.fallback is not None or spec.tier is not None:
             to_current_model(attempt, self.admission.is_down)
         if (why := too_long(attempt.body, spec.max_prompt_tokens)) is not None:
             raise TurnedAway(decide(attempt, Failure("prompt_too_long", why, None), self.policy))
+
+    async def _give_way(self, attempt: Attempt, prepared: Prepared) -> Prepared:
+        """Make the item ready anew where its job has taken a step while it waited for its turn."""
+        if not give_way(attempt, await self.reads.step(attempt.key.job_id)):
+            return prepared
+        if self.models is not None:
+            await self.models.check(attempt)
+        return await self.lane.prepare(request_of(attempt))
 
     async def _preprocess(self, attempt: Attempt) -> None:
         """Call the job's hook.
