@@ -318,10 +318,15 @@ def _pattern(text: str) -> SchemaValidator:
     try:
         return SchemaValidator(core_schema.str_schema(pattern=text, regex_engine="rust-regex"))
     except SchemaError as error:
-        why = str(error).rpartition("error: ")[2].splitlines()[0]
+        is_large = "exceeds size limit" in str(error)
+        why = "it is too large once it is unfolded" if is_large else _said(error)
         raise RuleFault(
             f"{seen(text)} is no regular expression that is matched in bounded time: {why}"
         ) from None
+
+
+def _said(error: SchemaError) -> str:
+    return str(error).rpartition("error: ")[2].splitlines()[0]
 
 
 def _matches(pattern: SchemaValidator, text: str) -> bool:
