@@ -96,11 +96,11 @@ def target_of(text: str) -> Target:
 def target_problems(target: Target, spec: JobSpec, pointer: str) -> Iterator[Problem]:
     """Yield why a job cannot ask for this target; ``pointer`` is the rule's."""
     yield from param_problems(dict(target.params), spec.endpoint, pointer)
-    if target.tier is not None:
-        for one in tier_problems(target.tier, spec.endpoint, spec.permitted_lanes, spec.params):
-            yield Problem(one.code, pointer, one.message, one.fix)
     asks_others = target.tier is not None or target.provider is not None
     fixed = next((lane for lane in spec.permitted_lanes if not LANES[lane].is_real_time), None)
+    if target.tier is not None and fixed is None:
+        for one in tier_problems(target.tier, spec.endpoint, spec.permitted_lanes, spec.params):
+            yield Problem(one.code, pointer, one.message, one.fix)
     if asks_others and fixed is not None:
         what = "provider" if target.provider is not None else "tier"
         why = f"the documents of a job in lane {fixed} share their {what}"

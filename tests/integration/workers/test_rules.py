@@ -85,6 +85,25 @@ def test_a_dead_worker_changes_no_route_and_pays_no_answer_twice(tmp_path: Path)
         assert "--escalate label=unsure -> model=large: 7 documents went on" in shown
 
 
+@pytest.mark.whole
+def test_batches_have_one_model_each_and_a_route_for_each_document(tmp_path: Path) -> None:
+    """Requests go into batches as their rules say, without the mark, and cost what their models
+    cost."""
+    with Fleet(tmp_path / "fleet", settings=PRICES) as fleet:
+        fleet.provider.start("--latency-ms", "5")
+        fleet.ready(fleet.worker(4, lane="batch", control=True))
+        job = submitted(
+            fleet, lane="batch", batch_poll_s=0.5, routes=["lang=de -> model=german max_tokens=9"]
+        )
+        fleet.wait_for(job, JobState.COMPLETED, TIME_S)
+        assert models(fleet, job) == {"german": 8, "small": 16}
+        report: dict[str, Any] = json.loads(fleet.run("report", job.job_id, "--json").stdout)
+        assert [one["ended"] for one in report["routes"]] == [8, 16]
+        spent = sum(one["cost_usd"] for one in report["routes"])
+        assert spent == pytest.approx(report["cost_usd"], abs=1e-6)
+
+
+@pytest.mark.whole
 def test_a_step_holds_for_all_processes_and_over_a_restart(tmp_path: Path) -> None:
     """Two control processes write one entry; workers that start later go by it."""
     with Fleet(tmp_path / "fleet", settings=PRICES) as fleet:
