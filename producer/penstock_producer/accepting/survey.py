@@ -322,7 +322,8 @@ def job_meter(spec: JobSpec) -> TokenMeter:
 
 def _keep(bad: list[BadRow], row: BadRow, most: int, uri: str) -> None:
     if row.code == DISAGREE:
-        why = f"{uri} {row.place}: {row.message.rstrip('.')}"
+        name = row.uri.rpartition("/")[2]  # doors show no places of this machine
+        why = f"{name} {row.place}: {row.message.rstrip('.')}"
         raise SpecError([Problem("invalid_value", "/routes", why, row.fix)])
     bad.append(row)
     most = MAX_BAD_ROWS_HELD if row.code == REFUSED_BY_ROUTE else most

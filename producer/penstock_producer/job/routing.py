@@ -21,6 +21,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple
 
 from pydantic_core import SchemaError, SchemaValidator, ValidationError, core_schema
@@ -52,6 +53,10 @@ MAX_ROUTES: Final = 20
 LOOKED_AT_CHARS: Final = 2_000
 """Of a column's text that a pattern looks at: some milliseconds for the worst of patterns."""
 PATTERN_CHARS: Final = 300
+UNFOLDED_CHARS: Final = 10_000
+"""Of a pattern whose counted repetitions are written out: what is matched costs as much for each
+character that is looked at, and some tens of milliseconds at most."""
+PATTERNS_KEPT: Final = 64  # compiled; most have some kilobytes, and none more than 10 MB
 LENGTH: Final = "@length"
 REFUSE: Final = "refuse"
 ELSE: Final = "else"
@@ -71,6 +76,7 @@ _ORDER: Final[Mapping[str, Callable[[float, float], bool]]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
+_REPEATED: Final = re.compile(r"[{,]\s*(\d{1,9})\s*(?=[,}])")
 ROUTE_FIELD: Final = "penstock_route"
 _MARK: Final = b'{"%b":' % ROUTE_FIELD.encode()
 
@@ -83,7 +89,6 @@ class Condition(NamedTuple):
     op: str
     text: str
     number: float | None = None  # of the text, where it is one
-    pattern: SchemaValidator | None = None
 
     def holds(self, value: Any) -> bool:
         """Return whether it holds for a value; an absent one is null, which only `=null` finds."""
@@ -94,8 +99,8 @@ class Condition(NamedTuple):
                 and self.number is not None
                 and _ORDER[self.op](number, self.number)
             )
-        if self.pattern is not None:
-            return value is not None and _matches(self.pattern, _as_text(value))
+        if self.op == "~":
+            return value is not None and _matches(self.text, _as_text(value))
         return self._equals(value) is (self.op == "=")
 
     def follows_from(self, other: Condition) -> bool:
@@ -282,7 +287,9 @@ def condition_of(text: str) -> Condition:
         raise RuleFault(f"{seen(text)} names no column: write lang=de")
     if op in _ORDER and number is None:
         raise RuleFault(f"{op} compares numbers, such as {name}{op}0.5")
-    return Condition(subject, name, op, value, number, _pattern(value) if op == "~" else None)
+    if op == "~":
+        _check_pattern(value)
+    return Condition(subject, name, op, value, number)
 
 
 def number_of(value: Any) -> float | None:
@@ -312,11 +319,18 @@ def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else str(value)
 
 
-def _pattern(text: str) -> SchemaValidator:
+def _check_pattern(text: str) -> None:
+    """Raise RuleFault for a pattern that is not matched in bounded time."""
     if len(text) > PATTERN_CHARS:
         raise RuleFault(f"a regular expression has at most {PATTERN_CHARS} characters")
+    repeated = math.prod(max(1, int(number)) for number in _REPEATED.findall(text))
+    if repeated * len(text) > UNFOLDED_CHARS:
+        raise RuleFault(
+            f"{seen(text)} repeats too much: its counts, as in {{1,9}}, multiply to {repeated:,}, "
+            f"and times its length that is at most {UNFOLDED_CHARS:,}"
+        )
     try:
-        return SchemaValidator(core_schema.str_schema(pattern=text, regex_engine="rust-regex"))
+        _compiled(text)
     except SchemaError as error:
         is_large = "exceeds size limit" in str(error)
         why = "it is too large once it is unfolded" if is_large else _said(error)
@@ -325,13 +339,18 @@ def _pattern(text: str) -> SchemaValidator:
         ) from None
 
 
+@lru_cache(maxsize=PATTERNS_KEPT)
+def _compiled(text: str) -> SchemaValidator:
+    return SchemaValidator(core_schema.str_schema(pattern=text, regex_engine="rust-regex"))
+
+
 def _said(error: SchemaError) -> str:
     return str(error).rpartition("error: ")[2].splitlines()[0]
 
 
-def _matches(pattern: SchemaValidator, text: str) -> bool:
+def _matches(pattern: str, text: str) -> bool:
     try:
-        pattern.validate_python(text[:LOOKED_AT_CHARS])
+        _compiled(pattern).validate_python(text[:LOOKED_AT_CHARS])
     except ValidationError:
         return False
     return True

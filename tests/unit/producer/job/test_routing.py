@@ -145,7 +145,9 @@ def test_rules_that_may_each_have_documents_are_taken(rules: list[str]) -> None:
         ("x~(a -> model=a", "no regular expression that is matched in bounded time"),
         (r"x~(a)\1 -> model=a", "backreferences are not supported"),
         ("x~(?=a) -> model=a", "look-around"),
-        ("x~(a{1000}){1000} -> model=a", "too large once it is unfolded"),
+        (r"x~(a{1000}){1000} -> model=a", "multiply to 1,000,000"),
+        (r"x~a.{0,1000}b.{0,20}c -> model=a", "repeats too much"),
+        (r"x~(\w?){300} -> model=a", "too large once it is unfolded"),
         (f"x~{'a' * 301} -> model=a", "at most 300 characters"),
     ],
 )

@@ -62,7 +62,7 @@ class Parts:
         return self.job
 
     def submit(self, spec: Mapping[str, Any]) -> None:
-        whole = {"model": "small", "prompt": "{text}"} | spec
+        whole = {"model": "small", "prompt": "{text}", **spec}
         stored = JobSpec.from_json(whole).to_json()
         self._stored = Job("job", "key", stored, {}, "", JobState.RUNNING, None, 1, 1, 0.0, None)
         self.job = read_job(cast(Any, self), SETTINGS)("job")
@@ -132,7 +132,7 @@ async def test_an_answer_that_the_rule_finds_wanting_goes_on_to_the_better_model
     assert isinstance(settled.outcome, Done)
     first, second = parts.sent
     assert first == orjson.loads(BODY)
-    assert second == first | {"model": "large", "max_tokens": 9}, "its answer does not go on again"
+    assert second == {**first, "model": "large", "max_tokens": 9}, "its answer does not go on again"
     result = settled.outcome.result
     assert (result.calls, result.attempts, result.cost_microusd) == (2, 1, 15 + 1500)
     assert orjson.loads(orjson.loads(result.body)["choices"][0]["message"]["content"]) == {
@@ -225,7 +225,7 @@ async def test_a_route_that_the_job_has_not_is_the_jobs_own(number: int) -> None
     assert "penstock_route" not in parts.sent[0]
 
 
-STEPS = {
+STEPS: dict[str, Any] = {
     "deadline_s": 100.0,
     "degrade": ["model=tiny at 50% of deadline", "max_tokens=9 at 80% of deadline"],
 }
