@@ -501,6 +501,17 @@ class RedisLedger:
         for chunk in chunks((name for name in names if name != state.encode()), SCAN_STEP):
             self._client.unlink(*chunk)
 
+    def jobs_with_windows(self) -> set[str]:
+        """Return the jobs that have fed documents without an outcome. It walks over all keys."""
+        names = self._client.scan_iter(match=f"{keys.job_scope(keys.JOB_ID)}*", count=SCAN_STEP)
+        return {
+            job_id
+            for job_id, _, rest in (
+                name.decode().removeprefix(keys.PREFIX).partition(":") for name in names
+            )
+            if rest.endswith(":window")
+        }
+
     def forget_unknown(self, known: Callable[[Collection[str]], Collection[str]]) -> int:
         """Delete the keys of all jobs that ``known`` leaves out of those that it is asked about.
 

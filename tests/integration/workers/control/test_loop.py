@@ -468,6 +468,24 @@ def test_an_old_copy_of_redis_keeps_nothing_of_purged_jobs(house: House) -> None
     assert house.hot.stats(ended.job_id)["succeeded"] == 3
 
 
+def test_an_old_copy_of_redis_starts_nothing_of_a_job_that_has_ended(house: House) -> None:
+    """The backup is of before its end: what its queues and windows have of the job ends at once."""
+    ended = house.submit(3)
+    house.control.tick()
+    copy = {name: house.redis.dump(name) for name in house.redis.scan_iter()}
+    house.finish(ended, "d0", "d1", "d2")
+    house.control.tick()
+    assert house.jobs.get(ended.job_id).state is JobState.COMPLETED
+    house.redis.flushall()
+    for name, value in copy.items():
+        house.redis.restore(name, 0, value or b"")
+    house.redis.delete("penstock:epoch:run")  # it is another server
+    house.control.tick()
+    assert len(house.queued()) == 3
+    begins = [Begin(ItemKey(ended.job_id, 1, f"d{n}"), buckets_for(ended)) for n in range(3)]
+    assert [begun.reply.name for begun in house.hot.begin(begins)] == ["DONE"] * 3
+
+
 def test_a_job_with_an_option_that_came_later_stops_no_other(house: House) -> None:
     """Its row is of a release to come: this one leaves it as it is, says so once, and feeds the
     others; a control process that knows the option goes on with it."""
