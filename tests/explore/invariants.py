@@ -16,7 +16,7 @@ from typing import Any, Final
 from explore.actors import COST, GUESS, Provider, Worker
 from explore.batches import Batches
 from explore.scheduler import Actor, Call, Fate, Process, Violation, World
-from penstock_ledger.model import JobState
+from penstock_ledger.model import ItemKey, JobState
 from penstock_workers.item.attempt import Attempt
 
 G1: Final = "G1: each document has one visible outcome"
@@ -78,6 +78,11 @@ class Invariants:
         self.tenants_budget: int | None = None  # of all jobs together
         self.keys_of: Callable[[str], set[str]] = lambda job_id: set()  # that Redis has
         self.left: dict[str, set[str]] = {}  # keys of jobs just after their purge
+        self.forgot_at = -1.0  # when Redis lost data last
+        # of workers and documents: claimed when, may be called since, claimed by another since
+        self._claimed_at: dict[tuple[Worker, str], float] = {}
+        self._may_call = set[tuple[Worker, str]]()
+        self._shared = set[tuple[Worker, str]]()
         self._keys: dict[str, str] = {}  # of jobs, by their ids
 
     def close(self) -> None:
@@ -210,18 +215,46 @@ class Invariants:
             )
 
     def claimed(self, tag: str, worker: Worker) -> None:
-        """Note that a message is claimed which another process that lives holds, too."""
+        """Note that a message is claimed which another process that lives may hold, too."""
+        held = worker, self._document(tag)
+        self._claimed_at[held] = self._world.now
+        self._may_call.discard(held)
+        self._shared.discard(held)
         for other in self._workers:
             if other is not worker and not other.is_dead and tag in other.leases:
-                self.let_go([tag])
+                self.let_go(other, [tag])
 
-    def let_go(self, tags: Sequence[str]) -> None:
-        """Note that a process stops working on messages whose leases it has lost.
+    def let_go(self, worker: Worker, tags: Sequence[str]) -> None:
+        """Note that messages which a process holds are another's, or will be.
 
-        What is reserved for its calls is given back as for those of the dead, and such an answer
+        Calls that it makes by then, or was allowed to make, are a cause for another one. What holds
+        and has not begun is no cause."""
+        for tag in tags:
+            held = worker, self._document(tag)
+            if held in self._may_call:
+                self._may_call.discard(held)
+                self._excuse(held[1])
+            else:
+                self._shared.add(held)
+
+    def began(self, worker: Worker, key: ItemKey, is_sure: bool) -> None:
+        """Note that a process may call for an item.
+
+        Where another has claimed the item since, it must not once Redis was rebuilt after it had
+        forgotten the lease. Else it may be late: it was frozen just before this."""
+        held = worker, f"{self._jobs().get(key.job_id)}-{key.doc_id}"
+        self._may_call.add(held)
+        is_rebuilt = is_sure and self.forgot_at > self._claimed_at.get(held, 0.0)
+        if held in self._shared and not is_rebuilt:
+            self._excuse(held[1])
+
+    def _excuse(self, document: str) -> None:
+        """Allow one more call.
+
+        What is reserved for the one before is given back as for those of the dead, and its answer
         may come all the same."""
-        self._causes.update(map(self._document, tags))
-        self._beside.update(self._document(tag).partition("-")[0] for tag in tags)
+        self._causes[document] += 1
+        self._beside[document.partition("-")[0]] += 1
 
     def _document(self, tag: str) -> str:
         job_id, _, doc_id = tag.partition(":")

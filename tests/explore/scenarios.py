@@ -240,7 +240,8 @@ class Scenario:
 
     def start_worker(self) -> None:
         worker = Worker(self.world, f"worker-{len(self.workers) + 1}", self.settings, self.provider)
-        worker.claimed, worker.let_go = self.invariants.claimed, self.invariants.let_go
+        looks = self.invariants
+        worker.claimed, worker.let_go, worker.began = looks.claimed, looks.let_go, looks.began
         self._start(worker)
         self.workers.append(worker)
 
@@ -409,6 +410,8 @@ class Scenario:
     def _shake_redis(self, how: int) -> None:
         world, server = self.world, self.ground.server
         self._shaken_at = world.now
+        if how != 2:
+            self.invariants.forgot_at = world.now
         if how == 1:
             world.fault("Redis forgets", "redis", "FLUSHALL")
             server.forget()
@@ -425,7 +428,7 @@ class Scenario:
 
     def _restore(self) -> None:
         if not self.world.is_peaceful:
-            self._shaken_at = self.world.now
+            self._shaken_at = self.invariants.forgot_at = self.world.now
             self.world.fault("Redis is restored", "redis", "a backup of before comes back")
             self.ground.server.restore()
 
