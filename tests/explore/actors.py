@@ -141,12 +141,14 @@ class Provider:
     again: Counter[str] = field(default_factory=Counter)  # answers after which it is asked again
     poison: set[str] = field(default_factory=set)  # documents whose request ends the worker
     suspected: Callable[[Attempt], None] = lambda attempt: None
+    asked: Callable[[Process, str], None] = lambda process, prompt: None
 
     async def ask(self, request: Request, process: Process, *, alone: bool = False) -> Tried:
         """Answer one request."""
         world, prompt = self.world, orjson.loads(request.body)["messages"][-1]["content"]
         sent = Sent(prompt, process, world.now, cost=cost_of(prompt))
         self.sent.append(sent)
+        self.asked(process, prompt)
         name = f"answer {prompt} {sum(one.document == prompt for one in self.sent)}"
         odds = self.answering
         some = [*odds]

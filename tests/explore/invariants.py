@@ -31,6 +31,7 @@ REBUILT: Final = "a Redis that came back is rebuilt"
 ORPHAN: Final = "no batch is orphaned"
 PLANNED: Final = "a planned time starts one job"
 PURGED: Final = "nothing is left of a job that was purged"
+ENDED: Final = "nothing of a job that has ended is called"
 CAUSE: Final = "no item is suspected without a cause"
 LEADER: Final = "only the leader of a feed moves its cursor"
 
@@ -83,6 +84,9 @@ class Invariants:
         self._claimed_at: dict[tuple[Worker, str], float] = {}
         self._may_call = set[tuple[Worker, str]]()
         self._shared = set[tuple[Worker, str]]()
+        self._ended_at: dict[str, float] = {}  # by job
+        # of which job, and when
+        self._began: dict[tuple[Process, str], tuple[str, float]] = {}
         self._keys: dict[str, str] = {}  # of jobs, by their ids
 
     def close(self) -> None:
@@ -122,9 +126,10 @@ class Invariants:
             if keys.get(key[0]) not in self.purged and seen.get(key) != digest:
                 raise Violation(G2, f"{key} was {'lost' if key not in seen else 'changed'}")
         self._outcomes = seen
-        for job_id, state, total, generation in self._sql.execute(
-            "SELECT job_id, state, total, generation FROM jobs"
-        ):
+        rows = self._sql.execute("SELECT job_id, state, total, generation FROM jobs").fetchall()
+        for job_id in self._states.keys() - {row[0] for row in rows}:  # it was purged
+            self._ended_at.setdefault(job_id, self._world.now)
+        for job_id, state, total, generation in rows:
             self._look_at_state(job_id, state, generation)
             if keys[job_id] not in self.purged and state in (
                 JobState.COMPLETED,
@@ -137,6 +142,10 @@ class Invariants:
     def _look_at_state(self, job_id: str, state: str, generation: int) -> None:
         before, of = self._states.get(job_id, (state, generation))
         self._states[job_id] = state, generation
+        if not JobState(state).final:
+            self._ended_at.pop(job_id, None)
+        else:
+            self._ended_at.setdefault(job_id, self._world.now)
         ends = FINAL if JobState(before).final else (*FINAL, JobState.CANCELLING)
         if before in (*FINAL, JobState.CANCELLING) and state not in ends and generation == of:
             raise Violation(STATES, f"{job_id} was {before} and is {state}")
@@ -244,9 +253,18 @@ class Invariants:
         forgotten the lease. Else it may be late: it was frozen just before this."""
         held = worker, f"{self._jobs().get(key.job_id)}-{key.doc_id}"
         self._may_call.add(held)
+        self._began[held] = key.job_id, self._world.now
         is_rebuilt = is_sure and self.forgot_at > self._claimed_at.get(held, 0.0)
         if held in self._shared and not is_rebuilt:
             self._excuse(held[1])
+
+    def asked(self, process: Process, document: str) -> None:
+        """See that a call that is made is of a job that had not ended when it might begin."""
+        job_id, at = self._began.get((process, document), ("", 0.0))
+        if at > self._ended_at.get(job_id, at):
+            self._world.violation = self._world.violation or Violation(
+                ENDED, f"{process.name} asks about {document}"
+            )
 
     def _excuse(self, document: str) -> None:
         """Allow one more call.
@@ -311,11 +329,7 @@ class Invariants:
 
     def _look_at_calls(self) -> None:
         asked = Counter(one.document for one in self._provider.sent)
-        is_restored = "Redis is restored" in self._world.faults
         for document, calls in asked.items():
-            # not corrected yet: an old copy may bring messages back of a job that was purged since
-            if is_restored and document.partition("-")[0] in self.purged:
-                continue
             allowed = (
                 max(1, self._generations[document])
                 + self._provider.again[document]

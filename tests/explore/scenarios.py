@@ -173,6 +173,7 @@ class Scenario:
             self.world, self.provider, self.batches, str(ground.path), self.workers
         )
         self.provider.suspected = self.invariants.suspected
+        self.provider.asked = self.invariants.asked
         self.invariants.keys_of = self._keys_of
         self.holdings = Holdings(self.world, ground.server, self.provider, self.workers)
         self.world.shake = lambda name: self._shake_redis(choices.chance(name).choice((1, 1, 2)))
