@@ -7,7 +7,6 @@ it holds.
 from __future__ import annotations
 
 import hashlib
-import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from typing import Any, Final
 
 from explore.actors import COST, GUESS, Provider, Worker
 from explore.batches import Batches
+from explore.databases import Looks
 from explore.scheduler import Actor, Call, Fate, Process, Violation, World
 from penstock_ledger.model import ItemKey, JobState
 from penstock_workers.item.attempt import Attempt
@@ -56,12 +56,12 @@ class Invariants:
         world: World,
         provider: Provider,
         batches: Batches,
-        path: str,
+        looks: Looks,
         workers: Sequence[Worker],
     ) -> None:
         self._world, self._provider, self._workers = world, provider, workers
         self._batches = batches
-        self._sql = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._sql = looks
         self._outcomes: dict[tuple[str, int, str], bytes] = {}
         self._fences: dict[tuple[str, int], int] = {}
         self._cursors: dict[tuple[str, int], str] = {}

@@ -31,6 +31,7 @@ from explore.actors import (
     write_source,
 )
 from explore.batches import DISCOUNT, Batches, BatchWorker
+from explore.databases import Place
 from explore.invariants import G4, REBUILT, SCHEDULED, Invariants
 from explore.losses import LOSES, Holdings
 from explore.scheduler import (
@@ -46,7 +47,7 @@ from explore.scheduler import (
     Violation,
     World,
 )
-from explore.seams import RedisOfWorld, end_connections
+from explore.seams import RedisOfWorld
 from penstock_ledger import (
     ApiKeyStore,
     Database,
@@ -74,36 +75,27 @@ CARE_S: Final = 20.0
 
 @dataclass
 class Ground:
-    """What all worlds of a run share: the server, a folder, and an empty database to copy."""
+    """What all worlds of a run share: the servers and a folder."""
 
     server: RedisOfWorld
     redis_url: str
     folder: Path
-    template: Path = field(init=False)
-    path: Path = field(init=False)
+    database: Place
     settings: WorkerSettings = field(init=False)
 
     def __post_init__(self) -> None:
-        self.template, self.path = self.folder / "empty.db", self.folder / "ledger.db"
-        database = open_database(f"sqlite:///{self.template}")
-        database.migrate()
-        database.close()
         self.settings = self._settings()
 
     def clear(self) -> None:
         """Empty the stores."""
-        database = open_database(f"sqlite:///{self.path}")
-        database.close()
-        end_connections()
-        for left in self.folder.glob("ledger.db*"):
-            left.unlink()
-        shutil.copyfile(self.template, self.path)
+        shutil.rmtree(self.folder / "packed", ignore_errors=True)
+        self.database.clear()
         self.server.clear()
 
     def _settings(self) -> WorkerSettings:
         settings: dict[str, Any] = {
             "redis_url": self.redis_url,
-            "database_url": f"sqlite:///{self.path}",
+            "database_url": self.database.url,
             "control": False,
             "concurrency": 4,
             "control_interval_s": 7.0,
@@ -119,6 +111,7 @@ class Ground:
                 }
             },
             "batch": {
+                "folder": self.folder / "packed",
                 "poll_first_s": 5.0,
                 "poll_cap_s": 15.0,
                 "lost_after_s": 60.0,
@@ -170,7 +163,7 @@ class Scenario:
             self.chance.choice((0.0, 0.0, 0.0, 300.0)),
         )
         self.invariants = Invariants(
-            self.world, self.provider, self.batches, str(ground.path), self.workers
+            self.world, self.provider, self.batches, ground.database.look(), self.workers
         )
         self.provider.suspected = self.invariants.suspected
         self.provider.asked = self.invariants.asked
