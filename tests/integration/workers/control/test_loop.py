@@ -20,6 +20,7 @@ from sqlalchemy import event, update
 
 from penstock_ledger import (
     Begin,
+    BeginReply,
     Database,
     JobStore,
     LiveJobs,
@@ -468,22 +469,32 @@ def test_an_old_copy_of_redis_keeps_nothing_of_purged_jobs(house: House) -> None
     assert house.hot.stats(ended.job_id)["succeeded"] == 3
 
 
-def test_an_old_copy_of_redis_starts_nothing_of_a_job_that_has_ended(house: House) -> None:
-    """The backup is of before its end: what its queues and windows have of the job ends at once."""
-    ended = house.submit(3)
+def test_nothing_starts_that_an_old_copy_of_redis_has_of_jobs_that_are_over(house: House) -> None:
+    """One has completed since the backup and one has failed: once Redis is rebuilt, messages of
+    both that are in its queue again do not start."""
+    completed, failed = house.submit(2), house.submit(3)
     house.control.tick()
     copy = {name: house.redis.dump(name) for name in house.redis.scan_iter()}
-    house.finish(ended, "d0", "d1", "d2")
+    house.finish(completed, "d0", "d1")
+    house.jobs.set_state(failed.job_id, JobState.FAILED, expect={JobState.RUNNING})
     house.control.tick()
-    assert house.jobs.get(ended.job_id).state is JobState.COMPLETED
+    assert house.state(completed) is JobState.COMPLETED
     house.redis.flushall()
     for name, value in copy.items():
         house.redis.restore(name, 0, value or b"")
     house.redis.delete("penstock:epoch:run")  # it is another server
+    asked = [
+        Begin(ItemKey(job.job_id, 1, "d0"), buckets_for(job), None) for job in (completed, failed)
+    ]
+    assert [(one.reply, one.is_sure) for one in house.hot.begin(asked)] == [
+        (BeginReply.GO, False)
+    ] * 2
     house.control.tick()
-    assert len(house.queued()) == 3
-    begins = [Begin(ItemKey(ended.job_id, 1, f"d{n}"), buckets_for(ended)) for n in range(3)]
-    assert [begun.reply.name for begun in house.hot.begin(begins)] == ["DONE"] * 3
+    assert [one.reply for one in house.hot.begin(asked)] == [
+        BeginReply.UNKNOWN_SINCE_REBUILT,
+        BeginReply.CANCELLED,
+    ]
+    assert house.hot.outstanding(completed.job_id, 1) == 0
 
 
 def test_a_job_with_an_option_that_came_later_stops_no_other(house: House) -> None:

@@ -11,19 +11,10 @@ for them at the start.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Iterable, Mapping
 
-from penstock_ledger import (
-    RETRIED,
-    JobNotFound,
-    JobStore,
-    LaneMoves,
-    OutcomeStore,
-    RedisLedger,
-    buckets_for,
-)
+from penstock_ledger import RETRIED, JobStore, LaneMoves, OutcomeStore, RedisLedger, buckets_for
 from penstock_ledger.model import Counts, Job
 from penstock_producer.job.lanes import packs
 from penstock_producer.reporting.reasons import retries
@@ -60,25 +51,17 @@ class Recovery:
         self._hot.begin_rebuild()
         for job in jobs:
             self._rebuild(job)
-        # what an old copy has of jobs that were purged since: nothing else would ever delete it
-        if purged := self._hot.forget_unknown(self._jobs.known):
+        # what an old copy has of jobs that are over by now: no round looks at them
+        if purged := self._hot.forget_ended(self._jobs.states):
             log.warning("Redis has come back with keys of %d purged jobs; they are deleted", purged)
-        # and of jobs that have ended since: its queues may hold their documents
-        for job_id in self._hot.jobs_with_windows() - {job.job_id for job in jobs}:
-            with contextlib.suppress(JobNotFound):  # purged a moment ago
-                self._write_outcomes(self._jobs.get(job_id))
         self._hot.install_epoch()
         return True
 
-    def _write_outcomes(self, job: Job) -> None:
-        """Write a job's state and its finished documents, which do not start any more."""
+    def _rebuild(self, job: Job) -> None:
         self._hot.set_job_state(job.job_id, job.state)
         for generation in range(1, job.generation + 1):
             for page in self._outcomes.terminal_docs(job.job_id, generation, REHYDRATE_PAGE):
                 self._hot.rehydrate(job.job_id, generation, page, buckets_for(job))
-
-    def _rebuild(self, job: Job) -> None:
-        self._write_outcomes(job)
         known = stats_from(self._outcomes.counts(job.job_id), self._hot.stats(job.job_id))
         self._hot.reset_stats(job.job_id, known)
         self._end_calls(job)

@@ -24,6 +24,7 @@ from penstock_ledger import (
     Begin,
     BeginReply,
     Begun,
+    JobNotFound,
     JobStore,
     MayCost,
     OutcomeStore,
@@ -31,7 +32,7 @@ from penstock_ledger import (
     SettleBatch,
     in_words,
 )
-from penstock_ledger.model import ItemKey
+from penstock_ledger.model import ItemKey, JobState
 from penstock_workers.background import BackgroundTasks
 from penstock_workers.failure_log import FailureLog
 from penstock_workers.item.attempt import Attempt, Item, JobView
@@ -58,6 +59,13 @@ _MUST_NOT: dict[BeginReply, Outcome] = {
     BeginReply.NO_ROOM: Parked("the budget of its job may be needed for calls that are under way"),
     BeginReply.BUDGET_CHANGED: _BUDGET_CHANGED,
     BeginReply.ELSEWHERE: Skipped("its job goes on in another lane", left_lane=True),
+}
+# of a job in any other state items may start: all of a completed one have outcomes
+_OF_STATES: dict[JobState, BeginReply] = {
+    JobState.PAUSED: BeginReply.PAUSED,
+    JobState.CANCELLING: BeginReply.CANCELLED,
+    JobState.CANCELLED: BeginReply.CANCELLED,
+    JobState.FAILED: BeginReply.CANCELLED,
 }
 
 
@@ -240,6 +248,8 @@ class Starts:
             self._asked = group, secrets.token_hex(4)
         call = self._owner, self._asked[1]
         begun = self._hot.begin([asked.begin for asked in group], self._lane, call, self._rebuilt)
+        if not all(one.is_sure for one in begun):
+            begun = self._as_sql_has(group, begun)
         doubtful = [
             asked.begin for asked, one in zip(group, begun, strict=True) if _is_doubtful(asked, one)
         ]
@@ -248,12 +258,40 @@ class Starts:
         )
         if finished:
             self._finish([begin for begin in doubtful if begin.key in finished])
+        stopped = [
+            asked.begin
+            for asked, one in zip(group, begun, strict=True)
+            if not one.is_sure and one.reply is not BeginReply.GO
+        ]
+        if stopped:
+            self._hot.settle(_released(stopped))
         return [
             _Answer(_FINISHED)
             if finished and asked.begin.key in finished
             else _Answer(self._objection(asked, one), one.crashes, one.rebuilt)
             for asked, one in zip(group, begun, strict=True)
         ]
+
+    def _as_sql_has(self, group: Sequence[_Asked], begun: Sequence[Begun]) -> list[Begun]:
+        """Ask SQL about jobs of which Redis is not sure.
+
+        An old copy knows of no pause, no end, no purge and no move that came after it."""
+        pairs = [(asked.begin.key.job_id, one) for asked, one in zip(group, begun, strict=True)]
+        said = {
+            job_id: self._said_by_sql(job_id)
+            for job_id in {job_id for job_id, one in pairs if not one.is_sure}
+        }
+        return [one if one.is_sure else one._replace(reply=said[job_id]) for job_id, one in pairs]
+
+    def _said_by_sql(self, job_id: str) -> BeginReply:
+        """Return what workers are to do with items of a job, by what SQL has of it."""
+        try:
+            job = self._jobs.get(job_id)
+        except JobNotFound:
+            return BeginReply.CANCELLED
+        if self._lane and job.lane != self._lane:
+            return BeginReply.ELSEWHERE
+        return _OF_STATES.get(job.state, BeginReply.GO)
 
     def _say_alive(self) -> None:
         """Say that this worker lives, before what is reserved in its name can be seen."""
