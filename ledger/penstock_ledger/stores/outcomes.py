@@ -58,7 +58,13 @@ from penstock_ledger.stores.outcome_rows import (
     stored_from,
     stored_result_from,
 )
-from penstock_ledger.stores.savings import NOTHING_SAVED, Savings, add_savings, savings_of
+from penstock_ledger.stores.savings import (
+    NOTHING_SAVED,
+    Savings,
+    add_savings,
+    by_rules,
+    savings_of,
+)
 from penstock_ledger.stores.tallies import (
     add_left,
     add_retried,
@@ -179,6 +185,10 @@ class OutcomeStore:
             return losers
 
         return self._db.write(write)
+
+    def by_rules(self, job_id: str) -> list[Saving]:
+        """Return documents by the rules of a job; their cost is a saving below 0."""
+        return self._db.read(lambda connection: by_rules(connection, job_id))
 
     def mend_replays(self, job_id: str) -> None:
         """Account for what replays by processes of the release before have left out."""

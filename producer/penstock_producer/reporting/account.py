@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock_ledger.texts import SetOption, Text
 from penstock_producer.accepting.estimates import CHARS_PER_TOKEN
 from penstock_producer.job.lanes import packs
-from penstock_producer.reporting import levers, money
+from penstock_producer.reporting import money
+from penstock_producer.reporting.by_rules import ByRules, by_rules
 from penstock_producer.reporting.money import MICRO, Money, money_of
 from penstock_producer.reporting.reasons import retried_by_reason, retries
 from penstock_producer.reporting.text import count, counted, one_line, safe
 from penstock_producer.rows import Tally
 
 if TYPE_CHECKING:
-    from penstock_ledger import Database, LaneMove, MadeWith, PromptSizes, StepTaken
+    from penstock_ledger import Database, LaneMove, MadeWith, PromptSizes
     from penstock_ledger.model import Counts, Job, LaneCounts
     from penstock_producer.rows import Tally
 
@@ -101,7 +102,7 @@ def gathered(
     ``stats``: the counters of the job in Redis; empty where it does not run. ``seconds`` of work
     where they were measured, ``counts`` where they were read just now.
     """
-    from penstock_ledger import BatchFigures, LaneMoves, OutcomeStore, Provenance, StepsTaken
+    from penstock_ledger import BatchFigures, LaneMoves, OutcomeStore, Provenance
 
     outcomes = OutcomeStore(database)
     with database.one_read():
@@ -116,8 +117,17 @@ def gathered(
             created=BatchFigures(database).created(job.job_id),
             sizes=outcomes.prompt_sizes(job.job_id) if sizes else None,
             unread=BatchFigures(database).unread(job.job_id),
-            steps=StepsTaken(database).of(job.job_id) if job.spec.get("degrade") else (),
+            rules=_by_rules(database, job),
         )
+
+
+def _by_rules(database: Database, job: Job) -> ByRules | None:
+    from penstock_ledger import OutcomeStore, StepsTaken
+
+    if not any(job.spec.get(name) for name in ("routes", "escalate", "degrade")):
+        return None
+    booked, taken = OutcomeStore(database).by_rules(job.job_id), StepsTaken(database)
+    return by_rules(job, booked, taken.of(job.job_id))
 
 
 class BatchesCreated(NamedTuple):
@@ -189,10 +199,10 @@ class Report:
     visible_usd: float | None = None  # of `cost_usd`: what the outcomes took that are visible now
     # of `known_usd`: the rest, by why it is in no outcome
     spent_besides: dict[str, float] = field(default_factory=dict)
-    # by the rules of the job: see levers.py
-    routes: list[dict[str, Any]] = field(default_factory=list)
+    # by the rules of the job: see by_rules.py
+    routes: Sequence[dict[str, Any]] = ()
     escalated: dict[str, Any] | None = None
-    degraded: list[dict[str, Any]] = field(default_factory=list)
+    degraded: Sequence[dict[str, Any]] = ()
 
     @property
     def finished(self) -> int:
@@ -223,7 +233,7 @@ def build(
     created: tuple[int, int] = (0, 0),
     sizes: PromptSizes | None = None,
     unread: tuple[int, int | None] = (0, 0),
-    steps: Sequence[StepTaken] = (),
+    rules: ByRules | None = None,
 ) -> Report:
     """Build the report of a job.
 
@@ -278,9 +288,7 @@ def build(
             why: round(paid.cost_microusd / MICRO, 6)
             for why, paid in sorted(counts.by_kind.items())
         },
-        routes=levers.routes_of(job, stats),
-        escalated=levers.escalated_of(job, stats),
-        degraded=levers.steps_taken_of(job, stats, steps),
+        **(rules or ByRules())._asdict(),
         lanes=lanes_of(moves),
         cost_by_lane=by_lane,
         saved=saved,

@@ -14,7 +14,7 @@ from penstock_producer import JobSpec, Producer, SourceError, SpecError
 from penstock_producer.accepting.remote_limits import DoorSettings, RemoteLimits
 from penstock_producer.settings import ProducerSettings
 from penstock_workers.errors import EndpointRefused, PricesMissing
-from penstock_workers.item.attempt import JobView
+from penstock_workers.item.job_view import JobView
 from penstock_workers.item.run.reading import read_job
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 

@@ -26,11 +26,13 @@ from penstock_ratelimit import Signal
 from penstock_workers.errors import JobCannotRun
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.item.answer import Answer, kept
-from penstock_workers.item.attempt import JobView, Settled
+from penstock_workers.item.attempt import Settled
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.failures import Failure, Reply, failure_of, name_failure
+from penstock_workers.item.job_view import JobView
 from penstock_workers.item.outcome import Dead, Outcome, Retry
 from penstock_workers.item.run.fates import RetryPolicy, decide
+from penstock_workers.item.run.follow_ups import routed
 from penstock_workers.item.run.job_code import JobCode
 from penstock_workers.item.settling.rows import charge, dead_letter
 from penstock_workers.item.settling.settle import Settler
@@ -219,7 +221,7 @@ def _attempt(
         delivery,
         message,
         key,
-        job=job.routed(body),
+        job=routed(job, body),
         given=body,
         body=unmarked(body) or NO_REQUEST,
         batch=batch.tag,
