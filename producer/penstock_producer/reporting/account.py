@@ -35,6 +35,7 @@ __all__ = [
     "gathered",
     "lane_line",
     "lanes_of",
+    "rules_of",
     "saved_tokens",
 ]
 
@@ -117,11 +118,12 @@ def gathered(
             created=BatchFigures(database).created(job.job_id),
             sizes=outcomes.prompt_sizes(job.job_id) if sizes else None,
             unread=BatchFigures(database).unread(job.job_id),
-            rules=_by_rules(database, job),
+            rules=rules_of(database, job),
         )
 
 
-def _by_rules(database: Database, job: Job) -> ByRules | None:
+def rules_of(database: Database, job: Job) -> ByRules | None:
+    """Return what the rules of a job did; None where it has none."""
     from penstock_ledger import OutcomeStore, StepsTaken
 
     if not any(job.spec.get(name) for name in ("routes", "escalate", "degrade")):
