@@ -10,6 +10,7 @@ from msgspec import Struct
 from penstock_ledger import ItemKey, Keep, Saving
 from penstock_ledger.model import Paid
 from penstock_producer.feed.wire import CALLS_HEADER, SPENT_HEADER, ItemMessage, item_tag
+from penstock_producer.job.targets import Target
 from penstock_workers.item.answer import Room
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.failures import Failure, Reply
@@ -94,6 +95,7 @@ class Attempt(Item, kw_only=True, eq=False):
     elsewhere: tuple[tuple[str, int, Spent], ...] = ()
     models_left: int = 0  # given up so far: ``job`` is as the next one is asked
     step: int = 0  # of the job's `degrade`, that it was asked by
+    targets: tuple[Target, ...] = ()  # of rules that it was turned to, in their order
     # what answers had cost before the better model was asked, in millionths of a dollar
     first_microusd: int = 0
     begun: bool = False  # the ledger has counted this start and waits for its conclusion

@@ -128,11 +128,13 @@ Steps = Callable[[str], Awaitable[int]]  # the latest step that a job has taken,
 async def by_rules(attempt: Attempt, step_of: Steps) -> None:
     """Turn the attempt to the better model, where an earlier one's answer went on to it.
 
-    Else to the latest step of its job's `degrade`."""
+    Else to the latest step of its job's `degrade`. Each is turned to once, however often the steps
+    of an attempt are taken."""
+    for target in attempt.targets:
+        attempt.body = _as_asked(attempt.body, target, attempt.job)
     better = attempt.job.escalation
     if attempt.spent_in_all.escalations and better is not None:
-        attempt.job = better.view
-        attempt.body = _as_asked(attempt.body, better.rule.target, better.view)
+        _turn_to_target(attempt, better.rule.target, better.view)
     else:
         await gave_way(attempt, step_of)
 
@@ -146,10 +148,14 @@ async def gave_way(attempt: Attempt, step_of: Steps) -> bool:
         return False
     step = await step_of(attempt.key.job_id)
     while attempt.step < step and attempt.job.next_step is not None:
-        target, view = attempt.job.next_step
-        attempt.job, attempt.body = view, _as_asked(attempt.body, target, view)
+        _turn_to_target(attempt, *attempt.job.next_step)
         attempt.step += 1
     return attempt.step > before
+
+
+def _turn_to_target(attempt: Attempt, target: Target, view: JobView) -> None:
+    attempt.job, attempt.body = view, _as_asked(attempt.body, target, view)
+    attempt.targets += (target,)
 
 
 def wanting(attempt: Attempt, happened: Failure | Reply) -> Failure | Reply:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, cast
 
 import orjson
@@ -21,6 +22,7 @@ from penstock_workers.item.job_view import JobView
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.item.outcome import Dead, Done, Retry
 from penstock_workers.item.run import reading
+from penstock_workers.item.run.quarantine import SUSPECT_AFTER_CRASHES
 from penstock_workers.item.run.reading import read_job
 from penstock_workers.item.settling.records import _batch
 from penstock_workers.item.settling.rows import savings_in
@@ -57,7 +59,7 @@ class Parts:
         self._answers = list(answers)
         self.sent: list[Mapping[str, Any]] = []
         self.providers: list[str] = []
-        self.step = 0
+        self.step = self.crashes = 0
         self.waits: Callable[[], object] = bool  # what happens while an item waits for its turn
         self.refuses: dict[str, Answer] = {}  # by model, before anything is sent
 
@@ -84,7 +86,12 @@ class Parts:
         return self
 
     async def begin(self, attempt: Attempt, *, sends: bool = False) -> None:
-        attempt.begun = True
+        attempt.begun, attempt.crashes = True, self.crashes
+
+    @contextlib.asynccontextmanager
+    async def place(self, attempt: Attempt) -> AsyncIterator[None]:
+        """Of the quarantine, in which suspects are asked."""
+        yield
 
     async def take_back(self, attempt: Attempt) -> None:
         attempt.begun = False
@@ -92,7 +99,9 @@ class Parts:
     async def vouch(self, item: object, job: object, outcome: object) -> object:
         return outcome
 
-    async def infer(self, prepared: Prepared) -> Answer:
+    async def infer(self, *given: Any) -> Answer:
+        """Of the lane, and of the quarantine, which is given the attempt and its turn as well."""
+        [prepared] = [one for one in given if isinstance(one, Prepared)]
         self.sent.append(orjson.loads(prepared.request.body))
         self.providers.append(prepared.request.provider)
         return self._answers.pop(0)
@@ -270,3 +279,16 @@ async def test_a_document_whose_answer_went_on_before_the_step_is_asked_of_the_b
     parts.step = 1
     await run(parts, headers={SPENT_HEADER: [10, 5, 15, 0, 0, 0, 1]}, **STEPS, escalate=BETTER)
     assert parts.models == ["large"]
+
+
+@pytest.mark.parametrize("went_on", [True, False])
+async def test_a_suspect_is_asked_apart_as_it_would_be_elsewhere(went_on: bool) -> None:
+    """Its steps are taken twice, as a start that was counted before says that it may end its
+    process: the request is the same."""
+    parts = Parts(scored(1))
+    parts.step, parts.crashes = 1, SUSPECT_AFTER_CRASHES
+    headers = {SPENT_HEADER: [10, 5, 15, 0, 0, 0, 1]} if went_on else {}
+    settled = await run(parts, headers=headers, **STEPS, escalate=BETTER, fallback=["other"])
+    assert isinstance(settled.outcome, Done)
+    assert parts.models == ["large" if went_on else "tiny"]
+    assert set(booked(settled)) == {"escalated" if went_on else "step:1"}
