@@ -170,9 +170,11 @@ if TYPE_CHECKING:
     from penstock_ledger.provider_batch import kept_documents as kept_documents
     from penstock_ledger.schedule import CatchUp as CatchUp
     from penstock_ledger.schedule import Decision as Decision
+    from penstock_ledger.schedule import DriftRule as DriftRule
     from penstock_ledger.schedule import Firing as Firing
     from penstock_ledger.schedule import FiringOutcome as FiringOutcome
     from penstock_ledger.schedule import NewSchedule as NewSchedule
+    from penstock_ledger.schedule import OnDrift as OnDrift
     from penstock_ledger.schedule import Schedule as Schedule
     from penstock_ledger.sql.database import Database as Database
     from penstock_ledger.sql.database import open_database as open_database
@@ -209,6 +211,10 @@ if TYPE_CHECKING:
     from penstock_ledger.stores.provenance import Provenance as Provenance
     from penstock_ledger.stores.provenance import made_by as made_by
     from penstock_ledger.stores.provenance import purge_job as purge_job
+    from penstock_ledger.stores.runs import Run as Run
+    from penstock_ledger.stores.runs import RunFigures as RunFigures
+    from penstock_ledger.stores.runs import RunStore as RunStore
+    from penstock_ledger.stores.runs import Spread as Spread
     from penstock_ledger.stores.schedules import ScheduleStore as ScheduleStore
     from penstock_ledger.stores.source_keys import SourceKeys as SourceKeys
     from penstock_ledger.stores.spool import Spool as Spool
@@ -277,7 +283,7 @@ else:
                 "kept_documents"
             ),
             "penstock_ledger.schedule": (
-                "CatchUp Decision Firing FiringOutcome NewSchedule Schedule"
+                "CatchUp Decision DriftRule Firing FiringOutcome NewSchedule OnDrift Schedule"
             ),
             "penstock_ledger.sql.database": "Database open_database",
             "penstock_ledger.sql.postgres": "POOL_SIZE Waits",
@@ -297,6 +303,7 @@ else:
             "penstock_ledger.stores.provenance": (
                 "InUse MadeWith Provenance RENOTED_S made_by purge_job"
             ),
+            "penstock_ledger.stores.runs": "Run RunFigures RunStore Spread",
             "penstock_ledger.stores.schedules": "ScheduleStore",
             "penstock_ledger.stores.source_keys": "SourceKeys",
             "penstock_ledger.stores.spool": "Spool SpoolRow",

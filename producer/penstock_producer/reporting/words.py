@@ -234,6 +234,20 @@ def effort_lines(report: Report, *, saved: bool = False) -> Iterator[str]:
     yield from prompts_lines(report.prompt_sizes)
     yield from dict.fromkeys(map(made_with_line, report.made_with))
     yield from changes(report.rows_cut, report.tokens_saved)
+    yield from run_before_lines(report.run_before)
+
+
+def run_before_lines(comparison: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield how a schedule's run compares with the one before, where it was compared."""
+    from penstock_producer.schedules.drift import moves_in_words
+
+    if comparison is None or "moved" not in comparison:
+        return
+    before = f"the run before, job {comparison['before']}"
+    if not comparison["moved"]:
+        yield f"nothing has moved away from {before}"
+    for sentence in moves_in_words(comparison):
+        yield f"moved away from {before}: {sentence}"
 
 
 def feeders_line(job: Job, shards: Shards, *, one_machine: bool) -> str:
