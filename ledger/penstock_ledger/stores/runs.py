@@ -136,8 +136,15 @@ class RunStore:
             *_spread(cost, columns.reason.is_(None)),
         ).where(columns.job_id == job_id, columns.superseded_by.is_(None))
         found = self._db.read(lambda connection: connection.execute(query).one())
-        counts, spreads = found[:4], found[4:]
-        return RunFigures(*map(int, counts), Spread(*spreads[:3]), Spread(*spreads[3:]))
+        documents, dead, withheld, cut, *spreads = found
+        return RunFigures(
+            documents,
+            int(dead),
+            int(withheld),
+            int(cut),
+            Spread(*spreads[:3]),
+            Spread(*spreads[3:]),
+        )
 
     def over_answers(self, job_id: str, most: int, count: Callable[[Answers], T]) -> T:
         """Return what ``count`` makes of the results; of more than ``most``, of some by chance."""

@@ -100,8 +100,8 @@ class Schedules:
         read. ``drift`` compares each run with the one before (docs/schedules.md): `report` says
         what has moved, `pause` also pauses the schedule; ``drift_field`` is a field of JSON answers
         whose values are compared, too. ``owned_by`` stands before the name in all that is kept,
-        so that the names of two tenants never meet. Raises ScheduleError, SpecError, ScheduleExists, TooManySchedules, and
-        SinkError where results could not be written now.
+        so that the names of two tenants never meet. Raises ScheduleError, SpecError,
+        ScheduleExists, TooManySchedules, and SinkError where results could not be written now.
         """
         if _NAME.fullmatch(name) is None:
             raise ScheduleError(

@@ -37,7 +37,8 @@ SHARES: Final[Mapping[str, str]] = {
     "withheld": "answers withheld",
     "cut": "answers cut at their limit",
 }
-MEANS: Final[Mapping[str, str]] = {"tokens": "tokens of an answer", "cost": "cost of a document"}
+MEANS: Final = ("tokens", "cost")
+COST_OF: Final = 1_000  # documents: what one costs is a fraction of a cent
 
 
 class Moved(NamedTuple):
@@ -120,26 +121,26 @@ def moves_in_words(comparison: Mapping[str, Any]) -> list[str]:
 
 def _in_words(moved: Moved) -> str:
     if moved.figure == "cost":
-        was, now = usd(moved.before / 1e6), usd(moved.now / 1e6)
-        return f"{MEANS['cost']}: {was} before, now {now}"
-    if moved.figure in MEANS:
-        return f"{MEANS[moved.figure]}: {moved.before:,.0f} before, now {moved.now:,.0f}"
+        was, now = (usd(of_one * COST_OF / 1e6) for of_one in (moved.before, moved.now))
+        return f"cost of {COST_OF:,} documents: {was} before, now {now}"
+    if moved.figure == "tokens":
+        return f"tokens of an answer: {moved.before:,.0f} before, now {moved.now:,.0f}"
     name = SHARES.get(moved.figure) or one_line(str(moved.label), LABEL_CHARS)
     return f"{name}: {moved.before:.1%} before, now {moved.now:.1%}"
 
 
 def compare(before: Compared, now: Compared) -> list[Moved] | None:
-    """Return what has moved, the largest part of its interval first; None for too few documents."""
+    """Return what has moved; None where a run has too few documents."""
     if min(before.figures.documents, now.figures.documents) < LEAST_DOCUMENTS:
         return None
+    was, is_now = before.figures, now.figures
     found = [
-        _share(name, None, getattr(before.figures, name), before.figures.documents, count, of)
+        _share(
+            name, None, getattr(was, name), was.documents, getattr(is_now, name), is_now.documents
+        )
         for name in SHARES
-        for count, of in [(getattr(now.figures, name), now.figures.documents)]
     ]
-    found += [
-        _mean(name, getattr(before.figures, name), getattr(now.figures, name)) for name in MEANS
-    ]
+    found += [_mean(name, getattr(was, name), getattr(is_now, name)) for name in MEANS]
     if before.labels is not None and now.labels is not None:
         found += _labels(before.labels, now.labels)
     return [one for one in found if one is not None]
@@ -151,9 +152,9 @@ def _labels(before: Labels, now: Labels) -> list[Moved | None]:
     both = before.counts + now.counts
     names = [name for name, _ in both.most_common(LABELS_MAX)]
     counts = [(name, before.counts[name], now.counts[name]) for name in names]
-    rest = [of.number - sum(of.counts[name] for name in names) for of in (before, now)]
-    if any(rest):
-        counts.append((OTHER, *rest))
+    was, is_now = (of.number - sum(of.counts[name] for name in names) for of in (before, now))
+    if was or is_now:
+        counts.append((OTHER, was, is_now))
     return [
         _share("label", name, was, before.number, number, now.number)
         for name, was, number in counts
@@ -175,7 +176,7 @@ def _share(
 
 
 def _wilson(number: int, of: int) -> tuple[float, float]:
-    """Return Wilson's interval of a share (Journal of the American Statistical Association, 1927)."""
+    """Return Wilson's interval of a share (Journal of the American Statistical Association 22)."""
     share, square = number / of, Z * Z / of
     middle = (share + square / 2) / (1 + square)
     half = Z * math.sqrt(share * (1 - share) / of + square / of / 4) / (1 + square)
