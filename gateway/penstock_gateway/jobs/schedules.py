@@ -33,7 +33,7 @@ from penstock_gateway.jobs.schedule_schemas import (
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
 from penstock_ledger import ScheduleNotFound, ScheduleStore
-from penstock_ledger.schedule import Schedule
+from penstock_ledger.schedules.model import Schedule
 from penstock_producer import OutcomesOf, SpecError
 from penstock_producer.errors import Problem, seen
 from penstock_producer.job.spec import JobSpec

@@ -14,11 +14,11 @@ from sqlalchemy import Connection, Float, and_, case, cast, func, select, update
 
 from penstock_ledger.door_stores.events import note_event
 from penstock_ledger.model import JobState
-from penstock_ledger.schedule import Schedule
+from penstock_ledger.schedules.model import Schedule
+from penstock_ledger.schedules.store import schedule_of
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import firings, jobs, outcomes, schedules
 from penstock_ledger.stored_values import json_text
-from penstock_ledger.stores.schedules import schedule_of
 
 _ENDED: Final = tuple(str(state) for state in JobState if state.final)
 _WITHHELD: Final = ("content_filter", "refusal")  # finish reasons of answers that were not given

@@ -20,7 +20,7 @@ from sqlalchemy.exc import IntegrityError
 
 from penstock_ledger.errors import ScheduleExists, ScheduleNotFound, TooManySchedules
 from penstock_ledger.model import JobState
-from penstock_ledger.schedule import (
+from penstock_ledger.schedules.model import (
     TAKEN_MAX,
     CatchUp,
     Decision,
