@@ -352,7 +352,7 @@ def _next(schedule: Schedule) -> str:
 
 def _in_words(schedule: Schedule, firing: Firing) -> str:
     from penstock_producer.reporting.text import one_line
-    from penstock_producer.schedules.drift import moves_in_words
+    from penstock_producer.reporting.words import moves_in_words
 
     shown = f"{_shown(schedule, firing.planned_at)} {firing.outcome}"
     if firing.job_id is not None:

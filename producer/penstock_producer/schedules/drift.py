@@ -16,10 +16,19 @@ from typing import Any, Final, NamedTuple
 
 from penstock_ledger import DriftRule, OnDrift, RunFigures, Spread
 from penstock_producer.errors import ScheduleError, seen
-from penstock_producer.reporting.text import one_line, usd
 from penstock_producer.tables.columns import parsed, text_of
 
-__all__ = ["Compared", "Moved", "compare", "drift_rule", "labels_of", "moves_in_words"]
+__all__ = [
+    "MEANS",
+    "SAMPLE",
+    "SHARES",
+    "Compared",
+    "Labels",
+    "Moved",
+    "compare",
+    "drift_rule",
+    "labels_of",
+]
 
 Z: Final = 4.0
 LEAST_DOCUMENTS: Final = 100  # in both runs: fewer say too little
@@ -32,13 +41,8 @@ FIELD_CHARS: Final = 200
 OTHER: Final = "other values"
 NO_VALUE: Final = "no value"
 
-SHARES: Final[Mapping[str, str]] = {
-    "dead": "dead letters",
-    "withheld": "answers withheld",
-    "cut": "answers cut at their limit",
-}
+SHARES: Final = ("dead", "withheld", "cut")
 MEANS: Final = ("tokens", "cost")
-COST_OF: Final = 1_000  # documents: what one costs is a fraction of a cent
 
 
 class Moved(NamedTuple):
@@ -112,21 +116,6 @@ def _label(field: str, text: str | None) -> str:
     if found is None or isinstance(found, Mapping | list):
         return NO_VALUE
     return str(found)[:LABEL_CHARS]
-
-
-def moves_in_words(comparison: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each figure that has moved, as a comparison is kept with its run."""
-    return [_in_words(Moved(**kept)) for kept in comparison.get("moved", ())]
-
-
-def _in_words(moved: Moved) -> str:
-    if moved.figure == "cost":
-        was, now = (usd(of_one * COST_OF / 1e6) for of_one in (moved.before, moved.now))
-        return f"cost of {COST_OF:,} documents: {was} before, now {now}"
-    if moved.figure == "tokens":
-        return f"tokens of an answer: {moved.before:,.0f} before, now {moved.now:,.0f}"
-    name = SHARES.get(moved.figure) or one_line(str(moved.label), LABEL_CHARS)
-    return f"{name}: {moved.before:.1%} before, now {moved.now:.1%}"
 
 
 def compare(before: Compared, now: Compared) -> list[Moved] | None:

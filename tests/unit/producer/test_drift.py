@@ -11,6 +11,7 @@ import pytest
 
 from penstock_ledger import OnDrift, RunFigures, Spread
 from penstock_producer import ScheduleError
+from penstock_producer.reporting.words import moves_in_words
 from penstock_producer.schedules.drift import (
     LABELS_MAX,
     NO_VALUE,
@@ -20,7 +21,6 @@ from penstock_producer.schedules.drift import (
     compare,
     drift_rule,
     labels_of,
-    moves_in_words,
 )
 
 
@@ -29,7 +29,13 @@ def spread(values: list[float]) -> Spread:
 
 
 def run(documents: int = 1_000, labels: dict[str, int] | None = None, **figures: Any) -> Compared:
-    given = {"dead": 0, "withheld": 0, "cut": 0, "tokens": Spread(0, 0, 0), "cost": Spread(0, 0, 0)}
+    given: dict[str, Any] = {
+        "dead": 0,
+        "withheld": 0,
+        "cut": 0,
+        "tokens": Spread(0, 0, 0),
+        "cost": Spread(0, 0, 0),
+    }
     counts = None if labels is None else Labels(sum(labels.values()), Counter(labels))
     return Compared(RunFigures(documents, **(given | figures)), counts)
 
@@ -43,9 +49,10 @@ def moved(before: Compared, now: Compared) -> list[tuple[str, str | None]]:
 @pytest.mark.parametrize("figure", ["dead", "withheld", "cut"])
 def test_a_share_that_has_moved_is_found_both_ways(figure: str) -> None:
     """With its interval, which holds the difference and not zero."""
-    few, many = run(**{figure: 10}), run(**{figure: 100})
+    counts: list[dict[str, Any]] = [{figure: 10}, {figure: 100}]
+    few, many = (run(**count) for count in counts)
     assert moved(few, many) == moved(many, few) == [(figure, None)]
-    (up,), (down,) = compare(few, many) or (), compare(many, few) or ()
+    up, down = ((compare(*both) or [])[0] for both in ((few, many), (many, few)))
     assert 0 < up.low < up.now - up.before < up.high
     assert (down.low, down.high) == pytest.approx((-up.high, -up.low))
 
@@ -57,7 +64,7 @@ def test_the_interval_is_that_of_the_paper() -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(drift, "Z", 1.959964)
         patched.setattr(drift, "LEAST_DOCUMENTS", 1)
-        (one,) = compare(run(80, dead=48), run(70, dead=56)) or ()
+        one = (compare(run(80, dead=48), run(70, dead=56)) or [])[0]
     assert (one.low, one.high) == pytest.approx((0.0524, 0.3339), abs=5e-5)
 
 
@@ -120,7 +127,7 @@ def test_few_documents_say_nothing(before: int, now: int) -> None:
 
 
 def test_values_of_a_field_are_counted() -> None:
-    """At any depth; what is no JSON, has no such field or one that is no value counts as one."""
+    """At any depth; what is not JSON, has no such field or one that is no value counts as one."""
     chat = "/v1/chat/completions"
     texts = [
         '{"kind": {"name": "a"}}',

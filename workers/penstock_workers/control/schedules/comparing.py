@@ -9,16 +9,24 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from penstock_ledger import DriftRule, JobNotFound, JobStore, OnDrift, PenstockError, Run, RunStore
+from penstock_ledger import (
+    Database,
+    DriftRule,
+    JobNotFound,
+    JobStore,
+    OnDrift,
+    PenstockError,
+    Run,
+    RunStore,
+)
 from penstock_ledger.model import JobState
-from penstock_ledger.sql.database import Database
 from penstock_producer.job.endpoints import EMBEDDINGS
+from penstock_producer.reporting.words import moves_in_words
 from penstock_producer.schedules.drift import (
     SAMPLE,
     Compared,
     compare,
     labels_of,
-    moves_in_words,
 )
 from penstock_workers.failure_log import FailureLog
 
