@@ -161,6 +161,7 @@ if TYPE_CHECKING:
     from penstock_ledger.provider_batch import BatchState as BatchState
     from penstock_ledger.provider_batch import BatchSum as BatchSum
     from penstock_ledger.provider_batch import BatchTrouble as BatchTrouble
+    from penstock_ledger.provider_batch import EqualRequests as EqualRequests
     from penstock_ledger.provider_batch import KeptDocument as KeptDocument
     from penstock_ledger.provider_batch import Missing as Missing
     from penstock_ledger.provider_batch import NewProviderBatch as NewProviderBatch
@@ -199,6 +200,8 @@ if TYPE_CHECKING:
     from penstock_ledger.stores.batch_remainders import RemainderStore as RemainderStore
     from penstock_ledger.stores.commit_order import CommitOrder as CommitOrder
     from penstock_ledger.stores.commit_order import Place as Place
+    from penstock_ledger.stores.equal_requests import EqualRequestStore as EqualRequestStore
+    from penstock_ledger.stores.equal_requests import SentRequest as SentRequest
     from penstock_ledger.stores.jobs import JobStore as JobStore
     from penstock_ledger.stores.lane_moves import BY_HAND as BY_HAND
     from penstock_ledger.stores.lane_moves import MOVE_REASONS as MOVE_REASONS
@@ -279,8 +282,8 @@ else:
             ),
             "penstock_ledger.provider_batch": (
                 "BatchFailure BatchState BatchSum BatchTrouble BatchesOpen CANCEL_WAIT_S "
-                "KeptDocument Missing NewProviderBatch ProviderBatch Remainder Waiting "
-                "kept_documents"
+                "EqualRequests KeptDocument Missing NewProviderBatch ProviderBatch Remainder "
+                "Waiting kept_documents"
             ),
             "penstock_ledger.schedules.model": (
                 "CatchUp Decision DriftRule Firing FiringOutcome NewSchedule OnDrift Schedule"
@@ -294,6 +297,7 @@ else:
             "penstock_ledger.stores.batch_journal": "ProviderBatchStore",
             "penstock_ledger.stores.batch_remainders": "RemainderStore",
             "penstock_ledger.stores.commit_order": "CommitOrder Place",
+            "penstock_ledger.stores.equal_requests": "EqualRequestStore SentRequest",
             "penstock_ledger.stores.jobs": "JobStore",
             "penstock_ledger.stores.lane_moves": "BY_HAND LaneMove LaneMoves MOVE_REASONS",
             "penstock_ledger.stores.live": "LiveFeed LiveJob LiveJobs",

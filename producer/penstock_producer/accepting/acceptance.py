@@ -168,8 +168,6 @@ def _check_budget(spec: JobSpec, provider: ProviderFacts) -> None:
 _NOT_IN_BATCHES = {
     "preprocess": "requests go into batches as they are",
     "fallback": "what a batch refuses is tried again with its own model",
-    "dedup": "every document of a batch is a request of its own",
-    "cache_s": "every document of a batch is a request of its own",
 }
 _LEFT_OUT = "leave it out, or give lanes without {}"
 _ONLY_IN_BATCHES = ("batch_max_requests", "batch_poll_s", "batch_files")

@@ -520,6 +520,11 @@ class JobSpec(BaseModel):
         )
 
     @property
+    def reuses_answers(self) -> bool:
+        """Return whether documents may take the answers to equal requests."""
+        return self.dedup != "off" or self.cache_s is not None
+
+    @property
     def stop_at_share(self) -> float | None:
         """The share of ``stop_at_dead``; None where it is off."""
         return None if self.stop_at_dead == OFF else float(self.stop_at_dead[:-1]) / 100

@@ -21,7 +21,7 @@ from penstock_producer.reporting.text import count, counted, one_line, safe
 from penstock_producer.rows import Tally
 
 if TYPE_CHECKING:
-    from penstock_ledger import Database, LaneMove, MadeWith, PromptSizes
+    from penstock_ledger import Database, LaneMove, MadeWith, PromptSizes, Saving
     from penstock_ledger.model import Counts, Job, LaneCounts
     from penstock_producer.rows import Tally
 
@@ -117,6 +117,7 @@ def gathered(
             sizes=outcomes.prompt_sizes(job.job_id) if sizes else None,
             unread=BatchFigures(database).unread(job.job_id),
             run_before=RunStore(database).comparison_of(job.job_id),
+            savings=outcomes.savings(job.job_id),
         )
 
 
@@ -181,7 +182,7 @@ class Report:
     # where all documents failed alike: why, and what to do
     advice: list[str] = field(default_factory=list)
     cost_by_lane: list[money.LaneCost] = field(default_factory=list)
-    saved: money.Saved = field(default_factory=lambda: money.Saved(0.0, 0.0, 0.0))
+    saved: money.Saved = field(default_factory=lambda: money.Saved(0.0, 0.0, 0.0, {}))
     batches: BatchesCreated | None = None  # None: its documents went into none
     # None: the rows of the job were not read for this form of the report
     prompt_sizes: PromptTokens | None = None
@@ -203,7 +204,7 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         fields = asdict(self)
         fields["cost_by_lane"] = money.as_json(self.cost_by_lane)
-        fields["saved"] = self.saved._asdict()
+        fields["saved"] = self.saved.to_json()
         fields["batches"] = None if self.batches is None else self.batches._asdict()
         fields["prompt_sizes"] = None if self.prompt_sizes is None else self.prompt_sizes._asdict()
         return fields
@@ -222,6 +223,7 @@ def build(
     sizes: PromptSizes | None = None,
     unread: tuple[int, int | None] = (0, 0),
     run_before: dict[str, Any] | None = None,
+    savings: Iterable[Saving] = (),
 ) -> Report:
     """Build the report of a job.
 
@@ -237,7 +239,7 @@ def build(
     spent_usd = money_of(counts, is_priced=is_priced)
     tally, lane = Tally.of_pin(job.source), job.lane
     by_lane = money.by_lane(counts, lanes, None if job.moves else lane, combinations)
-    saved = money.saved(counts, by_lane, combinations)
+    saved = money.saved(counts, by_lane, combinations, savings)
     return Report(
         job=job.job_key,
         state=str(job.state),

@@ -79,6 +79,16 @@ COST = _worker(
     "provider",
     unit="USD",
 )
+SAVINGS = _worker(
+    "penstock_savings_usd_total",
+    "What calls of finished items cost less (effect saved) or more (effect lost) by a service tier "
+    "or the provider's prompt cache, as far as prices are known.",
+    "lane",
+    "provider",
+    "cause",
+    "effect",
+    unit="USD",
+)
 CALL_SECONDS = Metric(
     "penstock_call_seconds",
     "histogram",
