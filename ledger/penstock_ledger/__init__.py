@@ -161,6 +161,7 @@ if TYPE_CHECKING:
     from penstock_ledger.provider_batch import BatchState as BatchState
     from penstock_ledger.provider_batch import BatchSum as BatchSum
     from penstock_ledger.provider_batch import BatchTrouble as BatchTrouble
+    from penstock_ledger.provider_batch import EqualRequests as EqualRequests
     from penstock_ledger.provider_batch import KeptDocument as KeptDocument
     from penstock_ledger.provider_batch import Missing as Missing
     from penstock_ledger.provider_batch import NewProviderBatch as NewProviderBatch
@@ -168,12 +169,22 @@ if TYPE_CHECKING:
     from penstock_ledger.provider_batch import Remainder as Remainder
     from penstock_ledger.provider_batch import Waiting as Waiting
     from penstock_ledger.provider_batch import kept_documents as kept_documents
-    from penstock_ledger.schedule import CatchUp as CatchUp
-    from penstock_ledger.schedule import Decision as Decision
-    from penstock_ledger.schedule import Firing as Firing
-    from penstock_ledger.schedule import FiringOutcome as FiringOutcome
-    from penstock_ledger.schedule import NewSchedule as NewSchedule
-    from penstock_ledger.schedule import Schedule as Schedule
+    from penstock_ledger.schedules.model import CatchUp as CatchUp
+    from penstock_ledger.schedules.model import Decision as Decision
+    from penstock_ledger.schedules.model import DriftRule as DriftRule
+    from penstock_ledger.schedules.model import Firing as Firing
+    from penstock_ledger.schedules.model import FiringOutcome as FiringOutcome
+    from penstock_ledger.schedules.model import NewSchedule as NewSchedule
+    from penstock_ledger.schedules.model import OnDrift as OnDrift
+    from penstock_ledger.schedules.model import Schedule as Schedule
+    from penstock_ledger.schedules.noticed import Noted as Noted
+    from penstock_ledger.schedules.noticed import NoticedFile as NoticedFile
+    from penstock_ledger.schedules.noticed import NoticedStore as NoticedStore
+    from penstock_ledger.schedules.runs import Run as Run
+    from penstock_ledger.schedules.runs import RunFigures as RunFigures
+    from penstock_ledger.schedules.runs import RunStore as RunStore
+    from penstock_ledger.schedules.runs import Spread as Spread
+    from penstock_ledger.schedules.store import ScheduleStore as ScheduleStore
     from penstock_ledger.sql.database import Database as Database
     from penstock_ledger.sql.database import open_database as open_database
     from penstock_ledger.sql.postgres import POOL_SIZE as POOL_SIZE
@@ -189,6 +200,8 @@ if TYPE_CHECKING:
     from penstock_ledger.stores.batch_remainders import RemainderStore as RemainderStore
     from penstock_ledger.stores.commit_order import CommitOrder as CommitOrder
     from penstock_ledger.stores.commit_order import Place as Place
+    from penstock_ledger.stores.equal_requests import EqualRequestStore as EqualRequestStore
+    from penstock_ledger.stores.equal_requests import SentRequest as SentRequest
     from penstock_ledger.stores.jobs import JobStore as JobStore
     from penstock_ledger.stores.lane_moves import BY_HAND as BY_HAND
     from penstock_ledger.stores.lane_moves import MOVE_REASONS as MOVE_REASONS
@@ -200,9 +213,6 @@ if TYPE_CHECKING:
     from penstock_ledger.stores.meta import Meta as Meta
     from penstock_ledger.stores.meta import StepsTaken as StepsTaken
     from penstock_ledger.stores.meta import StepTaken as StepTaken
-    from penstock_ledger.stores.noticed import Noted as Noted
-    from penstock_ledger.stores.noticed import NoticedFile as NoticedFile
-    from penstock_ledger.stores.noticed import NoticedStore as NoticedStore
     from penstock_ledger.stores.outcomes import OutcomeStore as OutcomeStore
     from penstock_ledger.stores.outcomes import PromptSizes as PromptSizes
     from penstock_ledger.stores.provenance import RENOTED_S as RENOTED_S
@@ -212,7 +222,6 @@ if TYPE_CHECKING:
     from penstock_ledger.stores.provenance import made_by as made_by
     from penstock_ledger.stores.provenance import purge_job as purge_job
     from penstock_ledger.stores.savings import RULE as RULE
-    from penstock_ledger.stores.schedules import ScheduleStore as ScheduleStore
     from penstock_ledger.stores.source_keys import SourceKeys as SourceKeys
     from penstock_ledger.stores.spool import Spool as Spool
     from penstock_ledger.stores.spool import SpoolRow as SpoolRow
@@ -276,11 +285,11 @@ else:
             ),
             "penstock_ledger.provider_batch": (
                 "BatchFailure BatchState BatchSum BatchTrouble BatchesOpen CANCEL_WAIT_S "
-                "KeptDocument Missing NewProviderBatch ProviderBatch Remainder Waiting "
-                "kept_documents"
+                "EqualRequests KeptDocument Missing NewProviderBatch ProviderBatch Remainder "
+                "Waiting kept_documents"
             ),
-            "penstock_ledger.schedule": (
-                "CatchUp Decision Firing FiringOutcome NewSchedule Schedule"
+            "penstock_ledger.schedules.model": (
+                "CatchUp Decision DriftRule Firing FiringOutcome NewSchedule OnDrift Schedule"
             ),
             "penstock_ledger.sql.database": "Database open_database",
             "penstock_ledger.sql.postgres": "POOL_SIZE Waits",
@@ -291,17 +300,19 @@ else:
             "penstock_ledger.stores.batch_journal": "ProviderBatchStore",
             "penstock_ledger.stores.batch_remainders": "RemainderStore",
             "penstock_ledger.stores.commit_order": "CommitOrder Place",
+            "penstock_ledger.stores.equal_requests": "EqualRequestStore SentRequest",
             "penstock_ledger.stores.jobs": "JobStore",
             "penstock_ledger.stores.lane_moves": "BY_HAND LaneMove LaneMoves MOVE_REASONS",
             "penstock_ledger.stores.live": "LiveFeed LiveJob LiveJobs",
             "penstock_ledger.stores.meta": "Meta StepTaken StepsTaken",
-            "penstock_ledger.stores.noticed": "Noted NoticedFile NoticedStore",
+            "penstock_ledger.schedules.noticed": "Noted NoticedFile NoticedStore",
             "penstock_ledger.stores.outcomes": "OutcomeStore PromptSizes",
             "penstock_ledger.stores.provenance": (
                 "InUse MadeWith Provenance RENOTED_S made_by purge_job"
             ),
             "penstock_ledger.stores.savings": "RULE",
-            "penstock_ledger.stores.schedules": "ScheduleStore",
+            "penstock_ledger.schedules.runs": "Run RunFigures RunStore Spread",
+            "penstock_ledger.schedules.store": "ScheduleStore",
             "penstock_ledger.stores.source_keys": "SourceKeys",
             "penstock_ledger.stores.spool": "Spool SpoolRow",
             "penstock_ledger.vectors": "Vectors",

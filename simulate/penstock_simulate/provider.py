@@ -83,6 +83,7 @@ class Provider:
         return self.book.stats() | {
             "limits": self._limits.stats(now),
             "spent_usd": round(self._wallet.spent_usd, 9),
+            "ordinary_usd": round(self._wallet.ordinary_usd, 9),
         }
 
     def metrics(self, now: float) -> str:
@@ -105,7 +106,7 @@ class Provider:
 
     def pay(self, usage: Usage, price: float) -> None:
         """Pay for work done, at this part of the ordinary price."""
-        self._wallet.pay(usage.prompt * price, usage.completion * price)
+        self._wallet.pay(usage.prompt, usage.completion, price)
 
     def open_call(
         self, endpoint: str, raw: bytes, tag: str | None, authorization: str | None

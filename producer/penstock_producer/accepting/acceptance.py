@@ -158,8 +158,6 @@ _NOT_IN_BATCHES = {
     "fallback": "what a batch refuses is tried again with its own model",
     "escalate": "a batch asks each of its documents once",
     "degrade": "what is in a batch is asked as it was packed, and a batch takes hours",
-    "dedup": "every document of a batch is a request of its own",
-    "cache_s": "every document of a batch is a request of its own",
 }
 _LEFT_OUT = "leave it out, or give lanes without {}"
 _ONLY_IN_BATCHES = ("batch_max_requests", "batch_poll_s", "batch_files")

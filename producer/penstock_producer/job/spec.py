@@ -587,6 +587,11 @@ class JobSpec(BaseModel):
         )
 
     @property
+    def reuses_answers(self) -> bool:
+        """Return whether documents may take the answers to equal requests."""
+        return self.dedup != "off" or self.cache_s is not None
+
+    @property
     def routing(self) -> RoutingTable:
         """Return the rules by which documents take another route."""
         return RoutingTable(self.routes or ())

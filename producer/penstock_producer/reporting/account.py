@@ -22,7 +22,7 @@ from penstock_producer.reporting.text import count, counted, one_line, safe
 from penstock_producer.rows import Tally
 
 if TYPE_CHECKING:
-    from penstock_ledger import Database, LaneMove, MadeWith, PromptSizes
+    from penstock_ledger import Database, LaneMove, MadeWith, PromptSizes, Saving
     from penstock_ledger.model import Counts, Job, LaneCounts
     from penstock_producer.rows import Tally
 
@@ -103,7 +103,7 @@ def gathered(
     ``stats``: the counters of the job in Redis; empty where it does not run. ``seconds`` of work
     where they were measured, ``counts`` where they were read just now.
     """
-    from penstock_ledger import BatchFigures, LaneMoves, OutcomeStore, Provenance
+    from penstock_ledger import BatchFigures, LaneMoves, OutcomeStore, Provenance, RunStore
 
     outcomes = OutcomeStore(database)
     with database.one_read():
@@ -118,6 +118,8 @@ def gathered(
             created=BatchFigures(database).created(job.job_id),
             sizes=outcomes.prompt_sizes(job.job_id) if sizes else None,
             unread=BatchFigures(database).unread(job.job_id),
+            run_before=RunStore(database).comparison_of(job.job_id),
+            savings=outcomes.savings(job.job_id),
             rules=rules_of(database, job),
         )
 
@@ -193,7 +195,7 @@ class Report:
     # where all documents failed alike: why, and what to do
     advice: list[str] = field(default_factory=list)
     cost_by_lane: list[money.LaneCost] = field(default_factory=list)
-    saved: money.Saved = field(default_factory=lambda: money.Saved(0.0, 0.0, 0.0))
+    saved: money.Saved = field(default_factory=lambda: money.Saved(0.0, 0.0, 0.0, {}))
     batches: BatchesCreated | None = None  # None: its documents went into none
     # None: the rows of the job were not read for this form of the report
     prompt_sizes: PromptTokens | None = None
@@ -201,6 +203,8 @@ class Report:
     visible_usd: float | None = None  # of `cost_usd`: what the outcomes took that are visible now
     # of `known_usd`: the rest, by why it is in no outcome
     spent_besides: dict[str, float] = field(default_factory=dict)
+    # of a schedule's run: how it compares with the one before; None: it was not compared
+    run_before: dict[str, Any] | None = None
     # by the rules of the job: see by_rules.py
     routes: Sequence[dict[str, Any]] = ()
     escalated: dict[str, Any] | None = None
@@ -217,7 +221,7 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         fields = asdict(self)
         fields["cost_by_lane"] = money.as_json(self.cost_by_lane)
-        fields["saved"] = self.saved._asdict()
+        fields["saved"] = self.saved.to_json()
         fields["batches"] = None if self.batches is None else self.batches._asdict()
         fields["prompt_sizes"] = None if self.prompt_sizes is None else self.prompt_sizes._asdict()
         return fields
@@ -235,6 +239,8 @@ def build(
     created: tuple[int, int] = (0, 0),
     sizes: PromptSizes | None = None,
     unread: tuple[int, int | None] = (0, 0),
+    run_before: dict[str, Any] | None = None,
+    savings: Iterable[Saving] = (),
     rules: ByRules | None = None,
 ) -> Report:
     """Build the report of a job.
@@ -251,7 +257,7 @@ def build(
     spent_usd = money_of(counts, is_priced=is_priced)
     tally, lane = Tally.of_pin(job.source), job.lane
     by_lane = money.by_lane(counts, lanes, None if job.moves else lane, combinations)
-    saved = money.saved(counts, by_lane, combinations)
+    saved = money.saved(counts, by_lane, combinations, savings)
     return Report(
         job=job.job_key,
         state=str(job.state),
@@ -298,6 +304,7 @@ def build(
         if created[0] or packs(lane)
         else None,
         prompt_sizes=None if sizes is None else _prompt_tokens(sizes),
+        run_before=run_before,
     )
 
 

@@ -79,6 +79,16 @@ COST = _worker(
     "provider",
     unit="USD",
 )
+SAVINGS = _worker(
+    "penstock_savings_usd_total",
+    "What calls of finished items cost less (effect saved) or more (effect lost) by a service tier "
+    "or the provider's prompt cache, as far as prices are known.",
+    "lane",
+    "provider",
+    "cause",
+    "effect",
+    unit="USD",
+)
 CALL_SECONDS = Metric(
     "penstock_call_seconds",
     "histogram",
@@ -389,6 +399,12 @@ FIRINGS = _control(
     "penstock_schedule_firings_total",
     "Planned times of schedules that this process decided, by what came of them.",
     "outcome",
+)
+COMPARED = _control(
+    "penstock_schedule_compared_total",
+    "Runs of schedules that this process compared with the run before: moved, same, or skipped "
+    "where one of them had too few documents or did not complete.",
+    "result",
 )
 
 CATALOGUE: tuple[Metric, ...] = tuple(

@@ -16,7 +16,7 @@ def booked(attempt: Attempt, outcome: Outcome) -> tuple[Saving, ...]:
     """Return what an attempt cost by each rule; a document counts where it ends."""
     spent, spec, found = attempt.spent, attempt.job.spec, list[Saving]()
     ends = isinstance(outcome, Done | Dead)
-    if spec.routes:
+    if spec.routes and attempt.given:  # of an equal request's answer in a batch nothing is read
         found.append(_of(route_cause(route_in(attempt.given)), ends, spent.cost_microusd))
     if attempt.step:
         found.append(_of(step_cause(attempt.step), ends, spent.cost_microusd))
