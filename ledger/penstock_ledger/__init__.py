@@ -142,6 +142,7 @@ if TYPE_CHECKING:
     from penstock_ledger.keys import RETRIED as RETRIED
     from penstock_ledger.keys import bucket_count as bucket_count
     from penstock_ledger.keys import buckets_for as buckets_for
+    from penstock_ledger.model import RULE as RULE
     from penstock_ledger.model import Counts as Counts
     from penstock_ledger.model import DeadLetter as DeadLetter
     from penstock_ledger.model import Feed as Feed
@@ -221,7 +222,6 @@ if TYPE_CHECKING:
     from penstock_ledger.stores.provenance import Provenance as Provenance
     from penstock_ledger.stores.provenance import made_by as made_by
     from penstock_ledger.stores.provenance import purge_job as purge_job
-    from penstock_ledger.stores.savings import RULE as RULE
     from penstock_ledger.stores.source_keys import SourceKeys as SourceKeys
     from penstock_ledger.stores.spool import Spool as Spool
     from penstock_ledger.stores.spool import SpoolRow as SpoolRow
@@ -281,7 +281,7 @@ else:
             "penstock_ledger.keys": "RETRIED bucket_count buckets_for",
             "penstock_ledger.model": (
                 "Counts DeadLetter Feed FeedKind ItemKey Job JobState LaneCounts NewJob Paid "
-                "PaidBeside Result Saving"
+                "PaidBeside RULE Result Saving"
             ),
             "penstock_ledger.provider_batch": (
                 "BatchFailure BatchState BatchSum BatchTrouble BatchesOpen CANCEL_WAIT_S "
@@ -310,7 +310,6 @@ else:
             "penstock_ledger.stores.provenance": (
                 "InUse MadeWith Provenance RENOTED_S made_by purge_job"
             ),
-            "penstock_ledger.stores.savings": "RULE",
             "penstock_ledger.schedules.runs": "Run RunFigures RunStore Spread",
             "penstock_ledger.schedules.store": "ScheduleStore",
             "penstock_ledger.stores.source_keys": "SourceKeys",

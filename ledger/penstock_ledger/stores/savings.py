@@ -13,16 +13,13 @@ from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, func, select
 
-from penstock_ledger.model import ItemKey, Saving
+from penstock_ledger.model import RULE, ItemKey, Saving
 from penstock_ledger.sql.tables import savings
 from penstock_ledger.stored_values import FIGURE_MAX
 from penstock_ledger.stores.account import grow
 
 Savings = Mapping[ItemKey, Sequence[Saving]]
 NOTHING_SAVED: Final[Savings] = {}
-
-RULE: Final = "rule:"
-"""So begin the causes that say what answers cost by a rule of their job, as a saving below 0."""
 
 _OF: Final = ("job_id", "cause", "lane")
 _FIGURES: Final = Saving._fields[1:]
