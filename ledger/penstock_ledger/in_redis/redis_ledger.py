@@ -446,6 +446,10 @@ class RedisLedger:
             pipe.mset({keys.EPOCH: self._epoch, keys.EPOCH_RUN: run})
             pipe.execute()
 
+    def last_rebuild(self) -> str:
+        """Return the name of the latest rebuild, "" where it was longer ago than ``REBUILT_S``."""
+        return (self._client.get(keys.EPOCH_REBUILT) or b"").decode()
+
     def rehydrate(
         self, job_id: str, generation: int, docs: Iterable[tuple[str, bool]], buckets: int
     ) -> int:

@@ -38,6 +38,7 @@ from penstock_workers.control.feeds.model_queues import DeadHomes, FoundAdapters
 from penstock_workers.control.fleet_figures import Counters, FleetFigures
 from penstock_workers.control.job.recover import Recovery
 from penstock_workers.control.job_steps import JobSteps, job_steps
+from penstock_workers.control.schedules.comparing import Comparing
 from penstock_workers.control.schedules.schedule_steps import ScheduleSteps
 from penstock_workers.control.schedules.start_job import start_job
 from penstock_workers.control.schedules.starts import Started
@@ -246,6 +247,7 @@ class Control:
             owner=owner,
             on_ended=self._wake.set,
             firings=counters.firings,
+            comparing=Comparing(database, counters.compared),
             decided=decided,
         )
 

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
-from penstock_ledger import ItemKey, Keep
+from penstock_ledger import ItemKey, Keep, Saving
 from penstock_ledger.model import Paid
 from penstock_producer.feed.wire import CALLS_HEADER, SPENT_HEADER, ItemMessage, item_tag
 from penstock_producer.job.spec import JobSpec
@@ -130,6 +130,7 @@ class Attempt(Item, kw_only=True, eq=False):
     happened: Failure | Reply | None = None  # what the call came to, before the job's own checks
     keep: Keep | None = None  # where its result will answer equal requests
     passing: Passing | None = None  # to a caller who reads the answer as it comes
+    savings: tuple[Saving, ...] = ()  # of this attempt's answers, by what caused them
 
     @property
     def repairs_left(self) -> int:
