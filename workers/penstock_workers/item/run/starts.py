@@ -101,8 +101,7 @@ class Starts:
         self.backlog = Backlog("starts wait to be counted", (self._redis,))
 
     def start(self) -> None:
-        # the worker has claimed nothing yet, so that no lease is from before the latest rebuild: not
-        # in the thread, which may come to it after the first claim
+        # here, where the worker has claimed nothing yet: no lease is from before the latest rebuild
         with contextlib.suppress(redis.RedisError):
             self._rebuilt = self._hot.last_rebuild()
         self._begins.start()
