@@ -370,7 +370,7 @@ batch_remainders = Table(
 )
 
 # Requests that provider batches of a job have had, of jobs whose equal requests are sent once: the
-# document whose answer serves the others. See stores/equal_requests.py.
+# document whose answer serves the others. See stores/batch_remainders.py.
 batch_requests = Table(
     "batch_requests",
     metadata,
@@ -468,7 +468,7 @@ spending = Table(
 
 # What answers of a job cost less than they would have without a cause (below 0: more), as a service
 # tier or the provider's prompt cache. It only grows, and stays when the job is purged. See
-# stores/savings.py.
+# stores/account.py.
 savings = Table(
     "savings",
     metadata,

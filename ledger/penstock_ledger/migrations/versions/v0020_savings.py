@@ -5,7 +5,7 @@ of `savings` is the sum of one cause of a job in one lane: how many answers, how
 of them, and how much less they cost than they would have without it, which is below 0 for what cost
 more. Causes are data: another one needs no column and no migration. A worker books it by adding
 a ``Saving`` of its own name to what ``ModelPrices.saved`` returns of an answer; it is added in the
-transaction that first writes the answer's row, see ``stores/savings.py``.
+transaction that first writes the answer's row, see ``stores/account.py``.
 
 Processes of the release before go on beside it and book nothing. Of their answers it is not known,
 which entries of `meta` say that name no savings (``MadeWith.notes_savings``).
