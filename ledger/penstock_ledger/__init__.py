@@ -169,12 +169,22 @@ if TYPE_CHECKING:
     from penstock_ledger.provider_batch import Remainder as Remainder
     from penstock_ledger.provider_batch import Waiting as Waiting
     from penstock_ledger.provider_batch import kept_documents as kept_documents
-    from penstock_ledger.schedule import CatchUp as CatchUp
-    from penstock_ledger.schedule import Decision as Decision
-    from penstock_ledger.schedule import Firing as Firing
-    from penstock_ledger.schedule import FiringOutcome as FiringOutcome
-    from penstock_ledger.schedule import NewSchedule as NewSchedule
-    from penstock_ledger.schedule import Schedule as Schedule
+    from penstock_ledger.schedules.model import CatchUp as CatchUp
+    from penstock_ledger.schedules.model import Decision as Decision
+    from penstock_ledger.schedules.model import DriftRule as DriftRule
+    from penstock_ledger.schedules.model import Firing as Firing
+    from penstock_ledger.schedules.model import FiringOutcome as FiringOutcome
+    from penstock_ledger.schedules.model import NewSchedule as NewSchedule
+    from penstock_ledger.schedules.model import OnDrift as OnDrift
+    from penstock_ledger.schedules.model import Schedule as Schedule
+    from penstock_ledger.schedules.noticed import Noted as Noted
+    from penstock_ledger.schedules.noticed import NoticedFile as NoticedFile
+    from penstock_ledger.schedules.noticed import NoticedStore as NoticedStore
+    from penstock_ledger.schedules.runs import Run as Run
+    from penstock_ledger.schedules.runs import RunFigures as RunFigures
+    from penstock_ledger.schedules.runs import RunStore as RunStore
+    from penstock_ledger.schedules.runs import Spread as Spread
+    from penstock_ledger.schedules.store import ScheduleStore as ScheduleStore
     from penstock_ledger.sql.database import Database as Database
     from penstock_ledger.sql.database import open_database as open_database
     from penstock_ledger.sql.postgres import POOL_SIZE as POOL_SIZE
@@ -201,9 +211,6 @@ if TYPE_CHECKING:
     from penstock_ledger.stores.live import LiveJob as LiveJob
     from penstock_ledger.stores.live import LiveJobs as LiveJobs
     from penstock_ledger.stores.meta import Meta as Meta
-    from penstock_ledger.stores.noticed import Noted as Noted
-    from penstock_ledger.stores.noticed import NoticedFile as NoticedFile
-    from penstock_ledger.stores.noticed import NoticedStore as NoticedStore
     from penstock_ledger.stores.outcomes import OutcomeStore as OutcomeStore
     from penstock_ledger.stores.outcomes import PromptSizes as PromptSizes
     from penstock_ledger.stores.provenance import RENOTED_S as RENOTED_S
@@ -212,7 +219,6 @@ if TYPE_CHECKING:
     from penstock_ledger.stores.provenance import Provenance as Provenance
     from penstock_ledger.stores.provenance import made_by as made_by
     from penstock_ledger.stores.provenance import purge_job as purge_job
-    from penstock_ledger.stores.schedules import ScheduleStore as ScheduleStore
     from penstock_ledger.stores.source_keys import SourceKeys as SourceKeys
     from penstock_ledger.stores.spool import Spool as Spool
     from penstock_ledger.stores.spool import SpoolRow as SpoolRow
@@ -279,8 +285,8 @@ else:
                 "EqualRequests KeptDocument Missing NewProviderBatch ProviderBatch Remainder "
                 "Waiting kept_documents"
             ),
-            "penstock_ledger.schedule": (
-                "CatchUp Decision Firing FiringOutcome NewSchedule Schedule"
+            "penstock_ledger.schedules.model": (
+                "CatchUp Decision DriftRule Firing FiringOutcome NewSchedule OnDrift Schedule"
             ),
             "penstock_ledger.sql.database": "Database open_database",
             "penstock_ledger.sql.postgres": "POOL_SIZE Waits",
@@ -297,12 +303,13 @@ else:
             "penstock_ledger.stores.lane_moves": "BY_HAND LaneMove LaneMoves MOVE_REASONS",
             "penstock_ledger.stores.live": "LiveFeed LiveJob LiveJobs",
             "penstock_ledger.stores.meta": "Meta",
-            "penstock_ledger.stores.noticed": "Noted NoticedFile NoticedStore",
+            "penstock_ledger.schedules.noticed": "Noted NoticedFile NoticedStore",
             "penstock_ledger.stores.outcomes": "OutcomeStore PromptSizes",
             "penstock_ledger.stores.provenance": (
                 "InUse MadeWith Provenance RENOTED_S made_by purge_job"
             ),
-            "penstock_ledger.stores.schedules": "ScheduleStore",
+            "penstock_ledger.schedules.runs": "Run RunFigures RunStore Spread",
+            "penstock_ledger.schedules.store": "ScheduleStore",
             "penstock_ledger.stores.source_keys": "SourceKeys",
             "penstock_ledger.stores.spool": "Spool SpoolRow",
             "penstock_ledger.vectors": "Vectors",

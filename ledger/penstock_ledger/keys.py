@@ -121,6 +121,7 @@ __all__ = [
     "PREFIX",
     "PURGED",
     "QUEUE_PREFIX",
+    "REBUILT_S",
     "REFUSED",
     "WORKERS",
     "answers_of_job",
@@ -165,6 +166,8 @@ EPOCH: Final = PREFIX + "epoch"
 EPOCH_RUN: Final = PREFIX + "epoch:run"
 EPOCH_REBUILD: Final = PREFIX + "epoch:rebuild:"
 EPOCH_REBUILT: Final = PREFIX + "epoch:rebuilt"
+# workers lose what they held from before within a visibility timeout, a minute by default
+REBUILT_S: Final = 300
 WORKERS: Final = PREFIX + "workers"
 CONTROLS: Final = PREFIX + "controls"
 BUDGET_OWNERS: Final = PREFIX + "budgets:owners"

@@ -55,8 +55,6 @@ SCAN_STEP: Final = 1_000  # keys or fields per step of a scan
 LONGEST_DELAY_S: Final = 90_000.0  # of a retry, as a default: no setting allows more than a day
 HELD_S: Final = 1.0  # how much longer a due retry waits while its last delivery is not acknowledged
 PURGED_S: Final = 604_800  # a worker that was frozen for longer than a week is not expected back
-# workers lose what they held from before within a visibility timeout, a minute by default
-REBUILT_S: Final = 300
 # longer than any rebuild takes: the mark of one whose process died is gone after it
 REBUILD_MAX_S: Final = 86_400
 
@@ -444,9 +442,13 @@ class RedisLedger:
                     return
                 pipe.multi()
                 pipe.delete(mark)
-            pipe.set(keys.EPOCH_REBUILT, uuid4().hex, ex=REBUILT_S)
+            pipe.set(keys.EPOCH_REBUILT, uuid4().hex, ex=keys.REBUILT_S)
             pipe.mset({keys.EPOCH: self._epoch, keys.EPOCH_RUN: run})
             pipe.execute()
+
+    def last_rebuild(self) -> str:
+        """Return the name of the latest rebuild, "" where it was longer ago than ``REBUILT_S``."""
+        return (self._client.get(keys.EPOCH_REBUILT) or b"").decode()
 
     def rehydrate(
         self, job_id: str, generation: int, docs: Iterable[tuple[str, bool]], buckets: int

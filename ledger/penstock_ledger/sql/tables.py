@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 from penstock_ledger.stored_values import Words
 
-HEAD: Final = "0020"  # the newest migration; revisions sort by their number
+HEAD: Final = "0021"  # the newest migration; revisions sort by their number
 
 metadata = MetaData()
 
@@ -263,6 +263,7 @@ schedules = Table(
     Column("waits_for", Words),
     Column("owner", Words),
     Column("lease_until", Double),  # on the database server's clock
+    Column("drift", Words),  # JSON, see DriftRule; NULL: its runs are not compared
     UniqueConstraint("name", name="schedules_name"),
 )
 
@@ -277,6 +278,7 @@ firings = Table(
     Column("started_job", Id),
     Column("reason", Words),
     Column("noted_at", Double, nullable=False),
+    Column("drift", Words),  # JSON: how its run compares with the one before; NULL: not compared
     PrimaryKeyConstraint("schedule_id", "planned_at", name="firings_pkey"),
 )
 

@@ -101,7 +101,7 @@ def gathered(
     ``stats``: the counters of the job in Redis; empty where it does not run. ``seconds`` of work
     where they were measured, ``counts`` where they were read just now.
     """
-    from penstock_ledger import BatchFigures, LaneMoves, OutcomeStore, Provenance
+    from penstock_ledger import BatchFigures, LaneMoves, OutcomeStore, Provenance, RunStore
 
     outcomes = OutcomeStore(database)
     with database.one_read():
@@ -117,6 +117,7 @@ def gathered(
             sizes=outcomes.prompt_sizes(job.job_id) if sizes else None,
             unread=BatchFigures(database).unread(job.job_id),
             savings=outcomes.savings(job.job_id),
+            run_before=RunStore(database).comparison_of(job.job_id),
         )
 
 
@@ -189,6 +190,8 @@ class Report:
     visible_usd: float | None = None  # of `cost_usd`: what the outcomes took that are visible now
     # of `known_usd`: the rest, by why it is in no outcome
     spent_besides: dict[str, float] = field(default_factory=dict)
+    # of a schedule's run: how it compares with the one before; None: it was not compared
+    run_before: dict[str, Any] | None = None
 
     @property
     def finished(self) -> int:
@@ -220,6 +223,7 @@ def build(
     sizes: PromptSizes | None = None,
     unread: tuple[int, int | None] = (0, 0),
     savings: Iterable[Saving] = (),
+    run_before: dict[str, Any] | None = None,
 ) -> Report:
     """Build the report of a job.
 
@@ -281,6 +285,7 @@ def build(
         if created[0] or packs(lane)
         else None,
         prompt_sizes=None if sizes is None else _prompt_tokens(sizes),
+        run_before=run_before,
     )
 
 

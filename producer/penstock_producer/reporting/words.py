@@ -30,6 +30,7 @@ __all__ = [
     "made_with_line",
     "milliseconds",
     "moment",
+    "moves_in_words",
     "reasons_of",
     "saved_line",
     "saved_rows",
@@ -50,6 +51,12 @@ if TYPE_CHECKING:
 OUTLIER = 8  # times the bound that half of the documents keep: a prompt that is longer is named
 REASONS_SHOWN = 30  # on a page; the others are counted together
 REASON_CHARS = 120
+COST_OF = 1_000  # documents: what one costs is a fraction of a cent
+SHARES_MOVED: Final[Mapping[str, str]] = {
+    "dead": "dead letters",
+    "withheld": "answers withheld",
+    "cut": "answers cut at their limit",
+}
 
 
 class Reason(NamedTuple):
@@ -268,6 +275,33 @@ def effort_lines(report: Report, *, saved: bool = False) -> Iterator[str]:
     yield from prompts_lines(report.prompt_sizes)
     yield from dict.fromkeys(map(made_with_line, report.made_with))
     yield from changes(report.rows_cut, report.tokens_saved)
+    yield from run_before_lines(report.run_before)
+
+
+def run_before_lines(comparison: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield how a schedule's run compares with the one before, where it was compared."""
+    if comparison is None or "moved" not in comparison:
+        return
+    before = f"the run before, job {comparison['before']}"
+    if not comparison["moved"]:
+        yield f"nothing has moved away from {before}"
+    for sentence in moves_in_words(comparison):
+        yield f"moved away from {before}: {sentence}"
+
+
+def moves_in_words(comparison: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each figure that has moved, as a comparison is kept with its run."""
+    return [_moved(**kept) for kept in comparison.get("moved", ())]
+
+
+def _moved(figure: str, label: str | None, before: float, now: float, **_: float) -> str:
+    if figure == "cost":
+        was, is_now = (usd(of_one * COST_OF / 1e6) for of_one in (before, now))
+        return f"cost of {COST_OF:,} documents: {was} before, now {is_now}"
+    if figure == "tokens":
+        return f"tokens of an answer: {before:,.0f} before, now {now:,.0f}"
+    name = SHARES_MOVED.get(figure) or one_line(str(label), REASON_CHARS)
+    return f"{name}: {before:.1%} before, now {now:.1%}"
 
 
 def feeders_line(job: Job, shards: Shards, *, one_machine: bool) -> str:

@@ -75,8 +75,8 @@ from penstock_ledger import (
 )
 from penstock_ledger.model import JobState, Shard, TakenFiles
 from penstock_ledger.reasons import by_hand
-from penstock_ledger.schedule import CatchUp, Decision, FiringOutcome, NewSchedule
-from penstock_ledger.stores.noticed import Noted, NoticedStore
+from penstock_ledger.schedules.model import CatchUp, Decision, FiringOutcome, NewSchedule
+from penstock_ledger.schedules.noticed import Noted, NoticedStore
 
 ME, LEASE_S = "me", 600.0
 T = Whose("t")

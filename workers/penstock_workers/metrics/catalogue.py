@@ -400,6 +400,12 @@ FIRINGS = _control(
     "Planned times of schedules that this process decided, by what came of them.",
     "outcome",
 )
+COMPARED = _control(
+    "penstock_schedule_compared_total",
+    "Runs of schedules that this process compared with the run before: moved, same, or skipped "
+    "where one of them had too few documents or did not complete.",
+    "result",
+)
 
 CATALOGUE: tuple[Metric, ...] = tuple(
     value for value in globals().values() if isinstance(value, Metric)

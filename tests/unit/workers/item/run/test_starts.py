@@ -55,6 +55,9 @@ class Ledger:
             return [Begun(BeginReply.REBUILT, 0, rebuilt=self.rebuilt) for _ in items]
         return [self.reply for _ in items]
 
+    def last_rebuild(self) -> str:
+        return ""
+
     def settle(self, batch: SettleBatch) -> None:
         released = [key.doc_id for key in batch.released]
         self.called.append(("settle", released, {one.doc_id: n for one, n in batch.paid.items()}))
