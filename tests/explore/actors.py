@@ -157,7 +157,9 @@ class Provider:
         if not world.is_peaceful:
             happens = world.choices.choose(name, [1000.0 - sum(some), *some])
         world.note(process.name, f"asks about {prompt}", HAPPENS[happens])
-        took = world.choices.chance(name).uniform(0.2, 3.0 * odds.takes) + (45.0 if happens == 5 else 0.0)
+        took = world.choices.chance(name).uniform(0.2, 3.0 * odds.takes) + (
+            45.0 if happens == 5 else 0.0
+        )
         if prompt in self.poison:
             if alone:
                 return died_alone(9)

@@ -56,6 +56,7 @@ jobs = Table(
     Column("pause", Words),
     # JSON: what a person has accepted of a job that a stop-loss had paused
     Column("stop_accepted", Words),
+    Column("tier", Words),  # that control has chosen for it; NULL: as its spec says
     UniqueConstraint("job_key", name="jobs_job_key"),
     Index("jobs_created", "created_at", "job_id"),
     Index("jobs_state", "state"),
