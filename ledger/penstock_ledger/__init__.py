@@ -95,10 +95,10 @@ if TYPE_CHECKING:
     from penstock_ledger.in_redis.answer_book import InFlight as InFlight
     from penstock_ledger.in_redis.answer_book import RequestName as RequestName
     from penstock_ledger.in_redis.batches import FED_UP_TO as FED_UP_TO
-    from penstock_ledger.in_redis.batches import AskedAgain as AskedAgain
     from penstock_ledger.in_redis.batches import Begin as Begin
     from penstock_ledger.in_redis.batches import BeginReply as BeginReply
     from penstock_ledger.in_redis.batches import Begun as Begun
+    from penstock_ledger.in_redis.batches import Counted as Counted
     from penstock_ledger.in_redis.batches import Depth as Depth
     from penstock_ledger.in_redis.batches import Drained as Drained
     from penstock_ledger.in_redis.batches import Drains as Drains
@@ -139,6 +139,7 @@ if TYPE_CHECKING:
     from penstock_ledger.in_redis.seen import QuotaSeen as QuotaSeen
     from penstock_ledger.in_redis.seen import counted as counted
     from penstock_ledger.in_redis.seen import quotas_seen as quotas_seen
+    from penstock_ledger.keys import LEVER as LEVER
     from penstock_ledger.keys import RETRIED as RETRIED
     from penstock_ledger.keys import bucket_count as bucket_count
     from penstock_ledger.keys import buckets_for as buckets_for
@@ -222,6 +223,8 @@ if TYPE_CHECKING:
     from penstock_ledger.stores.source_keys import SourceKeys as SourceKeys
     from penstock_ledger.stores.spool import Spool as Spool
     from penstock_ledger.stores.spool import SpoolRow as SpoolRow
+    from penstock_ledger.stores.steps import StepsTaken as StepsTaken
+    from penstock_ledger.stores.steps import StepTaken as StepTaken
     from penstock_ledger.vectors import Vectors as Vectors
 else:
     __all__, __getattr__, __dir__ = lazy_names(
@@ -259,7 +262,7 @@ else:
             ),
             "penstock_ledger.in_redis.answer_book": "AnswerBook Asked InFlight RequestName",
             "penstock_ledger.in_redis.batches": (
-                "AskedAgain Begin BeginReply Begun Depth Drained Drains FED_UP_TO JobSeen Keep "
+                "Begin BeginReply Begun Counted Depth Drained Drains FED_UP_TO JobSeen Keep "
                 "Lately MayCost Memory Publish PublishReport SettleBatch SettleReport "
                 "SettledCrash SettledDead SettledDone SettledRetry WorkerSeen"
             ),
@@ -275,7 +278,7 @@ else:
             "penstock_ledger.in_redis.seen": (
                 "COUNTED Cause CauseBook QuotaSeen counted quotas_seen"
             ),
-            "penstock_ledger.keys": "RETRIED bucket_count buckets_for",
+            "penstock_ledger.keys": "LEVER RETRIED bucket_count buckets_for",
             "penstock_ledger.model": (
                 "Counts DeadLetter Feed FeedKind ItemKey Job JobState LaneCounts NewJob Paid "
                 "PaidBeside Result Saving"
@@ -312,6 +315,7 @@ else:
             "penstock_ledger.schedules.store": "ScheduleStore",
             "penstock_ledger.stores.source_keys": "SourceKeys",
             "penstock_ledger.stores.spool": "Spool SpoolRow",
+            "penstock_ledger.stores.steps": "StepTaken StepsTaken",
             "penstock_ledger.vectors": "Vectors",
         },
     )

@@ -22,6 +22,7 @@ __all__ = [
     "NEWEST",
     "PREPARED",
     "REMOTE",
+    "ROUTES",
     "SAMPLE_OF",
     "SEGMENTS",
     "SKIPPED",
@@ -49,6 +50,8 @@ MEMBERS: Final = "members"  # [packed offset, plain offset] of places where read
 NEWEST: Final = "newest_ns"  # the time of the file of a folder that was changed last
 PREPARED: Final = "prepared"  # what the survey counted
 # of a random sample: how many documents there are, and the bytes of all their requests
+# documents by the rule of the job that takes them, as the survey counted; "0": its own model
+ROUTES: Final = "routes"
 SAMPLE_OF: Final = "sample_of"
 SEGMENTS: Final = "segments"  # the name before each thousand files of a folder, and their digest
 # files of a folder that hold something else: how many, and the names of the first
@@ -70,6 +73,7 @@ _BESIDE_CONTENT: Final = frozenset(
         MEMBERS,
         NEWEST,
         PREPARED,
+        ROUTES,
         SAMPLE_OF,
         SEGMENTS,
         STARTED_BY,

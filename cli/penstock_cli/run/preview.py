@@ -95,6 +95,7 @@ def previewed(
     from penstock_cli.job.jobspec import job_spec, with_provider
     from penstock_producer import SpecError
     from penstock_producer.accepting.acceptance import check_acceptable
+    from penstock_producer.accepting.quality import check_prices
     from penstock_producer.accepting.sampling import preview
     from penstock_workers.settings import WorkerSettings
 
@@ -107,9 +108,10 @@ def previewed(
     counts = meter(spec, tokenizer)
     try:
         check_acceptable(spec, provider)
+        check_prices(spec, settings.prices)
         with _opened(given, outcomes, spec, state) as source:
             found = preview(
-                source, spec, provider, shown, most=most, meter=counts, progress=progress
+                source, spec, settings.prices, shown, most=most, meter=counts, progress=progress
             )
     except SpecError as error:
         raise given.refusal(error) from error
@@ -247,6 +249,7 @@ def _job_lines(found: Preview, provider: ProviderSettings) -> Iterator[str]:
     )
     if spec.asks_a_provider:
         yield f"cost: {_cost(found, provider, out)}"
+    yield from found.levers.lines(spec)
 
 
 def _cost(found: Preview, provider: ProviderSettings, out: str) -> str:
@@ -269,9 +272,10 @@ def _cost(found: Preview, provider: ProviderSettings, out: str) -> str:
     if tier == spec.tier == FLEX:
         full = found.survey.estimate.usd(provider.prices_of(spec.model))
         together += "" if full is None else f", or {usd(full)} where flex has no room"
+    own = "the job's own model " if spec.routes else ""
     return (
         f"about {usd(found.prompts_usd)} in, {out} {usd(found.cost_usd - found.prompts_usd)} out; "
-        f"together {together} (at {per_million(prices.input, prices.output)}"
+        f"together {together} ({own}at {per_million(prices.input, prices.output)}"
         f"{_of_tier(tier)}{less}, "
         f"{known_from(prices)})"
     )

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock_ledger.texts import SetOption, Text
 from penstock_producer.accepting.estimates import CHARS_PER_TOKEN
 from penstock_producer.job.lanes import packs
-from penstock_producer.reporting import money
+from penstock_producer.reporting import levers, money
 from penstock_producer.reporting.money import MICRO, Money, money_of
 from penstock_producer.reporting.reasons import retried_by_reason, retries
 from penstock_producer.reporting.text import count, counted, one_line, safe
 from penstock_producer.rows import Tally
 
 if TYPE_CHECKING:
-    from penstock_ledger import Database, LaneMove, MadeWith, PromptSizes, Saving
+    from penstock_ledger import Database, LaneMove, MadeWith, PromptSizes, Saving, StepTaken
     from penstock_ledger.model import Counts, Job, LaneCounts
     from penstock_producer.rows import Tally
 
@@ -101,7 +101,14 @@ def gathered(
     ``stats``: the counters of the job in Redis; empty where it does not run. ``seconds`` of work
     where they were measured, ``counts`` where they were read just now.
     """
-    from penstock_ledger import BatchFigures, LaneMoves, OutcomeStore, Provenance, RunStore
+    from penstock_ledger import (
+        BatchFigures,
+        LaneMoves,
+        OutcomeStore,
+        Provenance,
+        RunStore,
+        StepsTaken,
+    )
 
     outcomes = OutcomeStore(database)
     with database.one_read():
@@ -116,8 +123,9 @@ def gathered(
             created=BatchFigures(database).created(job.job_id),
             sizes=outcomes.prompt_sizes(job.job_id) if sizes else None,
             unread=BatchFigures(database).unread(job.job_id),
-            savings=outcomes.savings(job.job_id),
             run_before=RunStore(database).comparison_of(job.job_id),
+            savings=outcomes.savings(job.job_id),
+            steps=StepsTaken(database).of(job.job_id) if job.spec.get("degrade") else (),
         )
 
 
@@ -192,6 +200,10 @@ class Report:
     spent_besides: dict[str, float] = field(default_factory=dict)
     # of a schedule's run: how it compares with the one before; None: it was not compared
     run_before: dict[str, Any] | None = None
+    # by the rules of the job: see levers.py
+    routes: list[dict[str, Any]] = field(default_factory=list)
+    escalated: dict[str, Any] | None = None
+    degraded: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def finished(self) -> int:
@@ -222,8 +234,9 @@ def build(
     created: tuple[int, int] = (0, 0),
     sizes: PromptSizes | None = None,
     unread: tuple[int, int | None] = (0, 0),
-    savings: Iterable[Saving] = (),
     run_before: dict[str, Any] | None = None,
+    savings: Iterable[Saving] = (),
+    steps: Sequence[StepTaken] = (),
 ) -> Report:
     """Build the report of a job.
 
@@ -278,6 +291,9 @@ def build(
             why: round(paid.cost_microusd / MICRO, 6)
             for why, paid in sorted(counts.by_kind.items())
         },
+        routes=levers.routes_of(job, stats),
+        escalated=levers.escalated_of(job, stats),
+        degraded=levers.steps_taken_of(job, stats, steps),
         lanes=lanes_of(moves),
         cost_by_lane=by_lane,
         saved=saved,

@@ -92,6 +92,8 @@ def policy_of(
         spec.embedding_dtype,
         spec.fallback,
         spec.fallback_on,
+        # later options: jobs without them take the answers of earlier releases
+        *filter(None, (spec.routes, spec.escalate, spec.degrade)),
     )
     return ReusePolicy(
         book=keys.answers_of_tenant(None if across_tenants else spec.tenant or "")

@@ -53,7 +53,7 @@ FAILED_TRIES = _worker(
 ASKED_AGAIN = _worker(
     "penstock_asked_again_total",
     "Requests beyond the first of an attempt: `repair` shows a model what the job's schema has "
-    "against its answer, `fallback` goes to the next model.",
+    "against its answer, `fallback` goes to the next model, `escalation` to a better one.",
     "lane",
     "cause",
 )

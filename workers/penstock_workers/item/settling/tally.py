@@ -35,7 +35,7 @@ OUTCOMES: Final = {
 }
 CAUSES: Final = ("counted", "uncounted")
 REUSED: Final = ("dedup", "cache")
-AGAIN: Final = ("repair", "fallback")
+AGAIN: Final = ("repair", "fallback", "escalation")
 MICROUSD: Final = 1_000_000
 
 
@@ -136,9 +136,9 @@ class Paid:
             self._charge(attempt.job.spec.lane, provider, sent, used)
             calls, spent = calls - sent, spent.minus(used)
         self._charge(attempt.job.spec.lane, attempt.job.spec.provider, calls, spent)
-        if attempt.spent.repairs or attempt.spent.fallbacks:
-            self._asked_again["repair"] += attempt.spent.repairs
-            self._asked_again["fallback"] += attempt.spent.fallbacks
+        again = (attempt.spent.repairs, attempt.spent.fallbacks, attempt.spent.escalations)
+        if any(again):
+            self._asked_again.update(dict(zip(AGAIN, again, strict=True)))
         for one in attempt.savings:
             effect = "saved" if one.saved_microusd >= 0 else "lost"
             which = (attempt.job.spec.provider, one.cause, effect)

@@ -246,7 +246,7 @@ class Packer:
 
     def _terms(self, spec: JobSpec, feed: Feed) -> Terms:
         provider = self._settings.provider(spec.provider)
-        is_one_model = spec.takes_records and feed.kind is not FeedKind.REPLAY
+        is_one_model = spec.asks_one_model and feed.kind is not FeedKind.REPLAY
         return Terms(
             feed.job_id,
             feed.generation,

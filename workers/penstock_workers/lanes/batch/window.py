@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from penstock_ledger import FIGURE_MAX, DeadLetter, ItemKey, NewProviderBatch, Remainder
 from penstock_producer.feed.routes import model_of
+from penstock_producer.job.routing import unmarked
 from penstock_producer.prices import ModelPrices
 from penstock_producer.rows import Document
 from penstock_ratelimit import Estimator
@@ -62,7 +63,8 @@ def line_of(
 
     ``before`` is what it used up until now. Raises BadLine and LineTooLong."""
     name = custom_id(document.doc_id, provider.limits.id_chars)
-    line = provider.line(name, document.endpoint or terms.endpoint, document.body)
+    body = unmarked(document.body)
+    line = provider.line(name, document.endpoint or terms.endpoint, body)
     most = min(provider.limits.line_bytes, provider.limits.total_bytes)
     if len(line) > most:
         raise LineTooLong(
