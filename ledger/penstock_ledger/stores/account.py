@@ -484,6 +484,8 @@ def _growing(on_sqlite: bool, table: Table, of: tuple[str, ...], figures: tuple[
 
 Savings = Mapping[ItemKey, Sequence[Saving]]
 NOTHING_SAVED: Final[Savings] = {}
+RULE: Final = "rule:"
+"""So begin the causes that say what answers cost by a rule of their job, as a saving below 0."""
 
 _OF_SAVINGS: Final = ("job_id", "cause", "lane")
 _OF_SAVING: Final = Saving._fields[1:]
@@ -504,10 +506,19 @@ def add_savings(
 
 
 def savings_of(connection: Connection, job_id: str) -> list[Saving]:
-    """Return the savings of a job by cause, those of all lanes together."""
+    """Return the savings of a job by cause, those of all lanes together; none of its rules'."""
+    return _by_cause(connection, savings.c.job_id == job_id, ~savings.c.cause.startswith(RULE))
+
+
+def by_rules(connection: Connection, job_id: str) -> list[Saving]:
+    """Return what answers were and cost by the rules of a job, whose causes begin with ``RULE``."""
+    return _by_cause(connection, savings.c.job_id == job_id, savings.c.cause.startswith(RULE))
+
+
+def _by_cause(connection: Connection, *conditions: ColumnElement[bool]) -> list[Saving]:
     query = (
         select(savings.c.cause, *sums_of_savings())
-        .where(savings.c.job_id == job_id)
+        .where(*conditions)
         .group_by(savings.c.cause)
         .order_by(savings.c.cause)
     )

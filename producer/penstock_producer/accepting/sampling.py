@@ -177,7 +177,7 @@ def _in_its_tier(request: Document, spec: JobSpec) -> Document:
     rule = next((one for one in spec.routing.rules if one.number == route_in(request.body)), None)
     request = request._replace(body=unmarked(request.body))
     if rule is not None and rule.target is not None:
-        spec = rule.target.applied(spec)
+        spec = spec.asked_as(rule.target)
     if spec.tier is None or spec.tier_in(spec.first_lane) is None:
         return request
     endpoint = request.endpoint or spec.endpoint

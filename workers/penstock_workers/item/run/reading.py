@@ -34,7 +34,8 @@ from penstock_producer.sources.of_feed import open_feed_source
 from penstock_ratelimit import Flow, Priority, full_jitter
 from penstock_workers.errors import EndpointRefused, PricesMissing
 from penstock_workers.failure_log import FailureLog
-from penstock_workers.item.attempt import Escalated, Item, JobView
+from penstock_workers.item.attempt import Item
+from penstock_workers.item.job_view import Escalated, JobView
 from penstock_workers.item.same_request import policy_of
 from penstock_workers.item.slots import Waiting
 from penstock_workers.settings import ProviderSettings, WorkerSettings
@@ -190,9 +191,10 @@ def read_job(
             tenant_usd=None if tenants is None else tenants.of(spec.tenant),
             named_endpoint=endpoint,
             changes_tier=changes_tier,
+            has_rules=spec.has_rules,
         )
         routes = (
-            None if rule.target is None else _asked_as(usual, rule.target.applied(spec), settings)
+            None if rule.target is None else _asked_as(usual, spec.asked_as(rule.target), settings)
             for rule in spec.routing.rules
         )
         return replace(_asked_as(usual, spec, settings), routes=tuple(routes))
@@ -204,13 +206,13 @@ def _asked_as(usual: JobView, spec: JobSpec, settings: WorkerSettings) -> JobVie
     """Return the job as it is asked by this spec, with all that it may go on to."""
     asked, steps, following = [spec], spec.steps, None
     for step in steps:  # each gives way further than the one before
-        asked.append(step.target.applied(asked[-1]))
+        asked.append(asked[-1].asked_as(step.target))
     for step, one in reversed([*zip(steps, asked[1:], strict=True)]):
         view = replace(_with_fallbacks(usual, one, settings), next_step=following)
         following = (step.target, view)
     better, rule = None, spec.escalation
     if rule is not None:
-        better = Escalated(rule, _with_fallbacks(usual, rule.target.applied(spec), settings))
+        better = Escalated(rule, _with_fallbacks(usual, spec.asked_as(rule.target), settings))
     view = _with_fallbacks(usual, spec, settings)
     return replace(view, escalation=better, next_step=following)
 
@@ -326,7 +328,7 @@ class Reads:
     async def step(self, job_id: str) -> int:
         """Return the latest step of its `degrade` that a job has taken; 0 before the first.
 
-        It is read once in ``STEPS_S``, whoever asks."""
+        It is read once in ``STEPS_S`` for all items."""
         now = asyncio.get_running_loop().time()
         known = self._steps.get(job_id)
         if known is None or now - known[0] >= STEPS_S:
