@@ -198,11 +198,11 @@ if TYPE_CHECKING:
     from penstock_ledger.stored_values import storable as storable
     from penstock_ledger.stores.batch_figures import BatchFigures as BatchFigures
     from penstock_ledger.stores.batch_journal import ProviderBatchStore as ProviderBatchStore
+    from penstock_ledger.stores.batch_remainders import EqualRequestStore as EqualRequestStore
     from penstock_ledger.stores.batch_remainders import RemainderStore as RemainderStore
+    from penstock_ledger.stores.batch_remainders import SentRequest as SentRequest
     from penstock_ledger.stores.commit_order import CommitOrder as CommitOrder
     from penstock_ledger.stores.commit_order import Place as Place
-    from penstock_ledger.stores.equal_requests import EqualRequestStore as EqualRequestStore
-    from penstock_ledger.stores.equal_requests import SentRequest as SentRequest
     from penstock_ledger.stores.jobs import JobStore as JobStore
     from penstock_ledger.stores.lane_moves import BY_HAND as BY_HAND
     from penstock_ledger.stores.lane_moves import MOVE_REASONS as MOVE_REASONS
@@ -298,9 +298,10 @@ else:
             "penstock_ledger.stored_values": "FIGURE_MAX storable",
             "penstock_ledger.stores.batch_figures": "BatchFigures",
             "penstock_ledger.stores.batch_journal": "ProviderBatchStore",
-            "penstock_ledger.stores.batch_remainders": "RemainderStore",
+            "penstock_ledger.stores.batch_remainders": (
+                "EqualRequestStore RemainderStore SentRequest"
+            ),
             "penstock_ledger.stores.commit_order": "CommitOrder Place",
-            "penstock_ledger.stores.equal_requests": "EqualRequestStore SentRequest",
             "penstock_ledger.stores.jobs": "JobStore",
             "penstock_ledger.stores.lane_moves": "BY_HAND LaneMove LaneMoves MOVE_REASONS",
             "penstock_ledger.stores.live": "LiveFeed LiveJob LiveJobs",

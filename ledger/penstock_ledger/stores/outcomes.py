@@ -38,10 +38,15 @@ from penstock_ledger.model import (
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import feeds, outcomes
 from penstock_ledger.stores.account import (
+    NOTHING_SAVED,
+    Savings,
+    add_savings,
+    by_rules,
     mend_replays,
     mend_retries,
     rest_of_generation,
     rest_of_job,
+    savings_of,
     take_out_earlier,
 )
 from penstock_ledger.stores.outcome_insert import KEYS_MAX, insert_outcomes, terminal_keys
@@ -57,13 +62,6 @@ from penstock_ledger.stores.outcome_rows import (
     result_row,
     stored_from,
     stored_result_from,
-)
-from penstock_ledger.stores.savings import (
-    NOTHING_SAVED,
-    Savings,
-    add_savings,
-    by_rules,
-    savings_of,
 )
 from penstock_ledger.stores.tallies import (
     add_left,

@@ -69,7 +69,7 @@ from penstock_producer.job.response_schema import schema_problems
 from penstock_producer.job.routing import MAX_ROUTES, RoutingTable, table_problems
 from penstock_producer.job.sinks import columns_problem, sink_problems
 from penstock_producer.job.targets import RULE_CHARS, RuleFault, Target, target_problems
-from penstock_producer.job.tiers import Tier, tier_named, tier_problems
+from penstock_producer.job.tiers import Tier, has_flex, tier_named, tier_problems
 from penstock_producer.prompts.examples import example_problems
 from penstock_producer.prompts.languages import Language, prompt_of
 from penstock_producer.prompts.tokens import counts_tokens, cut_of, in_words, pinned
@@ -310,6 +310,12 @@ class JobSpec(BaseModel):
     def first_lane(self) -> str:
         """The one that it begins with, and whose form its requests have."""
         return self.permitted_lanes[0]
+
+    @property
+    def lets_choose_flex(self) -> bool:
+        """Return whether its documents may be asked for in flex where that is the better choice."""
+        has_own = self.tier is not None or tier_named(self.params) is not None
+        return self.lane == AUTO and not has_own and has_flex(self.endpoint)
 
     def tier_in(self, lane: str) -> str | None:
         """Return the service tier that its requests name, as flex.

@@ -52,9 +52,9 @@ def lane_line(moves: Sequence[LaneMove]) -> str | None:
     last = moves[-1]
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last.at))
     before = "" if last.before is None else f", before in {last.before}"
-    return (
-        f"lane {last.lane} since {since}{before}: {one_line(last.why, WHY_CHARS)} ({last.reason})"
-    )
+    tier = f" in the {safe(str(last.figures['tier']))} tier" if "tier" in last.figures else ""
+    why = f"{one_line(last.why, WHY_CHARS)} ({last.reason})"
+    return f"lane {last.lane}{tier} since {since}{before}: {why}"
 
 
 def lanes_of(moves: Iterable[LaneMove]) -> list[dict[str, Any]]:

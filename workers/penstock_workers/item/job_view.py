@@ -30,6 +30,8 @@ class JobView:
     awaited: bool = False
     tenant_usd: float | None = None  # the budget of its tenant for a month, which bounds it, too
     named_endpoint: str | None = None  # the path that these items name, where it is not the job's
+    # control may choose another service tier: it is read anew now and then
+    changes_tier: bool = False
     has_rules: bool = False  # by which documents may be asked otherwise than its spec says
     # the same job as documents are asked that its rules take, by their numbers from 1 on; None in
     # the place of a rule that refuses

@@ -203,6 +203,9 @@ class Ledger:
         self.released: list[ItemKey] = []
         self.lane = ""  # that the job has moved to
 
+    def last_rebuild(self) -> str:
+        return ""
+
     def begin(self, items: Sequence[Begin], lane: str = "", *_: object) -> list[Begun]:
         for item in items:
             item.key.doc_id.encode()
@@ -325,6 +328,9 @@ def test_a_cause_is_told_in_full_once_and_then_now_and_then(
 
 class Fed:
     """A ledger in which one document was fed, and jobs of which all are known but one."""
+
+    def last_rebuild(self) -> str:
+        return ""
 
     def begin(self, items: Sequence[Begin], *_: object) -> list[Begun]:
         fed = [item.key.doc_id == "known" for item in items]
