@@ -416,10 +416,10 @@ def _add(window: Window, equal: EqualWindow, document: Document, before: Remaind
     """Add a document to a window, unless an equal request serves it; False where it is full."""
     if equal.takes(document, before):
         return True
-    refused = len(window.letters)
+    packed = window.packed
     if not window.add(document, before):
         return False
-    if len(window.letters) == refused:
+    if window.packed > packed:
         equal.sends(document)
     return True
 

@@ -97,6 +97,7 @@ class Window:
         self._estimator = Estimator()
         self._open: dict[Kind, _Open] = {}
         self.letters: list[DeadLetter] = []  # of documents that can be no line of a batch
+        self.packed = 0  # documents that are lines of one
         # the documents of each batch for SQL, by tag, once it is closed
         self.kept: dict[str, bytes] = {}
 
@@ -134,6 +135,7 @@ class Window:
         may_cost = packing.may_cost_microusd + self._may_cost(kind[0], body, tokens)
         packing.may_cost_microusd = min(FIGURE_MAX, may_cost)
         packing.keys.append(before.key)
+        self.packed += 1
         return True
 
     def close(
