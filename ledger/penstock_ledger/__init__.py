@@ -142,6 +142,7 @@ if TYPE_CHECKING:
     from penstock_ledger.keys import RETRIED as RETRIED
     from penstock_ledger.keys import bucket_count as bucket_count
     from penstock_ledger.keys import buckets_for as buckets_for
+    from penstock_ledger.model import RULE as RULE
     from penstock_ledger.model import Counts as Counts
     from penstock_ledger.model import DeadLetter as DeadLetter
     from penstock_ledger.model import Feed as Feed
@@ -195,7 +196,6 @@ if TYPE_CHECKING:
     from penstock_ledger.store_errors import trouble_of as trouble_of
     from penstock_ledger.stored_values import FIGURE_MAX as FIGURE_MAX
     from penstock_ledger.stored_values import storable as storable
-    from penstock_ledger.stores.account import RULE as RULE
     from penstock_ledger.stores.batch_figures import BatchFigures as BatchFigures
     from penstock_ledger.stores.batch_journal import ProviderBatchStore as ProviderBatchStore
     from penstock_ledger.stores.batch_remainders import EqualRequestStore as EqualRequestStore
@@ -281,7 +281,7 @@ else:
             "penstock_ledger.keys": "RETRIED bucket_count buckets_for",
             "penstock_ledger.model": (
                 "Counts DeadLetter Feed FeedKind ItemKey Job JobState LaneCounts NewJob Paid "
-                "PaidBeside Result Saving"
+                "PaidBeside RULE Result Saving"
             ),
             "penstock_ledger.provider_batch": (
                 "BatchFailure BatchState BatchSum BatchTrouble BatchesOpen CANCEL_WAIT_S "
@@ -296,7 +296,6 @@ else:
             "penstock_ledger.sql.tables": "HEAD",
             "penstock_ledger.store_errors": "Trouble in_words trouble_of",
             "penstock_ledger.stored_values": "FIGURE_MAX storable",
-            "penstock_ledger.stores.account": "RULE",
             "penstock_ledger.stores.batch_figures": "BatchFigures",
             "penstock_ledger.stores.batch_journal": "ProviderBatchStore",
             "penstock_ledger.stores.batch_remainders": (

@@ -49,7 +49,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
-from penstock_ledger.model import ItemKey, Paid, Saving
+from penstock_ledger.model import RULE, ItemKey, Paid, Saving
 from penstock_ledger.sql.tables import (
     batch_remainders,
     feeds,
@@ -484,8 +484,6 @@ def _growing(on_sqlite: bool, table: Table, of: tuple[str, ...], figures: tuple[
 
 Savings = Mapping[ItemKey, Sequence[Saving]]
 NOTHING_SAVED: Final[Savings] = {}
-RULE: Final = "rule:"
-"""So begin the causes that say what answers cost by a rule of their job, as a saving below 0."""
 
 _OF_SAVINGS: Final = ("job_id", "cause", "lane")
 _OF_SAVING: Final = Saving._fields[1:]

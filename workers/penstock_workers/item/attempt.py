@@ -96,8 +96,7 @@ class Attempt(Item, kw_only=True, eq=False):
     models_left: int = 0  # given up so far: ``job`` is as the next one is asked
     step: int = 0  # of the job's `degrade`, that it was asked by
     targets: tuple[Target, ...] = ()  # of rules that it was turned to, in their order
-    # what answers had cost before the better model was asked, in millionths of a dollar
-    first_microusd: int = 0
+    first_microusd: int = 0  # that answers had cost before the better model was asked
     begun: bool = False  # the ledger has counted this start and waits for its conclusion
     started: bool = False  # Celery knows that it runs
     crashes: int = 0  # earlier starts that were never concluded

@@ -190,11 +190,9 @@ class ItemRunner:
         return prepared
 
     async def _first_body(self, attempt: Attempt) -> None:
-        spec, attempt.body = attempt.job.spec, attempt.given
+        spec, attempt.body = attempt.job.spec, unmarked(attempt.given)
         if spec.preprocess or spec.postprocess or spec.response_schema is not None:
             await self.code.ready(attempt)
-        if attempt.job.has_rules:
-            attempt.body = unmarked(attempt.given)
         if spec.preprocess is not None:
             await self._preprocess(attempt)
         if attempt.job.has_rules:
