@@ -79,6 +79,7 @@ def _make(
         policy=RetryPolicy(),
         failpoints=Failpoints(),
         reuse=parts.get("reuse", part),
+        priming=parts.get("priming", part),
         runs=Runs(pause_after_run),
         passes=Passes(part),
         models=parts.get("models"),

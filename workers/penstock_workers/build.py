@@ -16,6 +16,7 @@ from penstock_ledger import (
     OutcomeStore,
     Provenance,
     TenantBudgets,
+    WarmPrefixes,
 )
 from penstock_workers.children.child_pool import ChildPool, child_starter
 from penstock_workers.decided_times import DecidedTimes
@@ -28,6 +29,7 @@ from penstock_workers.item.run.host import ItemHost
 from penstock_workers.item.run.job_code import JobCode
 from penstock_workers.item.run.models import ModelCheck
 from penstock_workers.item.run.passes import Passes
+from penstock_workers.item.run.priming import Priming
 from penstock_workers.item.run.reading import Bodies, JobBook, Reads, read_job
 from penstock_workers.item.run.reuse import Reuse
 from penstock_workers.item.run.runner import ItemRunner
@@ -143,9 +145,10 @@ class WorkerEngine:
         models = (
             None if served_by(settings) is None else ModelCheck(settings.lane, stores.hot, reads)
         )
+        owner = f"{process_name()}-{secrets.token_hex(4)}"
         answers = AnswerBook(
             stores.redis,
-            f"{process_name()}-{secrets.token_hex(4)}",
+            owner,
             most=settings.cache_entries,
             lease_s=settings.visibility_timeout_s,
         )
@@ -166,6 +169,7 @@ class WorkerEngine:
             failpoints=failpoints,
             reuse=Reuse(answers, outcomes, starts.begin, waits.others),
             runs=Runs(settings.pause_after_run),
+            priming=Priming(WarmPrefixes(stores.redis, owner), waits.others),
             passes=Passes(stores.redis),
             traced=traces is not None,
         )

@@ -247,6 +247,10 @@ def _job_lines(found: Preview, provider: ProviderSettings) -> Iterator[str]:
     )
     if spec.asks_a_provider:
         yield f"cost: {_cost(found, provider, out)}"
+    if found.cache is not None:
+        yield found.cache.in_words()
+    elif spec.prompt_cache == "auto" and spec.asks_a_provider:
+        yield "prompt cache: not used, since what documents share is too short or saves nothing"
 
 
 def _cost(found: Preview, provider: ProviderSettings, out: str) -> str:

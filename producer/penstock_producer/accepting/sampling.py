@@ -24,8 +24,9 @@ import orjson
 from penstock_ledger.errors import PenstockError
 from penstock_producer.accepting.acceptance import beyond_budget, check_estimate, estimated_usd
 from penstock_producer.accepting.estimates import Estimate, Measure, TokenMeter
+from penstock_producer.accepting.prompt_caching import CacheUse, cache_use
 from penstock_producer.accepting.survey import Survey, Surveyed, check_bad_rows, job_meter, survey
-from penstock_producer.errors import SourceError
+from penstock_producer.errors import SourceError, SpecError
 from penstock_producer.job.provider_facts import ProviderFacts
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.job.tiers import in_tier
@@ -60,6 +61,8 @@ class Preview:
     prompts_usd: float | None  # what prompts alone cost; None: no price is known
     cost_usd: float | None  # with answers as long as they may be
     meter: TokenMeter  # what counts tokens
+    cache: CacheUse | None = None  # of the provider's prompt cache
+    no_cache: SpecError | None = None  # why the cache that it asks for cannot be used
 
     @property
     def documents(self) -> int:
@@ -108,6 +111,7 @@ class Preview:
             "tokens_by": self.meter.by,
             "prompts_usd": self.prompts_usd,
             "cost_usd": self.cost_usd,
+            "prompt_cache": None if self.cache is None else self.cache.to_json(),
         }
 
     def refusal(self) -> PenstockError | None:
@@ -118,7 +122,7 @@ class Preview:
                 check_estimate(self.spec, self.cost_usd)
         except PenstockError as error:
             return error
-        return None
+        return self.no_cache
 
 
 def _tokens(guess: Estimate) -> dict[str, Any]:
@@ -153,6 +157,11 @@ def preview(
     meter = meter or job_meter(spec)
     patient = spec.model_copy(update={"max_bad_rows": "100%"})
     found = survey(source, patient, progress, meter, keep, most)
+    cache = no_cache = None
+    try:
+        cache = cache_use(spec, found, provider)
+    except SpecError as error:
+        no_cache = error
     return Preview(
         source.uri,
         spec,
@@ -162,6 +171,8 @@ def preview(
         prompts_usd=estimated_usd(spec, found.estimate._replace(tokens_out=0), provider),
         cost_usd=estimated_usd(spec, found.estimate, provider),
         meter=meter,
+        cache=cache,
+        no_cache=no_cache,
     )
 
 

@@ -1,9 +1,10 @@
 """The one whole reading of a source before its job is accepted.
 
-It counts the rows, finds those that cannot be used and ids that come twice, guesses the tokens, and
-notes where the source can be split. Memory stays flat: the ids lie on disk, in a private file of
-SQLite that the system removes with the connection. They are appended unsorted and sorted once at
-the end, which is several times faster than asking an index about each row.
+It counts the rows, finds those that cannot be used and ids that come twice, guesses the tokens,
+notes where the source can be split, and finds the beginnings that prompts share. Memory stays flat:
+the ids lie on disk, in a private file of SQLite that the system removes with the connection. They
+are appended unsorted and sorted once at the end, which is several times faster than asking an index
+about each row.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from typing import Any, Final, NamedTuple, Protocol, Self
 
 from penstock_ledger.model import Shard
 from penstock_producer.accepting.estimates import Estimate, Measure, TokenMeter, meter_of
+from penstock_producer.dialects.prompt_caches import has_cached_prompts
 from penstock_producer.errors import SourceError, TooManyBadRows
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.pins import PREPARED
+from penstock_producer.planning.prefixes import PrefixFinder
 from penstock_producer.refusals import DUPLICATE
 from penstock_producer.rows import MISSING_FIELD, BadRow, Document, Place, Tally
 
@@ -158,6 +161,7 @@ class Survey:
     estimate: Estimate = NOTHING  # of its documents, from the first of them
     size: int = 0  # bytes of all request bodies
     split_points: SplitPoints = field(default_factory=SplitPoints)  # where it can be split
+    prefixes: PrefixFinder | None = None  # the beginnings that prompts share, where that counts
 
 
 Check = Callable[[Document], BadRow | None]
@@ -207,6 +211,9 @@ def survey(
     total = size = 0
     next_point = 1
     measure = Measure(meter or job_meter(spec))
+    prefixes = None
+    if spec.prompt_cache != "off" and spec.asks_a_provider and has_cached_prompts(spec.endpoint):
+        prefixes = PrefixFinder(spec.endpoint)
     with SeenIds() as ids:
         add = ids.add
         for row in itertools.islice(source.documents({}), first):
@@ -222,6 +229,8 @@ def survey(
                 size += len(row.body)
                 if not measure.enough:
                     measure.add(row.body)
+                if prefixes is not None and row.endpoint is None:
+                    prefixes.add(row.body)
             if total == next_point:
                 next_point = split_points.note(total, row.cursor)
             if total == FIRST_ROWS and len(bad) == FIRST_ROWS > spec.bad_rows_allowed(FIRST_ROWS):
@@ -238,7 +247,8 @@ def survey(
         prepared = {PREPARED: tally.to_json()} if tally.cut or tally.saved_chars else {}
         estimate = measure.of(total - len(bad), size)
         pin = source.pin() if first is None or total < first else {}
-        return Survey(total, _named(bad, ids), pin | prepared, estimate, size, split_points)
+        named = _named(bad, ids)
+        return Survey(total, named, pin | prepared, estimate, size, split_points, prefixes)
 
 
 def check_bad_rows(uri: str, spec: JobSpec, total: int, bad: Sequence[BadRow]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import time_ns
 from typing import Literal, NamedTuple
@@ -12,6 +13,7 @@ from penstock_ledger import ItemKey, Keep
 from penstock_ledger.model import Paid
 from penstock_producer.feed.wire import CALLS_HEADER, SPENT_HEADER, ItemMessage, item_tag
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.planning.prefixes import CachedPrompts, Level
 from penstock_ratelimit import Flow
 from penstock_ratelimit.for_penstock import DEFAULT_FLOW
 from penstock_workers.item.answer import Room
@@ -46,6 +48,7 @@ class JobView:
     awaited: bool = False
     tenant_usd: float | None = None  # the budget of its tenant for a month, which bounds it, too
     named_endpoint: str | None = None  # the path that these items name, where it is not the job's
+    cached: CachedPrompts | None = None  # None: the provider's prompt cache is not used
 
 
 class Item(Struct, eq=False):
@@ -129,6 +132,7 @@ class Attempt(Item, kw_only=True, eq=False):
     room: Room | None = None
     happened: Failure | Reply | None = None  # what the call came to, before the job's own checks
     keep: Keep | None = None  # where its result will answer equal requests
+    levels: Sequence[Level] = ()  # beginnings of its prompt that other documents share
     passing: Passing | None = None  # to a caller who reads the answer as it comes
 
     @property

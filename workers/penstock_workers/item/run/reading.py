@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from itertools import count
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from penstock_ledger import (
     Database,
@@ -24,10 +24,11 @@ from penstock_ledger import (
 )
 from penstock_producer.errors import BadReference, RowChanged, seen
 from penstock_producer.job.fallback import provider_and_model
-from penstock_producer.job.lanes import has_own_model
+from penstock_producer.job.lanes import LANES, has_own_model
 from penstock_producer.job.request_body import url_refusal
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.pins import AWAITED
+from penstock_producer.planning.prefixes import CachedPrompts
 from penstock_producer.sources import Source
 from penstock_producer.sources.of_feed import open_feed_source
 from penstock_ratelimit import Flow, Priority, full_jitter
@@ -179,9 +180,19 @@ def read_job(
             awaited,
             tenant_usd,
             endpoint,
+            _cached(job.source, spec, provider),
         )
 
     return read
+
+
+def _cached(
+    source: Mapping[str, Any], spec: JobSpec, provider: ProviderSettings
+) -> CachedPrompts | None:
+    """Return the shared beginnings of a job's prompts, where the worker's lane asks a provider."""
+    if spec.prompt_cache == "off" or not LANES[spec.lane].is_real_time:
+        return None
+    return CachedPrompts.of(source, provider.kind, provider.base_url, spec.endpoint, packs=False)
 
 
 def _fallbacks(spec: JobSpec, providers: Collection[str]) -> Iterator[JobSpec]:

@@ -43,6 +43,7 @@ from penstock_workers.item.run.follow_ups import (
 from penstock_workers.item.run.job_code import JobCode
 from penstock_workers.item.run.models import ModelCheck
 from penstock_workers.item.run.passes import Passes
+from penstock_workers.item.run.priming import Priming
 from penstock_workers.item.run.quarantine import (
     CRASHES_MAX,
     SUSPECT_AFTER_CRASHES,
@@ -77,6 +78,7 @@ class ItemRunner:
     policy: RetryPolicy
     failpoints: Failpoints
     reuse: Reuse  # of answers, in jobs that ask for it
+    priming: Priming  # of the provider's prompt cache, in jobs that use it
     passes: Passes  # answers to callers who read them as they come
     models: ModelCheck | None = None  # None in lanes without models of their own
     traced: bool = False  # attempts keep the times of their marks
@@ -89,8 +91,9 @@ class ItemRunner:
         try:
             item = self._read(delivery)
             item = attempt = await self._open(item)
+            steps = self._steps if attempt.job.cached is None else self._primed
             outcome = await (
-                self.reuse.once(attempt, self._steps) if attempt.job.reuse else self._steps(attempt)
+                self.reuse.once(attempt, steps) if attempt.job.reuse else steps(attempt)
             )
         except asyncio.CancelledError:
             outcome = STOPPED
@@ -99,6 +102,9 @@ class ItemRunner:
         if isinstance(item, Item):
             item.mark("decided")
         return Settled(item, outcome)
+
+    async def _primed(self, attempt: Attempt) -> Outcome:
+        return await self.priming.once(attempt, self._steps)
 
     async def _steps(self, attempt: Attempt) -> Outcome:
         if attempt.lost:
@@ -187,6 +193,11 @@ class ItemRunner:
             to_current_model(attempt, self.admission.is_down)
         if (why := too_long(attempt.body, spec.max_prompt_tokens)) is not None:
             raise TurnedAway(decide(attempt, Failure("prompt_too_long", why, None), self.policy))
+        cached = attempt.job.cached
+        if cached is not None:
+            if spec.preprocess is not None:
+                attempt.levels = cached.levels(attempt.body)
+            attempt.body = cached.laid_out(attempt.body, attempt.levels)
 
     async def _preprocess(self, attempt: Attempt) -> None:
         """Call the job's hook.
