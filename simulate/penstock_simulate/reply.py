@@ -12,6 +12,12 @@ class Usage(NamedTuple):
 
     prompt: int
     completion: int
+    cached: int = 0  # of the prompt, read from the cache
+    written: int = 0  # of the prompt, written to it, as far as that is charged for
+    extra: float = 0.0  # what writing costs beyond ordinary tokens, in those
+
+    def plus(self, other: Usage) -> Usage:
+        return Usage(*(one + more for one, more in zip(self, other, strict=True)))
 
 
 NO_USAGE = Usage(0, 0)
