@@ -104,7 +104,7 @@ def cache_use(spec: JobSpec, found: Survey, provider: ProviderFacts) -> CacheUse
     guess, model = found.estimate, spec.model or found.estimate.model
     prices = _prices(spec, provider, model)
     rules = _rules(spec, provider, model)
-    if prices is None or not rules.in_batches:
+    if prices is None or not rules.is_there:
         return None
     groups = found.prefixes.found(rules.least_tokens, guess.tokens_in)
     use = _use(groups, guess, prices, rules, model, in_batch=_in_batches(spec))
@@ -152,7 +152,7 @@ def _problems(spec: JobSpec, provider: ProviderFacts) -> Iterator[Problem]:
                 f'[{place}.prices."{name}"] input = 1.0, cached_input = 0.1, output = 4.0',
             ),
         )
-    elif not _rules(spec, provider, model).in_batches:
+    elif not _rules(spec, provider, model).is_there:
         why = f"cached tokens of {model} cost as much as others in batches"
         real_time = next(lane for lane in LANES if LANES[lane].is_real_time)
         yield Problem("invalid_value", pointer, why, Text("use ", SetOption("lane", real_time)))

@@ -34,7 +34,7 @@ class CacheRules(NamedTuple):
     is_sure: bool = False
     # the field that takes requests with the same beginning to the same machine
     key_field: str | None = None
-    in_batches: bool = True  # whether batches have it as well
+    is_there: bool = True  # batches of some models have none
 
 
 FIVE_MINUTES_S: Final = 300.0
@@ -88,7 +88,7 @@ def rules_of(kind: str, base_url: str, model: str | None, *, packs: bool = False
         marked=marked,
         is_sure=marked,
         key_field="prompt_cache_key" if is_openai and not packs else None,
-        in_batches=_NOT_IN_BATCHES.match(name) is None or not is_openai,
+        is_there=not (packs and is_openai and _NOT_IN_BATCHES.match(name)),
     )
 
 

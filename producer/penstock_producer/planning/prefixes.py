@@ -211,7 +211,7 @@ class CachedPrompts(NamedTuple):
         if not isinstance(kept, Mapping):
             return None
         rules = rules_of(kind, base_url, kept["model"], packs=packs)
-        return cls(Prefixes.of(kept["groups"]), rules, endpoint) if rules.in_batches else None
+        return cls(Prefixes.of(kept["groups"]), rules, endpoint) if rules.is_there else None
 
     def levels(self, body: bytes) -> list[Level]:
         """Return the shared beginnings of a request, the shortest first."""
