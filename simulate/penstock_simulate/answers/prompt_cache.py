@@ -53,20 +53,18 @@ class Prefix(NamedTuple):
     price: float = 1.0  # of writing a token of it
 
 
-def prefixes(
-    parts: Iterable[tuple[str, float | None]], price: float = WRITE_PRICE
-) -> Sequence[Prefix]:
+def prefixes(parts: Iterable[tuple[str, float | None]], model: str = "") -> Sequence[Prefix]:
     """Return the marked prefixes that are long enough, the shortest first.
 
     Each part has its text, and how long what is marked behind it is kept; None where no mark is."""
-    found, chars, digest = [], 0, blake2b(digest_size=16)
+    found, chars, digest = [], 0, _digest_of(model)
     for text, kept_s in parts:
         digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
         chars += len(text)
-        if kept_s is not None and chars // CHARS_PER_TOKEN >= LEAST_TOKENS:
-            its_price = HOUR_PRICE if kept_s == HOUR_S else price
-            tokens = chars // CHARS_PER_TOKEN
-            found.append(Prefix(digest.copy().digest(), tokens, kept_s, its_price))
+        tokens = chars // CHARS_PER_TOKEN
+        if kept_s is not None and tokens >= LEAST_TOKENS:
+            price = HOUR_PRICE if kept_s == HOUR_S else WRITE_PRICE
+            found.append(Prefix(digest.copy().digest(), tokens, kept_s, price))
     return found
 
 
@@ -75,7 +73,7 @@ def steps_of(model: str, text: str, least: int = LEAST_TOKENS) -> Sequence[Prefi
     if len(text) < least * CHARS_PER_TOKEN:
         return ()
     step, found = STEP_TOKENS * CHARS_PER_TOKEN, []
-    digest = blake2b(model.encode("utf-8", "surrogatepass"), digest_size=16)
+    digest = _digest_of(model)
     for end in range(step, len(text) + 1, step):
         digest.update(text[end - step : end].encode("utf-8", "surrogatepass"))
         if end >= least * CHARS_PER_TOKEN:
@@ -91,7 +89,11 @@ def prefixes_of_chat(model: str, body: Mapping[str, Any]) -> Sequence[Prefix]:
     options = body.get("prompt_cache_options")
     if not (isinstance(options, dict) and options.get("mode") == "explicit") and parts:
         parts[-1] = (parts[-1][0], KEPT_BY_OPENAI_S)
-    return prefixes([(model, None), *parts])
+    return prefixes(parts, model)
+
+
+def _digest_of(model: str) -> blake2b:
+    return blake2b(model.encode("utf-8", "surrogatepass"), digest_size=16)
 
 
 def _parts(message: Mapping[str, Any]) -> Sequence[Any]:

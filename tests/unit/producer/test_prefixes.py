@@ -12,8 +12,8 @@ from penstock_producer.dialects.prompt_caches import laid_out, rules_of
 from penstock_producer.planning.prefixes import (
     GROUPS_MAX,
     CachedPrompts,
-    PrefixFinder,
     Prefixes,
+    PrefixFinder,
     cached_tokens,
     kept_groups,
 )

@@ -93,7 +93,9 @@ def test_a_cache_that_cannot_be_is_refused_with_the_fix(
     spec: dict[str, Any], provider: dict[str, Any], what: str
 ) -> None:
     """Where `on` asks for it; `auto` does without."""
-    facts = ProviderFacts.model_validate({"kind": "anthropic", "prices": {CLAUDE: PRICES}} | provider)
+    facts = ProviderFacts.model_validate(
+        {"kind": "anthropic", "prices": {CLAUDE: PRICES}} | provider
+    )
     with pytest.raises(SpecError) as refused:
         check_acceptable(spec_of(**spec), facts)
     (problem,) = refused.value.problems
