@@ -156,6 +156,7 @@ if TYPE_CHECKING:
     from penstock_ledger.model import Paid as Paid
     from penstock_ledger.model import PaidBeside as PaidBeside
     from penstock_ledger.model import Result as Result
+    from penstock_ledger.model import Saving as Saving
     from penstock_ledger.provider_batch import CANCEL_WAIT_S as CANCEL_WAIT_S
     from penstock_ledger.provider_batch import BatchesOpen as BatchesOpen
     from penstock_ledger.provider_batch import BatchFailure as BatchFailure
@@ -271,7 +272,7 @@ else:
             "penstock_ledger.keys": "RETRIED bucket_count buckets_for",
             "penstock_ledger.model": (
                 "Counts DeadLetter Feed FeedKind ItemKey Job JobState LaneCounts NewJob Paid "
-                "PaidBeside Result"
+                "PaidBeside Result Saving"
             ),
             "penstock_ledger.provider_batch": (
                 "BatchFailure BatchState BatchSum BatchTrouble BatchesOpen CANCEL_WAIT_S "

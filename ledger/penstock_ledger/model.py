@@ -31,6 +31,7 @@ __all__ = [
     "Paid",
     "PaidBeside",
     "Result",
+    "Saving",
     "Shard",
     "Spent",
     "TakenFiles",
@@ -296,6 +297,22 @@ class Paid(NamedTuple):
     def beyond(self, other: Sequence[int]) -> Paid:
         """Return what it has more than ``other``, figure by figure, nothing where it has less."""
         return Paid(*(max(0, one - less) for one, less in zip(self, other, strict=True)))
+
+
+class Saving(NamedTuple):
+    """The difference that one cause made to the cost of answers: a service tier, say."""
+
+    cause: str
+    answers: int = 1
+    tokens: int = 0  # of them that the cause is about
+    # how much less they cost than without it, below 0 where they cost more
+    saved_microusd: int = 0
+    unpriced: int = 0  # answers of which a price is not known: what is saved is that of the others
+
+    def plus(self, other: Saving) -> Saving:
+        """Return both together, which have the same cause."""
+        figures = zip(self[1:], other[1:], strict=True)
+        return Saving(self.cause, *(one + more for one, more in figures))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,15 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from penstock_ledger.model import Saving
 from penstock_ledger.reasons import By, Code, Reason
 
 if TYPE_CHECKING:
     from penstock_ledger.model import DeadLetter, Result
 
 __all__ = [
+    "OF_TIER",
+    "PROMPT_CACHE",
     "Discount",
     "GpuPrice",
     "LongPrices",
@@ -40,6 +43,7 @@ __all__ = [
     "known_prices",
     "next_budget",
     "next_month",
+    "saved",
     "spent_budget",
     "spent_tenant_budget",
     "usd_of_outcome",
@@ -281,6 +285,47 @@ class ModelPrices(BaseModel):
 
 def _or(price: float | None, other: float) -> float:
     return other if price is None else price
+
+
+# Causes for which an answer costs less than an ordinary one, or more.
+OF_TIER: Final = "tier:"  # so begin those of service tiers; the name that the answer gives follows
+PROMPT_CACHE: Final = "prompt_cache"  # of the provider; its tokens are those that were read
+# That have a row of their own whatever the prices say: other names come from outside.
+_TIERS: Final = PRICED_APART | {"flex"}
+
+
+def saved(
+    ordinary: ModelPrices | None,
+    used: TokensUsed,
+    *,
+    tier: str | None = None,
+    in_batch: bool = False,
+) -> list[Saving]:
+    """Return what one answer of a service tier saved, for each cause by itself.
+
+    That is how much more it would have cost without that cause alone: at the ``ordinary`` price, or
+    had nothing been read from the prompt cache and written to it. Most answers have no cause."""
+    own, found = None if ordinary is None else ordinary.of_tier(tier), list[Saving]()
+    if tier is not None and (tier in _TIERS or (ordinary and tier in ordinary.tiers)):
+        tokens = used.prompt + used.completion
+        found.append(_saving(OF_TIER + tier, tokens, (own, used), (ordinary, used), in_batch))
+    if used.cached or used.cache_written:
+        fresh = TokensUsed(used.prompt, used.completion, reasoning=used.reasoning)
+        found.append(_saving(PROMPT_CACHE, used.cached, (own, used), (own, fresh), in_batch))
+    return found
+
+
+_Priced = tuple[ModelPrices | None, TokensUsed]
+
+
+def _saving(cause: str, tokens: int, as_is: _Priced, without: _Priced, in_batch: bool) -> Saving:
+    cost, more = (
+        None if prices is None else prices.microusd(used, in_batch=in_batch)
+        for prices, used in (as_is, without)
+    )
+    if cost is None or more is None:
+        return Saving(cause, tokens=tokens, unpriced=1)
+    return Saving(cause, tokens=tokens, saved_microusd=more - cost)
 
 
 def usd_of_outcome(outcome: Result | DeadLetter) -> float | None:

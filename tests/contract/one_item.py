@@ -150,6 +150,8 @@ def main(redis_url: str, folder: Path) -> None:
     )
     database = open_database(settings.database_url)
     database.migrate()
+    # as in a fleet that is at work: its workers have started since Redis was rebuilt
+    RedisLedger(RedisAddress.parse(redis_url).connect(), Meta(database).epoch()).install_epoch()
     database.close()
     recorder, failed = Recorder(), list[BaseException]()
 

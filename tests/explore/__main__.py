@@ -27,6 +27,7 @@ def main(arguments: list[str]) -> int:
     import redis
     from servers import RedisServer
 
+    from explore.databases import PostgresDatabase, SqliteFile
     from explore.history import kept, shrunk, table
     from explore.scenarios import Ground, play
     from explore.seams import RedisOfWorld, Seams
@@ -40,11 +41,12 @@ def main(arguments: list[str]) -> int:
     client = redis.Redis(host="127.0.0.1", port=redis_server.port)
     server = RedisOfWorld(client)
     Seams(server).install()
+    database = PostgresDatabase() if asked.postgres else SqliteFile(folder)
     faults: Counter[str] = Counter()
     seeds = steps = 0
     seconds, failed, invariant = 0.0, None, None
     try:
-        ground = Ground(server, redis_server.url, folder)
+        ground = Ground(server, redis_server.url, folder, database)
         gc.freeze()
         gc.disable()  # when it runs would be a part of a history
         seeds_asked: list[tuple[int, frozenset[str] | None]] = [
@@ -71,6 +73,7 @@ def main(arguments: list[str]) -> int:
                 break
     finally:
         client.close()
+        database.close()
         redis_server.stop()
         shutil.rmtree(folder, ignore_errors=True)
     figures = {
@@ -89,6 +92,7 @@ def _asked(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.explore", description=__doc__)
     parser.add_argument("--seeds", default="200", help="how many, or FIRST:LAST")
     parser.add_argument("--kept", action="store_true", help="play what is kept of failures")
+    parser.add_argument("--postgres", action="store_true", help="underneath, in place of SQLite")
     parser.add_argument("--stop-at-first-failure", action="store_true")
     parser.add_argument("--json", action="store_true", help="print one object with the figures")
     parser.add_argument("--log", action="store_true", help="show what the product logs")

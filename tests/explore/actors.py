@@ -26,7 +26,11 @@ from explore.scheduler import PROCESS, Process, World
 from explore.virtual import Threading
 from penstock_ledger import (
     REDIS_TIMEOUT_S,
+    Begin,
+    BeginReply,
+    Begun,
     Database,
+    ItemKey,
     JobNotFound,
     JobNotReplayable,
     JobStore,
@@ -137,12 +141,14 @@ class Provider:
     again: Counter[str] = field(default_factory=Counter)  # answers after which it is asked again
     poison: set[str] = field(default_factory=set)  # documents whose request ends the worker
     suspected: Callable[[Attempt], None] = lambda attempt: None
+    asked: Callable[[Process, str], None] = lambda process, prompt: None
 
     async def ask(self, request: Request, process: Process, *, alone: bool = False) -> Tried:
         """Answer one request."""
         world, prompt = self.world, orjson.loads(request.body)["messages"][-1]["content"]
         sent = Sent(prompt, process, world.now, cost=cost_of(prompt))
         self.sent.append(sent)
+        self.asked(process, prompt)
         name = f"answer {prompt} {sum(one.document == prompt for one in self.sent)}"
         odds = self.answering
         some = [*odds]
@@ -278,7 +284,8 @@ class Worker(Process):
         self.loop = world.loop
         self.running: ItemEngine
         self.claimed: Callable[[str, Worker], None] = lambda tag, worker: None
-        self.let_go: Callable[[Sequence[str]], None] = lambda tags: None
+        self.let_go: Callable[[Worker, Sequence[str]], None] = lambda worker, tags: None
+        self.began: Callable[[Worker, ItemKey, bool], None] = lambda worker, key, is_sure: None
         self.acks = Acks(self.leases, lambda tags: None, self._soon)
         thread: Any = self
         self.handover = HandOver(thread, self.acks, LateAcks(), EventSample(0.0), self._wake_hub)
@@ -364,7 +371,7 @@ class Worker(Process):
         return True
 
     def lost(self, tags: Sequence[str]) -> None:
-        self.let_go(tags)
+        self.let_go(self, tags)
         self._soon(partial(self.handover.withdrawals.lose, tags, self.leases))
 
     def late(self, action: BrokerAction, tags: Sequence[str]) -> None:
@@ -375,6 +382,23 @@ class Worker(Process):
 
     def _soon(self, step: Callable[[], object]) -> None:
         self.loop.call_soon(step)
+
+
+_begin: Final[Any] = RedisLedger.begin
+
+
+def _seen_begin(ledger: RedisLedger, items: Sequence[Begin], *more: Any) -> list[Begun]:
+    """Begin, and note what a worker may call from now on."""
+    begun: list[Begun] = _begin(ledger, items, *more)
+    process = PROCESS.get()
+    if isinstance(process, Worker):
+        for item, one in zip(items, begun, strict=True):
+            if one.reply is BeginReply.GO:
+                process.began(process, item.key, one.is_sure)
+    return begun
+
+
+setattr(RedisLedger, "begin", _seen_begin)  # noqa: B010  # for mypy it is not to be set
 
 
 # -- control ---------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import orjson
@@ -258,8 +257,7 @@ class BatchWorker(Process):
 
     def __init__(self, world: World, name: str, settings: WorkerSettings, batches: Batches) -> None:
         super().__init__(world, name)
-        folder = Path(settings.database_url.removeprefix("sqlite:///")).parent / "packed" / name
-        of_batch = settings.batch.model_copy(update={"folder": folder})
+        of_batch = settings.batch.model_copy(update={"folder": settings.batch.folder / name})
         self._settings = settings.model_copy(update={"lane": "batch", "batch": of_batch})
         self._api = BatchApi(batches, self)
 

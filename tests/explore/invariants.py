@@ -7,7 +7,6 @@ it holds.
 from __future__ import annotations
 
 import hashlib
-import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,8 +14,9 @@ from typing import Any, Final
 
 from explore.actors import COST, GUESS, Provider, Worker
 from explore.batches import Batches
+from explore.databases import Looks
 from explore.scheduler import Actor, Call, Fate, Process, Violation, World
-from penstock_ledger.model import JobState
+from penstock_ledger.model import ItemKey, JobState
 from penstock_workers.item.attempt import Attempt
 
 G1: Final = "G1: each document has one visible outcome"
@@ -31,6 +31,7 @@ REBUILT: Final = "a Redis that came back is rebuilt"
 ORPHAN: Final = "no batch is orphaned"
 PLANNED: Final = "a planned time starts one job"
 PURGED: Final = "nothing is left of a job that was purged"
+ENDED: Final = "nothing of a job that has ended is called"
 CAUSE: Final = "no item is suspected without a cause"
 LEADER: Final = "only the leader of a feed moves its cursor"
 
@@ -55,12 +56,12 @@ class Invariants:
         world: World,
         provider: Provider,
         batches: Batches,
-        path: str,
+        looks: Looks,
         workers: Sequence[Worker],
     ) -> None:
         self._world, self._provider, self._workers = world, provider, workers
         self._batches = batches
-        self._sql = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._sql = looks
         self._outcomes: dict[tuple[str, int, str], bytes] = {}
         self._fences: dict[tuple[str, int], int] = {}
         self._cursors: dict[tuple[str, int], str] = {}
@@ -78,6 +79,14 @@ class Invariants:
         self.tenants_budget: int | None = None  # of all jobs together
         self.keys_of: Callable[[str], set[str]] = lambda job_id: set()  # that Redis has
         self.left: dict[str, set[str]] = {}  # keys of jobs just after their purge
+        self.forgot_at = -1.0  # when Redis lost data last
+        # of workers and documents: claimed when, may be called since, claimed by another since
+        self._claimed_at: dict[tuple[Worker, str], float] = {}
+        self._may_call = set[tuple[Worker, str]]()
+        self._shared = set[tuple[Worker, str]]()
+        self._ended_at: dict[str, float] = {}  # by job
+        # of which job, and when
+        self._began: dict[tuple[Process, str], tuple[str, float]] = {}
         self._keys: dict[str, str] = {}  # of jobs, by their ids
 
     def close(self) -> None:
@@ -117,9 +126,10 @@ class Invariants:
             if keys.get(key[0]) not in self.purged and seen.get(key) != digest:
                 raise Violation(G2, f"{key} was {'lost' if key not in seen else 'changed'}")
         self._outcomes = seen
-        for job_id, state, total, generation in self._sql.execute(
-            "SELECT job_id, state, total, generation FROM jobs"
-        ):
+        rows = self._sql.execute("SELECT job_id, state, total, generation FROM jobs").fetchall()
+        for job_id in self._states.keys() - {row[0] for row in rows}:  # it was purged
+            self._ended_at.setdefault(job_id, self._world.now)
+        for job_id, state, total, generation in rows:
             self._look_at_state(job_id, state, generation)
             if keys[job_id] not in self.purged and state in (
                 JobState.COMPLETED,
@@ -132,6 +142,10 @@ class Invariants:
     def _look_at_state(self, job_id: str, state: str, generation: int) -> None:
         before, of = self._states.get(job_id, (state, generation))
         self._states[job_id] = state, generation
+        if not JobState(state).final:
+            self._ended_at.pop(job_id, None)
+        else:
+            self._ended_at.setdefault(job_id, self._world.now)
         ends = FINAL if JobState(before).final else (*FINAL, JobState.CANCELLING)
         if before in (*FINAL, JobState.CANCELLING) and state not in ends and generation == of:
             raise Violation(STATES, f"{job_id} was {before} and is {state}")
@@ -210,18 +224,55 @@ class Invariants:
             )
 
     def claimed(self, tag: str, worker: Worker) -> None:
-        """Note that a message is claimed which another process that lives holds, too."""
+        """Note that a message is claimed which another process that lives may hold, too."""
+        held = worker, self._document(tag)
+        self._claimed_at[held] = self._world.now
+        self._may_call.discard(held)
+        self._shared.discard(held)
         for other in self._workers:
             if other is not worker and not other.is_dead and tag in other.leases:
-                self.let_go([tag])
+                self.let_go(other, [tag])
 
-    def let_go(self, tags: Sequence[str]) -> None:
-        """Note that a process stops working on messages whose leases it has lost.
+    def let_go(self, worker: Worker, tags: Sequence[str]) -> None:
+        """Note that messages which a process holds are another's, or will be.
 
-        What is reserved for its calls is given back as for those of the dead, and such an answer
+        Calls that it makes by then, or was allowed to make, are a cause for another one. What holds
+        and has not begun is no cause."""
+        for tag in tags:
+            held = worker, self._document(tag)
+            if held in self._may_call:
+                self._may_call.discard(held)
+                self._excuse(held[1])
+            else:
+                self._shared.add(held)
+
+    def began(self, worker: Worker, key: ItemKey, is_sure: bool) -> None:
+        """Note that a process may call for an item.
+
+        Where another has claimed the item since, it must not once Redis was rebuilt after it had
+        forgotten the lease. Else it may be late: it was frozen just before this."""
+        held = worker, f"{self._jobs().get(key.job_id)}-{key.doc_id}"
+        self._may_call.add(held)
+        self._began[held] = key.job_id, self._world.now
+        is_rebuilt = is_sure and self.forgot_at > self._claimed_at.get(held, 0.0)
+        if held in self._shared and not is_rebuilt:
+            self._excuse(held[1])
+
+    def asked(self, process: Process, document: str) -> None:
+        """See that a call that is made is of a job that had not ended when it might begin."""
+        job_id, at = self._began.get((process, document), ("", 0.0))
+        if at > self._ended_at.get(job_id, at):
+            self._world.violation = self._world.violation or Violation(
+                ENDED, f"{process.name} asks about {document}"
+            )
+
+    def _excuse(self, document: str) -> None:
+        """Allow one more call.
+
+        What is reserved for the one before is given back as for those of the dead, and its answer
         may come all the same."""
-        self._causes.update(map(self._document, tags))
-        self._beside.update(self._document(tag).partition("-")[0] for tag in tags)
+        self._causes[document] += 1
+        self._beside[document.partition("-")[0]] += 1
 
     def _document(self, tag: str) -> str:
         job_id, _, doc_id = tag.partition(":")
@@ -278,11 +329,7 @@ class Invariants:
 
     def _look_at_calls(self) -> None:
         asked = Counter(one.document for one in self._provider.sent)
-        is_restored = "Redis is restored" in self._world.faults
         for document, calls in asked.items():
-            # not corrected yet: an old copy may bring messages back of a job that was purged since
-            if is_restored and document.partition("-")[0] in self.purged:
-                continue
             allowed = (
                 max(1, self._generations[document])
                 + self._provider.again[document]

@@ -31,6 +31,7 @@ from explore.actors import (
     write_source,
 )
 from explore.batches import DISCOUNT, Batches, BatchWorker
+from explore.databases import Place
 from explore.invariants import G4, REBUILT, SCHEDULED, Invariants
 from explore.losses import LOSES, Holdings
 from explore.scheduler import (
@@ -46,7 +47,7 @@ from explore.scheduler import (
     Violation,
     World,
 )
-from explore.seams import RedisOfWorld, end_connections
+from explore.seams import RedisOfWorld
 from penstock_ledger import (
     ApiKeyStore,
     Database,
@@ -74,36 +75,27 @@ CARE_S: Final = 20.0
 
 @dataclass
 class Ground:
-    """What all worlds of a run share: the server, a folder, and an empty database to copy."""
+    """What all worlds of a run share: the servers and a folder."""
 
     server: RedisOfWorld
     redis_url: str
     folder: Path
-    template: Path = field(init=False)
-    path: Path = field(init=False)
+    database: Place
     settings: WorkerSettings = field(init=False)
 
     def __post_init__(self) -> None:
-        self.template, self.path = self.folder / "empty.db", self.folder / "ledger.db"
-        database = open_database(f"sqlite:///{self.template}")
-        database.migrate()
-        database.close()
         self.settings = self._settings()
 
     def clear(self) -> None:
         """Empty the stores."""
-        database = open_database(f"sqlite:///{self.path}")
-        database.close()
-        end_connections()
-        for left in self.folder.glob("ledger.db*"):
-            left.unlink()
-        shutil.copyfile(self.template, self.path)
+        shutil.rmtree(self.folder / "packed", ignore_errors=True)
+        self.database.clear()
         self.server.clear()
 
     def _settings(self) -> WorkerSettings:
         settings: dict[str, Any] = {
             "redis_url": self.redis_url,
-            "database_url": f"sqlite:///{self.path}",
+            "database_url": self.database.url,
             "control": False,
             "concurrency": 4,
             "control_interval_s": 7.0,
@@ -119,6 +111,7 @@ class Ground:
                 }
             },
             "batch": {
+                "folder": self.folder / "packed",
                 "poll_first_s": 5.0,
                 "poll_cap_s": 15.0,
                 "lost_after_s": 60.0,
@@ -170,9 +163,10 @@ class Scenario:
             self.chance.choice((0.0, 0.0, 0.0, 300.0)),
         )
         self.invariants = Invariants(
-            self.world, self.provider, self.batches, str(ground.path), self.workers
+            self.world, self.provider, self.batches, ground.database.look(), self.workers
         )
         self.provider.suspected = self.invariants.suspected
+        self.provider.asked = self.invariants.asked
         self.invariants.keys_of = self._keys_of
         self.holdings = Holdings(self.world, ground.server, self.provider, self.workers)
         self.world.shake = lambda name: self._shake_redis(choices.chance(name).choice((1, 1, 2)))
@@ -240,7 +234,8 @@ class Scenario:
 
     def start_worker(self) -> None:
         worker = Worker(self.world, f"worker-{len(self.workers) + 1}", self.settings, self.provider)
-        worker.claimed, worker.let_go = self.invariants.claimed, self.invariants.let_go
+        looks = self.invariants
+        worker.claimed, worker.let_go, worker.began = looks.claimed, looks.let_go, looks.began
         self._start(worker)
         self.workers.append(worker)
 
@@ -409,6 +404,8 @@ class Scenario:
     def _shake_redis(self, how: int) -> None:
         world, server = self.world, self.ground.server
         self._shaken_at = world.now
+        if how != 2:
+            self.invariants.forgot_at = world.now
         if how == 1:
             world.fault("Redis forgets", "redis", "FLUSHALL")
             server.forget()
@@ -425,7 +422,7 @@ class Scenario:
 
     def _restore(self) -> None:
         if not self.world.is_peaceful:
-            self._shaken_at = self.world.now
+            self._shaken_at = self.invariants.forgot_at = self.world.now
             self.world.fault("Redis is restored", "redis", "a backup of before comes back")
             self.ground.server.restore()
 

@@ -25,6 +25,7 @@ from explore.virtual import Entered, Local, server_time
 from penstock_ledger.errors import DatabaseUnavailable
 from penstock_ledger.sql import database as database_module
 from penstock_ledger.sql.database import Database
+from penstock_ledger.sql.postgres import Waits
 from penstock_ledger.sql.sqlite_file import CACHE_KIB
 
 NOW: Final = "explore:now"
@@ -95,6 +96,7 @@ end
 """
 TICKED_S: Final = 0.001  # what happens within it has one time
 CONNECTIONS: Final = 100  # of all processes of a world, which share a pool
+CLOCK: Final = "clock_timestamp()"  # of PostgreSQL
 OF_TIME: Final = frozenset(("EXPIRE", "PEXPIRE", "TTL", "PTTL", "PERSIST"))
 
 _execute: Final[Any] = redis.Redis.execute_command
@@ -212,6 +214,8 @@ class Seams:
         of_database: Any = database_module
         shared = cache(partial(_engine, of_database.open_sqlite))
         of_database.open_sqlite = lambda url, pool_size, cache_kib: shared(url)
+        servers = cache(partial(_engine_of_server, of_database.open_engine))
+        of_database.open_engine = lambda url, **_: servers(url)
 
     # -- Redis -------------------------------------------------------------------------------------
 
@@ -320,6 +324,22 @@ def _engine(real: Callable[..., Engine], url: URL) -> Engine:
     engine = real(url, CONNECTIONS, CACHE_KIB)
     event.listen(engine, "connect", _tell_time)
     return engine
+
+
+def _engine_of_server(real: Callable[..., Engine], url: URL) -> Engine:
+    """Return the engine of a database of PostgreSQL, likewise, whose clock is the world's."""
+    engine = real(url, pool_size=CONNECTIONS // 2, waits=Waits(), role="explorer")
+    event.listen(engine, "before_cursor_execute", _at_its_time, retval=True)
+    return engine
+
+
+def _at_its_time(
+    _connection: object, _cursor: object, statement: str, values: Any, *_: object
+) -> tuple[str, Any]:
+    """Let PostgreSQL read the world's clock, by writing it into the statement."""
+    if CLOCK in statement and Entered.world is not None:
+        statement = statement.replace(CLOCK, f"to_timestamp({server_time():.6f})")
+    return statement, values
 
 
 def _tell_time(connection: Any, _record: object) -> None:

@@ -448,6 +448,10 @@ class RedisLedger:
             pipe.mset({keys.EPOCH: self._epoch, keys.EPOCH_RUN: run})
             pipe.execute()
 
+    def last_rebuild(self) -> str:
+        """Return the name of the latest rebuild, "" where it was longer ago than ``REBUILT_S``."""
+        return (self._client.get(keys.EPOCH_REBUILT) or b"").decode()
+
     def rehydrate(
         self, job_id: str, generation: int, docs: Iterable[tuple[str, bool]], buckets: int
     ) -> int:
@@ -501,25 +505,29 @@ class RedisLedger:
         for chunk in chunks((name for name in names if name != state.encode()), SCAN_STEP):
             self._client.unlink(*chunk)
 
-    def forget_unknown(self, known: Callable[[Collection[str]], Collection[str]]) -> int:
-        """Delete the keys of all jobs that ``known`` leaves out of those that it is asked about.
+    def forget_ended(self, states: Callable[[Collection[str]], Mapping[str, JobState]]) -> int:
+        """Let nothing start that an old copy has of jobs that are over.
 
-        Returns how many jobs there were. It walks over the whole key space in small steps, and
-        leaves what keeps late workers out."""
+        ``states`` says what is known of jobs by their ids. Of those that it leaves out, which were
+        purged, every key is deleted but what keeps late workers out; of those that have ended what
+        may start. Returns how many were purged. It walks over the whole key space in small steps.
+        """
         names = self._client.scan_iter(match=f"{keys.job_scope(keys.JOB_ID)}*", count=SCAN_STEP)
         gone = set[str]()
         for chunk in chunks((name.decode() for name in names), SCAN_STEP):
             by_name = {name: name.removeprefix(keys.PREFIX).partition(":")[0] for name in chunk}
-            asked = set(by_name.values())
-            unknown = asked - set(known(asked))
-            left = [
-                name
-                for name, job_id in by_name.items()
-                if job_id in unknown and name != keys.job_state(job_id)
-            ]
-            for job_id in {by_name[name] for name in left} - gone:
-                self._client.set(keys.job_state(job_id), keys.PURGED, ex=PURGED_S)
-                gone.add(job_id)
+            known = states(set(by_name.values()))
+            left = list[str]()
+            for name, job_id in by_name.items():
+                state = known.get(job_id)
+                if state is None and name != keys.job_state(job_id):
+                    left.append(name)
+                    if job_id not in gone:
+                        self._client.set(keys.job_state(job_id), keys.PURGED, ex=PURGED_S)
+                        gone.add(job_id)
+                elif state is not None and state.final and name.endswith(":window"):
+                    left.append(name)
+                    self.set_job_state(job_id, state)
             if left:
                 self._client.unlink(*left)
         return len(gone)

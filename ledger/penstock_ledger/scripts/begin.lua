@@ -18,14 +18,11 @@
 --
 -- A call whose answer was lost comes again by the same name, and so does one after which SQL could not be asked: it has counted the
 -- starts already, and to count them once more would call it a death of the worker.
---
 -- A server that was started again since it was rebuilt may hold what a backup had: a queue whose documents have ended, and windows
 -- that still have them. So nothing that it says to go is sure until it is rebuilt again; SQL is asked before anything is paid. What
 -- is spent of a budget is as old: calls of jobs with a budget wait.
---
 -- What a caller took from the queue before Redis was rebuilt is put there once more by the feed, and its lease is lost. So nothing
 -- starts until the caller has renewed its leases, and says so by the name of the rebuild; "*" is said by who has none.
---
 -- What is in the window is not in the completed set: what is put into the set leaves the window in the same call (settle.lua,
 -- rehydrate.lua), and publish.lua puts nothing into the window that is in the set. So the set is asked about the rest only.
 

@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 from penstock_ledger.stored_values import Words
 
-HEAD: Final = "0019"  # the newest migration; revisions sort by their number
+HEAD: Final = "0020"  # the newest migration; revisions sort by their number
 
 metadata = MetaData()
 
@@ -450,6 +450,23 @@ spending = Table(
     Column("unpriced", BigInteger, nullable=False),
     PrimaryKeyConstraint("job_id", "generation", "kind", "lane", "shard", name="spending_pkey"),
     Index("spending_accepted", "tenant", "accepted_at"),
+)
+
+# What answers of a job cost less than they would have without a cause (below 0: more), as a service
+# tier or the provider's prompt cache. It only grows, and stays when the job is purged. See
+# stores/savings.py.
+savings = Table(
+    "savings",
+    metadata,
+    Column("job_id", Id, nullable=False),
+    Column("cause", Id, nullable=False),
+    Column("lane", Id, nullable=False),  # that was paid; "" where it is not known
+    Column("shard", Integer, nullable=False),
+    Column("answers", BigInteger, nullable=False),
+    Column("tokens", BigInteger, nullable=False),  # of them that the cause is about
+    Column("saved_microusd", BigInteger, nullable=False),  # of those whose prices are known
+    Column("unpriced", BigInteger, nullable=False),  # answers of which a price is not known
+    PrimaryKeyConstraint("job_id", "cause", "lane", "shard", name="savings_pkey"),
 )
 
 # What jobs of tenants have cost that releases before have purged: their jobs are not known any

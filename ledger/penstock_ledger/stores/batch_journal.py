@@ -31,6 +31,7 @@ from penstock_ledger.stores.batch_figures import IS_OPEN, BatchFigures, batch_of
 from penstock_ledger.stores.batch_remainders import claim, move, put_back, take_waiting
 from penstock_ledger.stores.feeds import FeedStore
 from penstock_ledger.stores.outcomes import NOTHING_EARLIER, OutcomeStore
+from penstock_ledger.stores.savings import NOTHING_SAVED, Savings
 from penstock_ledger.stores.spool import mark_fed
 from penstock_ledger.stores.tallies import add_beside
 
@@ -320,19 +321,23 @@ class ProviderBatchStore(BatchFigures):
         left: Sequence[Remainder],
         beside: Sequence[PaidBeside] = (),
         earlier: Mapping[ItemKey, Paid] = NOTHING_EARLIER,
+        savings: Savings = NOTHING_SAVED,
     ) -> set[ItemKey]:
         """Store what documents of a batch came to, in one transaction.
 
         That is outcomes, those that wait for another batch, and what was paid ``beside`` for those
-        whose job has left the lane. ``earlier``: what outcomes say of earlier attempts. Returns
-        those that had an outcome before. Doing it again changes nothing."""
+        whose job has left the lane. ``earlier``: what outcomes say of earlier attempts;
+        ``savings``: of what this batch answered. Returns those that had an outcome before. Doing it
+        again changes nothing."""
 
-        def also(connection: Connection) -> None:
-            put_back(connection, tag, left)
-            add_beside(connection, beside, f"batch-{tag}")
+        def also(connection: Connection) -> set[ItemKey]:
+            noted = put_back(connection, tag, left) - {one.key for one in beside}
+            return noted | add_beside(connection, beside, f"batch-{tag}")
 
         store = OutcomeStore(self._db, self._lane)
-        return store.settle(results, letters, earlier=earlier, from_batches=True, also=also)
+        return store.settle(
+            results, letters, earlier=earlier, from_batches=True, also=also, savings=savings
+        )
 
     def forget(self, keys: Collection[ItemKey]) -> None:
         """Forget these remainders, which have got an outcome elsewhere."""

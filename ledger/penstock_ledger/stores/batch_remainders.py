@@ -25,6 +25,7 @@ from penstock_ledger.stores.outcome_insert import terminal_keys
 IDS_MAX: Final = 500  # per statement
 PAGE: Final = 1_000
 
+_KEY: Final = tuple(table.c[name] for name in ItemKey._fields)
 _MOVE: Final = (
     update(table).where(table.c.tag == bindparam("from_tag")).values(tag=bindparam("to_tag"))
 )
@@ -152,17 +153,23 @@ def claim(connection: Connection, keys: Sequence[ItemKey], tag: str) -> bool:
     return claimed == len(keys)
 
 
-def put_back(connection: Connection, tag: str, left: Sequence[Remainder]) -> None:
-    """Note what batch ``tag`` left without an outcome, as part of a larger transaction."""
+def put_back(connection: Connection, tag: str, left: Sequence[Remainder]) -> set[ItemKey]:
+    """Note what batch ``tag`` left without an outcome, as part of a larger transaction.
+
+    Returns those that were noted now: doing it again notes none."""
     dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
-    now, fresh = time.time(), list[Remainder]()
+    now, fresh, noted = time.time(), list[Remainder](), set[ItemKey]()
     for one in left:
         if connection.execute(_AGAIN, _again(one, tag, now)).rowcount == 0:
             fresh.append(one)
+        else:
+            noted.add(one.key)
     done = terminal_keys(connection, [one.key for one in fresh])
     rows = [_row(one, now) for one in fresh if one.key not in done]
     if rows:
-        connection.execute(dialect.insert(table).on_conflict_do_nothing(), rows)
+        new = dialect.insert(table).on_conflict_do_nothing().returning(*_KEY)
+        noted.update(ItemKey(*row) for row in connection.execute(new, rows))
+    return noted
 
 
 def take_waiting(connection: Connection, keys: Iterable[ItemKey]) -> list[Remainder]:

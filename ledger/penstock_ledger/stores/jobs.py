@@ -116,10 +116,10 @@ class JobStore(FeedStore):
             raise JobNotFound(job_id_or_key)
         return job_of(next((row for row in rows if row.job_id == job_id_or_key), rows[0]))
 
-    def known(self, job_ids: Collection[str]) -> set[str]:
-        """Return those of them that are ids of jobs."""
-        query = select(jobs.c.job_id).where(jobs.c.job_id.in_(job_ids))
-        return {row.job_id for row in self._db.rows(query)}
+    def states(self, job_ids: Collection[str]) -> dict[str, JobState]:
+        """Return the states of those of them that are ids of jobs."""
+        query = select(jobs.c.job_id, jobs.c.state).where(jobs.c.job_id.in_(job_ids))
+        return {row.job_id: JobState(row.state) for row in self._db.rows(query)}
 
     def list(self, limit: int = 100, states: Collection[JobState] | None = None) -> list[Job]:
         """Return jobs, newest first."""

@@ -32,6 +32,7 @@ from penstock_ledger.model import (
     Paid,
     PaidBeside,
     Result,
+    Saving,
     Spent,
 )
 from penstock_ledger.sql.database import Database
@@ -57,6 +58,7 @@ from penstock_ledger.stores.outcome_rows import (
     stored_from,
     stored_result_from,
 )
+from penstock_ledger.stores.savings import NOTHING_SAVED, Savings, add_savings, savings_of
 from penstock_ledger.stores.tallies import (
     add_left,
     add_retried,
@@ -122,21 +124,24 @@ class OutcomeStore:
         retried: Sequence[tuple[str, PaidBeside]] = (),
         left: Sequence[PaidBeside] = (),
         from_batches: bool = False,
-        also: Callable[[Connection], None] | None = None,
+        also: Callable[[Connection], set[ItemKey]] | None = None,
+        savings: Savings = NOTHING_SAVED,
     ) -> set[ItemKey]:
         """Make outcomes durable in one transaction.
 
         Returns the keys that were settled before (the losers).
 
         When one key comes twice in a call, the first one counts, and results come before letters.
-        ``also`` writes what belongs to them, in the same transaction and after them. A loser that
+        ``also`` writes what belongs to them, in the same transaction and after them, and returns
+        the documents of which it noted payments. A loser that
         was paid for and is another answer than the outcome that is there is noted as such, see
         ``Counts.answered_twice``.
 
         ``earlier`` is what outcomes say of earlier attempts that were paid for. ``retried`` are
         attempts that were paid for and came to none, each by a name of its own; ``left`` are those
         whose messages end since their job has left the lane. Noting the same again changes nothing.
-        ``from_batches``: what batches have left of the documents goes with it.
+        ``from_batches``: what batches have left of the documents goes with it. ``savings``: of the
+        answers that are paid for here, booked with the rows that first say so.
         """
         now = time.time()
         rows: dict[ItemKey, OutcomeRow] = {}
@@ -149,8 +154,9 @@ class OutcomeStore:
 
         def write(connection: Connection) -> set[ItemKey]:
             losers = insert_outcomes(connection, ordered)
+            paid_now = rows.keys() - losers
             if losers:
-                add_second_answers(
+                paid_now |= add_second_answers(
                     connection, (row for row in ordered if key_of(row) in losers), earlier
                 )
             if earlier or from_batches:
@@ -163,11 +169,13 @@ class OutcomeStore:
                     remainders=from_batches,
                 )
             if retried:
-                add_retried(connection, retried)
+                paid_now |= add_retried(connection, retried)
             if left:
                 add_left(connection, left)
             if also is not None:
-                also(connection)
+                paid_now |= also(connection)
+            if savings:
+                add_savings(connection, self._lane, savings, paid_now)
             return losers
 
         return self._db.write(write)
@@ -196,6 +204,10 @@ class OutcomeStore:
     def by_lane(self, job_id: str) -> list[LaneCounts]:
         """Return the same by the lane that was paid. What has no lane is in none of them."""
         return lane_counts_from(self._db.rows(tallied_by_lane(), {"job": job_id}))
+
+    def savings(self, job_id: str) -> list[Saving]:
+        """Return what answers of a job saved, by cause, over all generations and lanes."""
+        return self._db.read(lambda connection: savings_of(connection, job_id))
 
     def counts_of(self, job_id: str, generation: int) -> Counts:
         """Return the outcomes of one generation, superseded ones included, by reading its rows."""

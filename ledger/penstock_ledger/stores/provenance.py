@@ -40,6 +40,7 @@ from penstock_ledger.sql.tables import (
     metadata,
     outcomes,
     paid_beside,
+    savings,
     spending,
 )
 from penstock_ledger.stores.account import keep_account, kept_step, mend_replays
@@ -78,6 +79,8 @@ class MadeWith(NamedTuple):
     model: str | None = None
     # of what came in batches: 0.5 is half the price; None: unknown, or none came so
     batch_discount: float | None = None
+    # whether what its answers saved is booked; releases before did not, and none of it is known
+    notes_savings: bool = False
 
 
 class InUse(NamedTuple):
@@ -208,6 +211,7 @@ def purge_job(database: Database, job_id: str) -> int:
         if "job_id" in table.columns and table not in (
             outcomes,
             jobs,
+            savings,
             spending,
             door_batches,
             door_files,

@@ -46,6 +46,7 @@ _LANE_OF_ROW: Final = itemgetter(*map(COLUMNS.index, ("job_id", "lane")))
 _ATTEMPTS: Final = COLUMNS.index("attempts")
 _SUMMED: Final = tuple(map(COLUMNS.index, _PAID))
 
+_KEY_BESIDE: Final = tuple(paid_beside.c[name] for name in ItemKey._fields)
 _WHICH_BESIDE: Final = itemgetter("job_id", "generation", "doc_id", "answer")
 
 _CALLS, _CREATED = COLUMNS.index("calls"), COLUMNS.index("created_at")
@@ -86,12 +87,12 @@ def add_rows(connection: Connection, rows: Iterable[OutcomeRow]) -> None:
 
 def add_second_answers(
     connection: Connection, rows: Iterable[OutcomeRow], earlier: Mapping[ItemKey, Paid]
-) -> None:
+) -> set[ItemKey]:
     """Note the answers that lost to earlier ones, were paid for, and say something else.
 
     The same outcome written again is no other answer. ``earlier``: what they say of earlier
-    attempts, which is noted elsewhere."""
-    found = list[dict[str, Any]]()
+    attempts, which is noted elsewhere. Returns those that were noted now."""
+    found, purged = list[dict[str, Any]](), set[ItemKey]()
     for row in rows:
         if not row[_CALLS]:
             continue
@@ -109,15 +110,18 @@ def add_second_answers(
                 kind=PURGED,
                 documents=1,
             )
+            purged.add(key)
         elif _said(stored) != _said(row):
             answer = sha256(repr(_said(row)).encode()).hexdigest()[:32]
             found.append(_beside(PaidBeside(key, *own), answer, SECOND_ANSWER))
-    _insert_beside(connection, found)
+    return purged | _insert_beside(connection, found)
 
 
-def add_retried(connection: Connection, spent: Iterable[tuple[str, PaidBeside]]) -> None:
-    """Note what attempts used up after which there is another one, each by its own name."""
-    _insert_beside(connection, [_beside(one, name, RETRIED) for name, one in spent])
+def add_retried(connection: Connection, spent: Iterable[tuple[str, PaidBeside]]) -> set[ItemKey]:
+    """Note what attempts used up after which there is another one, each by its own name.
+
+    Returns those that were noted now."""
+    return _insert_beside(connection, [_beside(one, name, RETRIED) for name, one in spent])
 
 
 def add_left(connection: Connection, spent: Iterable[PaidBeside]) -> None:
@@ -136,11 +140,12 @@ def add_left(connection: Connection, spent: Iterable[PaidBeside]) -> None:
     _insert_beside(connection, rows)
 
 
-def add_beside(connection: Connection, spent: Iterable[PaidBeside], answer: str) -> None:
+def add_beside(connection: Connection, spent: Iterable[PaidBeside], answer: str) -> set[ItemKey]:
     """Note what was paid for provider batches beside outcomes.
 
-    ``answer`` names it among all that was paid for its document."""
-    _insert_beside(connection, [_beside(one, answer, LANE_LEFT) for one in spent])
+    ``answer`` names it among all that was paid for its document. Returns those that were noted
+    now."""
+    return _insert_beside(connection, [_beside(one, answer, LANE_LEFT) for one in spent])
 
 
 def _said(row: Sequence[Any]) -> tuple[Any, ...]:
@@ -168,12 +173,15 @@ def _beside(spent: PaidBeside, answer: str, why: str) -> dict[str, Any]:
     }
 
 
-def _insert_beside(connection: Connection, rows: list[dict[str, Any]]) -> None:
+def _insert_beside(connection: Connection, rows: list[dict[str, Any]]) -> set[ItemKey]:
+    """Insert the rows that are not there; returns of which documents."""
     dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
-    if rows:
-        # two processes that note the same wait for one another in the same order
-        rows.sort(key=_WHICH_BESIDE)
-        connection.execute(dialect.insert(paid_beside).on_conflict_do_nothing(), rows)
+    if not rows:
+        return set()
+    # two processes that note the same wait for one another in the same order
+    rows.sort(key=_WHICH_BESIDE)
+    new = dialect.insert(paid_beside).on_conflict_do_nothing().returning(*_KEY_BESIDE)
+    return {ItemKey(*row) for row in connection.execute(new, rows)}
 
 
 def supersede(connection: Connection, job_id: str, generation: int) -> int:

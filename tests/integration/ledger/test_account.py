@@ -22,7 +22,7 @@ from penstock_ledger import (
     month_of,
     purge_job,
 )
-from penstock_ledger.model import DeadLetter, ItemKey, NewJob, Paid, PaidBeside, Result
+from penstock_ledger.model import DeadLetter, ItemKey, NewJob, Paid, PaidBeside, Result, Saving
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import outcomes, spending
 from penstock_ledger.stores.account import UNREAD, add_spent
@@ -60,8 +60,8 @@ def test_what_is_added_adds_up(either: Database) -> None:
 
 
 class Histories:
-    """One job whose documents, messages and batches meet whatever can happen to them, and a counter
-    of what was billed that knows nothing of stores."""
+    """One job whose documents, messages and batches meet whatever can happen to them, and counters
+    of what was billed and saved that know nothing of stores."""
 
     def __init__(self, db: Database, seed: int) -> None:
         self.db, self.chance, self.billed = db, random.Random(seed), 0
@@ -77,15 +77,19 @@ class Histories:
         )
         self.messages = [(self.key(f"d{nth}"), Paid()) for nth in range(6)]
         self.last: Callable[[], object] = lambda: None
+        self.saved = self.saving = Saving("tier:flex", 0)  # by all answers; by the latest
 
     def key(self, doc: str) -> ItemKey:
         return ItemKey(self.job_id, self.generation, doc)
 
-    def call(self) -> Paid:
-        """A call is billed."""
+    def call(self, *, is_read: bool = True) -> Paid:
+        """A call is billed; what it saved is known once its answer is read."""
         self.calls += 1
         cost = self.chance.choice([0, 1, 7, 100])
         self.billed += cost
+        if is_read:
+            self.saving = Saving("tier:flex", 1, 5, self.chance.choice([-40, 0, 100]))
+            self.saved = self.saved.plus(self.saving)
         return Paid(1, 3, 2, cost, self.chance.choice([0, 0, 1]))
 
     def do(self, work: Callable[[], object]) -> None:
@@ -121,9 +125,8 @@ class Histories:
         key, before = self.messages.pop(self.chance.randrange(len(self.messages)))
         store = self.stores[self.chance.choice(["api", "gpu", None])]
         results, letters = self.outcome(key, before.plus(self.call()))
-        self.do(
-            lambda: store.settle(results, letters, earlier={key: before} if any(before) else {})
-        )
+        earlier, savings = {key: before} if any(before) else {}, {key: [self.saving]}
+        self.do(lambda: store.settle(results, letters, earlier=earlier, savings=savings))
 
     def retries(self) -> None:
         """Its answer misses the schema: paid, and asked again."""
@@ -132,10 +135,8 @@ class Histories:
     def retries_of(self, nth: int) -> None:
         key, before = self.messages[nth]
         own = self.call()
-        name = f"retried-{self.calls}"
-        self.do(
-            lambda: OutcomeStore(self.db).settle([], [], retried=[(name, PaidBeside(key, *own))])
-        )
+        retried, savings = [(f"retried-{self.calls}", PaidBeside(key, *own))], {key: [self.saving]}
+        self.do(lambda: OutcomeStore(self.db).settle([], [], retried=retried, savings=savings))
         self.messages[nth] = (key, before.plus(own))
 
     def comes_twice(self) -> None:
@@ -158,21 +159,28 @@ class Histories:
         outcome there."""
         doc, first = self.key(f"b{self.calls}"), self.call()
         row = Remainder(doc, "{}", 1, *first[:4], "timeout", None, first.unpriced)
-        self.do(lambda: self.batches.settle("t1", [], [], [row]))
+        of_first = {doc: [self.saving]}
+        self.do(lambda: self.batches.settle("t1", [], [], [row], savings=of_first))
         fate = self.chance.choice(["outcome", "elsewhere", "waits", "passed on"])
         if fate == "outcome":
             results, letters = self.outcome(doc, first.plus(self.call()))
-            self.do(lambda: self.batches.settle("t2", results, letters, [], earlier={doc: first}))
+            earlier, savings = {doc: first}, {doc: [self.saving]}
+            self.do(
+                lambda: self.batches.settle(
+                    "t2", results, letters, [], earlier=earlier, savings=savings
+                )
+            )
         elif fate == "elsewhere":
             results, letters = self.outcome(doc, self.call())
-            self.do(lambda: OutcomeStore(self.db, "api").settle(results, letters))
+            savings = {doc: [self.saving]}
+            self.do(lambda: OutcomeStore(self.db, "api").settle(results, letters, savings=savings))
             self.do(lambda: self.batches.forget([doc]))
         elif fate == "passed on":
             self.do(lambda: self.batches.passed_on([doc]))
             self.messages.append((doc, Paid()))
 
     def loses_a_batch(self) -> None:
-        lost = self.call()
+        lost = self.call(is_read=False)
         self.db.write(
             lambda connection: add_spent(connection, self.job_id, lost, kind=UNREAD, lane="batch")
         )
@@ -208,7 +216,7 @@ def test_an_outcome_of_the_release_before_counts_earlier_attempts_once(
     key, _ = story.messages[0]
     story.retries_of(0)
     earlier = story.messages[0][1] if is_told else Paid()
-    results, _ = story.result(key, earlier.plus(story.call())._replace(unpriced=0))
+    results, _ = story.result(key, earlier.plus(story.call(is_read=False))._replace(unpriced=0))
     OutcomeStore(either, "api").settle(results, [])
     unsaid = update(outcomes).values(unpriced=None)
     either.write(lambda connection: connection.execute(unsaid))
@@ -230,8 +238,8 @@ STEPS = (
 def test_whatever_happens_the_account_is_what_was_billed(either: Database, seed: int) -> None:
     """After each step of a random history all readers of the account say what a counter of calls
     says, to the last millionth: the job's figures, its budget, its tenant's month, and the sums by
-    tenant and by lane. A purge changes nothing in it, and what a frozen worker brings after it is
-    added."""
+    tenant and by lane; what its answers saved was booked once. A purge changes nothing in it, and
+    what a frozen worker brings after it is added."""
     story = Histories(either, seed)
     steps, weights = zip(*STEPS, strict=True)
     for _ in range(30):
@@ -244,7 +252,10 @@ def test_whatever_happens_the_account_is_what_was_billed(either: Database, seed:
         key, before = story.messages[0]
         results, letters = story.outcome(key, before.plus(story.call()))
         OutcomeStore(either, "api").settle(
-            results, letters, earlier={key: before} if any(before) else {}
+            results,
+            letters,
+            earlier={key: before} if any(before) else {},
+            savings={key: [story.saving]},
         )
         _agrees(either, story)
 
@@ -264,3 +275,4 @@ def _agrees(db: Database, story: Histories) -> None:
         round(TenantCosts(db).usd_of("alpha", month) * 1_000_000),
     )
     assert found == (story.billed,) * 5, counts.by_kind
+    assert OutcomeStore(db).savings(story.job_id) == ([story.saved] if story.saved.answers else [])

@@ -263,12 +263,12 @@ def RedisLedger__unpark(client: Any) -> Call:
 
 
 @case
-def RedisLedger__forget_unknown(client: Any) -> Call:
+def RedisLedger__forget_ended(client: Any) -> Call:
     """Of a job that was purged after the backup that this is."""
     hot = ledger(client)
     hot.set_job_state("job_gone", JobState.PAUSED)
     hot.reset_stats("job_gone", {"succeeded": 3})
-    return lambda: hot.forget_unknown(lambda job_ids: [])
+    return lambda: hot.forget_ended(lambda job_ids: {})
 
 
 @case
@@ -391,7 +391,7 @@ SAYS_IT_IS_DONE: dict[str, Any] = {
     "RedisLedger.promote": 0,
     "RedisLedger.unpark": 0,
     "RedisLedger.rehydrate": 0,
-    "RedisLedger.forget_unknown": 0,
+    "RedisLedger.forget_ended": 0,
     "BudgetBook.give_back": 0,
     "QueueBook.forget_idle": 0,
     "QueueBook.move": 0,
@@ -427,6 +427,7 @@ READS = {
     RedisLedger: {
         "begin_rebuild",  # a mark that only this process reads, and that expires
         *("begun", "bound", "check_epoch", "depth", "depths", "drains", "finished_of", "front"),
+        "last_rebuild",
         *("held", "lately", "memory", "missing", "next_of", "outstanding", "outstanding_of"),
         *("parked", "parked_unknown", "preflight", "see", "stats", "under_way", "window"),
         "workers",

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from penstock_ledger import Saving
 from penstock_producer.job.provider_facts import ProviderFacts
 from penstock_producer.prices import (
     LongPrices,
@@ -18,6 +19,7 @@ from penstock_producer.prices import (
     known_discount,
     known_gpus,
     known_prices,
+    saved,
 )
 from penstock_workers.item.answer_forms import counted, tier_of, tokens_used, usage_of
 
@@ -130,6 +132,26 @@ def test_prices_of_yours_hold_for_every_tier_but_those_that_they_name() -> None:
     assert facts.prices_of("m", tier="flex") == flex
     with pytest.raises(ValidationError, match="discount"):
         ModelPrices.model_validate({"input": 1, "tiers": {"flex": {"discount": 2}}})
+
+
+def test_what_a_cause_saves_is_what_the_answer_would_have_cost_without_it() -> None:
+    """Flex against the ordinary price, and the prompt cache at the price of the tier: each by
+    itself. Priority costs more, so it saves less than nothing; and what has no price is unknown."""
+    found = known_prices(OPENAI, "gpt-5-mini")
+    used = TokensUsed(prompt=1_000_000, completion=100_000, cached=400_000)
+    of_cache = 400_000 * (0.25 - 0.025)
+    assert saved(found, used, tier="flex") == [
+        Saving("tier:flex", 1, 1_100_000, 180_000),
+        Saving("prompt_cache", 1, 400_000, round(of_cache / 2)),
+    ]
+    assert saved(found, used, tier="default") == [Saving("prompt_cache", 1, 400_000, 90_000)]
+    assert saved(found, TokensUsed(1_000_000, 0), tier="priority") == [
+        Saving("tier:priority", 1, 1_000_000, -200_000)
+    ]
+    for prices in (None, found):
+        of_scale, _ = saved(prices, used, tier="scale")
+        assert of_scale == Saving("tier:scale", 1, 1_100_000, 0, unpriced=1)
+    assert saved(found, TokensUsed(100, 10), tier="of a provider's own") == []
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -141,7 +140,7 @@ class HandOver:
         # loop -> hub; None = started; bounded likewise
         self._outbox: deque[tuple[Delivery, Outcome | None]] = deque()
         # loop -> hub: starts that wait until what was lost is aborted; bounded by the slots
-        self._unsure: deque[asyncio.Future[None]] = deque()
+        self._unsure: deque[asyncio.Event] = deque()
         self._aborted_losses = 0  # of ``Leases.losses``; touched on the loop thread only
         self._loop_is_called = False
         self._hub_is_called = False
@@ -206,12 +205,11 @@ class HandOver:
             return
         while not leases.are_kept():  # noqa: ASYNC110 -- a thread keeps them
             await asyncio.sleep(UNSURE_LOOK_S)
-        # the hub has heard from the keeper what was lost, and comes to this after it
-        losses = leases.losses
-        aborted = self._engine.loop.create_future()
+        losses = leases.losses  # the hub has heard of them, and comes to this after it
+        aborted = asyncio.Event()
         self._unsure.append(aborted)
         self._wake_hub()
-        await aborted
+        await aborted.wait()
         self._aborted_losses = losses
 
     def started(self, delivery: Delivery) -> None:
@@ -239,7 +237,7 @@ class HandOver:
         """Work through what the engine has said since the last call, in its order."""
         self._hub_is_called = False
         while self._unsure:
-            self._engine.call(partial(_go_on, self._unsure.popleft()))
+            self._engine.call(self._unsure.popleft().set)
         while self._outbox:
             delivery, outcome = self._outbox.popleft()
             item = self.items.of_delivery(delivery)
@@ -280,8 +278,3 @@ class HandOver:
         elif isinstance(outcome, Dead):
             self.counts["failed"] += 1
         item.request.on_success(celery_result(outcome))
-
-
-def _go_on(waiting: asyncio.Future[None]) -> None:
-    if not waiting.done():
-        waiting.set_result(None)

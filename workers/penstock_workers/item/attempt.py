@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
-from penstock_ledger import ItemKey, Keep
+from penstock_ledger import ItemKey, Keep, Saving
 from penstock_ledger.model import Paid
 from penstock_producer.feed.wire import CALLS_HEADER, SPENT_HEADER, ItemMessage, item_tag
 from penstock_producer.job.spec import JobSpec
@@ -134,6 +134,7 @@ class Attempt(Item, kw_only=True, eq=False):
     keep: Keep | None = None  # where its result will answer equal requests
     levels: Sequence[Level] = ()  # beginnings of its prompt that other documents share
     passing: Passing | None = None  # to a caller who reads the answer as it comes
+    savings: tuple[Saving, ...] = ()  # of this attempt's answers, by what caused them
 
     @property
     def repairs_left(self) -> int:

@@ -20,6 +20,7 @@ from sqlalchemy import event, update
 
 from penstock_ledger import (
     Begin,
+    BeginReply,
     Database,
     JobStore,
     LiveJobs,
@@ -466,6 +467,34 @@ def test_an_old_copy_of_redis_keeps_nothing_of_purged_jobs(house: House) -> None
     assert left == {f"penstock:{purged.job_id}:state"}
     assert house.redis.get(f"penstock:{purged.job_id}:state") == b"purged"
     assert house.hot.stats(ended.job_id)["succeeded"] == 3
+
+
+def test_nothing_starts_that_an_old_copy_of_redis_has_of_jobs_that_are_over(house: House) -> None:
+    """One has completed since the backup and one has failed: once Redis is rebuilt, messages of
+    both that are in its queue again do not start."""
+    completed, failed = house.submit(2), house.submit(3)
+    house.control.tick()
+    copy = {name: house.redis.dump(name) for name in house.redis.scan_iter()}
+    house.finish(completed, "d0", "d1")
+    house.jobs.set_state(failed.job_id, JobState.FAILED, expect={JobState.RUNNING})
+    house.control.tick()
+    assert house.state(completed) is JobState.COMPLETED
+    house.redis.flushall()
+    for name, value in copy.items():
+        house.redis.restore(name, 0, value or b"")
+    house.redis.delete("penstock:epoch:run")  # it is another server
+    asked = [
+        Begin(ItemKey(job.job_id, 1, "d0"), buckets_for(job), None) for job in (completed, failed)
+    ]
+    assert [(one.reply, one.is_sure) for one in house.hot.begin(asked)] == [
+        (BeginReply.GO, False)
+    ] * 2
+    house.control.tick()
+    assert [one.reply for one in house.hot.begin(asked)] == [
+        BeginReply.UNKNOWN_SINCE_REBUILT,
+        BeginReply.CANCELLED,
+    ]
+    assert house.hot.outstanding(completed.job_id, 1) == 0
 
 
 def test_a_job_with_an_option_that_came_later_stops_no_other(house: House) -> None:

@@ -51,8 +51,8 @@ class Recovery:
         self._hot.begin_rebuild()
         for job in jobs:
             self._rebuild(job)
-        # what an old copy has of jobs that were purged since: nothing else would ever delete it
-        if purged := self._hot.forget_unknown(self._jobs.known):
+        # what an old copy has of jobs that are over by now: no round looks at them
+        if purged := self._hot.forget_ended(self._jobs.states):
             log.warning("Redis has come back with keys of %d purged jobs; they are deleted", purged)
         self._hot.install_epoch()
         return True

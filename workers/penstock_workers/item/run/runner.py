@@ -54,9 +54,8 @@ from penstock_workers.item.run.reading import Reads
 from penstock_workers.item.run.reuse import Reuse
 from penstock_workers.item.run.runs import Causes, Runs
 from penstock_workers.item.run.starts import Starts
-from penstock_workers.item.settling.rows import spent_on
+from penstock_workers.item.settling.rows import charge
 from penstock_workers.item.slots import ItemWaits, SlotPlace
-from penstock_workers.item.spent import NOTHING_SPENT
 
 log = logging.getLogger(__name__)
 
@@ -252,8 +251,7 @@ class ItemRunner:
         happened = attempt.happened = of_its_tier(attempt, name_failure(tried, time.time()))
         if attempt.passing is not None and isinstance(happened, Failure):
             attempt.passing.stop()  # what has not left by now was not seen
-        spent = spent_on(attempt, happened)
-        attempt.spent = spent if attempt.spent is NOTHING_SPENT else attempt.spent.plus(spent)
+        charge(attempt, happened)
         self.causes.note(attempt, happened)
         return happened
 

@@ -22,8 +22,6 @@ import redis
 
 from penstock_ledger import (
     Begin,
-    BeginReply,
-    Begun,
     JobStore,
     MayCost,
     OutcomeStore,
@@ -31,13 +29,13 @@ from penstock_ledger import (
     SettleBatch,
     in_words,
 )
-from penstock_ledger.model import ItemKey
 from penstock_workers.background import BackgroundTasks
 from penstock_workers.failure_log import FailureLog
 from penstock_workers.item.attempt import Attempt, Item, JobView
 from penstock_workers.item.failures import TurnedAway
-from penstock_workers.item.outcome import Dead, Outcome, Parked, Skipped, Unreadable
+from penstock_workers.item.outcome import Dead, Outcome, Parked, Unreadable
 from penstock_workers.item.run.cost import may_cost
+from penstock_workers.item.run.doubts import BUDGET_CHANGED, Answer, Doubts, released
 from penstock_workers.item.settling.groups import Backlog, Gatherer, StoreWriter
 from penstock_workers.item.settling.rows import has_budget
 
@@ -46,25 +44,6 @@ log = logging.getLogger(__name__)
 GROUP_MAX = 500  # begins per script call, so that one call stays well under a millisecond of Redis
 REDIS_RETRY_CAP_S = 5.0  # while Redis is away items wait here; they are bounded by the slots
 RENEW_S = 15.0  # a worker that makes calls for jobs with a budget says so often that it lives
-SHOWN_CHARS = 80  # of an id that a stranger chose
-
-_FINISHED = Skipped("finished already")
-_NOT_FED = (BeginReply.UNKNOWN, BeginReply.UNKNOWN_SINCE_REBUILT)
-_BUDGET_CHANGED = Parked("the budget of its job has changed")
-_MUST_NOT: dict[BeginReply, Outcome] = {
-    BeginReply.DONE: _FINISHED,
-    BeginReply.CANCELLED: Skipped("its job is cancelled"),
-    BeginReply.PAUSED: Parked("its job is paused"),
-    BeginReply.NO_ROOM: Parked("the budget of its job may be needed for calls that are under way"),
-    BeginReply.BUDGET_CHANGED: _BUDGET_CHANGED,
-    BeginReply.ELSEWHERE: Skipped("its job goes on in another lane", left_lane=True),
-}
-
-
-class _Answer(NamedTuple):
-    outcome: Outcome | None  # None: it may start
-    crashes: int = 0
-    rebuilt: str = ""  # ask again once leases were renewed after this rebuild of Redis
 
 
 class _Asked(NamedTuple):
@@ -72,7 +51,7 @@ class _Asked(NamedTuple):
     redelivered: bool
     # None where only the answer is asked for: a start that was counted is taken back
     attempt: Attempt | None
-    answer: asyncio.Future[_Answer]
+    answer: asyncio.Future[Answer]
 
 
 async def _no_leases() -> None:
@@ -102,8 +81,7 @@ class Starts:
         self._rebuilt = ""  # after which rebuild of Redis the leases were renewed
         self._renewing = asyncio.Lock()
         self._hot = hot
-        self._outcomes = outcomes
-        self._jobs = jobs
+        self._doubts = Doubts(hot, outcomes, jobs, lane)
         self._budget_changed = budget_changed
         # of reservations: of this process, and of none that had its name before
         self._owner = secrets.token_hex(8)
@@ -123,6 +101,8 @@ class Starts:
         self.backlog = Backlog("starts wait to be counted", (self._redis,))
 
     def start(self) -> None:
+        # the worker has claimed nothing yet, so that no lease is from before the latest rebuild
+        self._thread.submit(self._learn_rebuild)
         self._begins.start()
         self._returns.start()
         self._tasks.start(self._renew(), "budget owner")
@@ -172,7 +152,7 @@ class Starts:
             call = (call or MayCost(paid=item.spent.cost_microusd))._replace(owner=self._owner)
         begin = Begin(item.key, job.buckets, call)
         while True:
-            answered: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
+            answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
             self.backlog.put()
             self._begins.put(_Asked(begin, item.delivery.redelivered, attempt, answered))
             answer = await answered
@@ -198,16 +178,14 @@ class Starts:
         ]
         for asked, error in written.refused:
             answered.append(
-                (asked, _Answer(Unreadable(f"its start cannot be counted: {in_words(error)}")))
+                (asked, Answer(Unreadable(f"its start cannot be counted: {in_words(error)}")))
             )
         for job_id in {
-            asked.begin.key.job_id
-            for asked, answer in answered
-            if answer.outcome is _BUDGET_CHANGED
+            asked.begin.key.job_id for asked, answer in answered if answer.outcome is BUDGET_CHANGED
         }:
             self._budget_changed(job_id)
         unwanted = [asked.begin for asked, answer in answered if not _tell(asked, answer)]
-        await self._release(_released(unwanted))
+        await self._release(released(unwanted))
         self.backlog.done(more=len(self._begins) > 0)
 
     async def _release(self, batch: SettleBatch) -> None:
@@ -229,31 +207,21 @@ class Starts:
 
     # -- in the thread -----------------------------------------------------------------------------
 
-    def _begin(self, group: Sequence[_Asked]) -> list[_Answer]:
+    def _begin(self, group: Sequence[_Asked]) -> list[Answer]:
         """Count a group in one script call.
 
-        Where a message was seen before, or Redis may be an old copy, one look into SQL comes before
-        anything is paid twice."""
+        Where Redis may not know what it says, SQL is asked before anything is paid twice."""
         if any(asked.begin.may_cost is not None for asked in group):
             self._say_alive()
         if self._asked[0] is not group:
             self._asked = group, secrets.token_hex(4)
         call = self._owner, self._asked[1]
         begun = self._hot.begin([asked.begin for asked in group], self._lane, call, self._rebuilt)
-        doubtful = [
-            asked.begin for asked, one in zip(group, begun, strict=True) if _is_doubtful(asked, one)
-        ]
-        finished = (
-            self._outcomes.terminal([begin.key for begin in doubtful]) if doubtful else frozenset()
-        )
-        if finished:
-            self._finish([begin for begin in doubtful if begin.key in finished])
-        return [
-            _Answer(_FINISHED)
-            if finished and asked.begin.key in finished
-            else _Answer(self._objection(asked, one), one.crashes, one.rebuilt)
-            for asked, one in zip(group, begun, strict=True)
-        ]
+        return self._doubts.answers([(asked.begin, asked.redelivered) for asked in group], begun)
+
+    def _learn_rebuild(self) -> None:
+        with contextlib.suppress(redis.RedisError):
+            self._rebuilt = self._hot.last_rebuild()
 
     def _say_alive(self) -> None:
         """Say that this worker lives, before what is reserved in its name can be seen."""
@@ -261,57 +229,8 @@ class Starts:
             self._hot.budgets.renew(self._owner)
             self._renewed_at = time.monotonic()
 
-    def _objection(self, asked: _Asked, begun: Begun) -> Outcome | None:
-        if begun.reply is BeginReply.GO:
-            return None
-        if begun.reply in _NOT_FED:
-            return self._not_fed(
-                asked.begin.key, rebuilt=begun.reply is BeginReply.UNKNOWN_SINCE_REBUILT
-            )
-        return _MUST_NOT.get(begun.reply)
 
-    def _not_fed(self, key: ItemKey, *, rebuilt: bool) -> Outcome:
-        """Return the outcome of a document that Redis does not know as fed.
-
-        ``rebuilt`` says that Redis was rebuilt not long ago. These are rare, so SQL is asked about
-        each.
-        """
-        job_id, generation, doc_id = key
-        if all(feed.generation != generation for feed in self._jobs.feeds(job_id)):
-            return Unreadable(
-                f"job {job_id[:SHOWN_CHARS]!r} has no generation {generation}; nothing was sent "
-                "for it"
-            )
-        # the worker held the message from before; the feed starts again and will come to the
-        # document
-        if rebuilt:
-            return Skipped(
-                "Redis was rebuilt and does not know it; the feed of its job sends it again"
-            )
-        return Unreadable(
-            f"document {doc_id[:SHOWN_CHARS]!r} was not fed to generation {generation} of job "
-            f"{job_id}: it is not in the job's source, or was put into the queue by something else "
-            "than a feed; nothing was sent for it"
-        )
-
-    def _finish(self, found: Sequence[Begin]) -> None:
-        """Write to Redis what SQL has of finished items.
-
-        The worker that put it there died before it wrote to Redis."""
-        for (job_id, generation, doc_id), buckets, _ in found:
-            self._hot.rehydrate(job_id, generation, [(doc_id, False)], buckets)
-        paid = {begin.key: 0 for begin in found if begin.may_cost is not None}
-        self._hot.settle(SettleBatch(released=[begin.key for begin in found], paid=paid))
-        self._hot.drop_from_window(begin.key for begin in found)
-
-
-def _released(begins: Sequence[Begin]) -> SettleBatch:
-    """Return what takes starts back; of jobs with a budget only what was paid stays reserved."""
-    paid = {begin.key: begin.may_cost.paid for begin in begins if begin.may_cost is not None}
-    return SettleBatch(released=[begin.key for begin in begins], paid=paid)
-
-
-def _tell(asked: _Asked, answer: _Answer) -> bool:
+def _tell(asked: _Asked, answer: Answer) -> bool:
     """Give an answer; return False where a start was counted that is not wanted any more."""
     may_start = answer.outcome is None and not answer.rebuilt
     if asked.answer.done():  # cancelled meanwhile
@@ -320,9 +239,3 @@ def _tell(asked: _Asked, answer: _Answer) -> bool:
         asked.attempt.begun, asked.attempt.crashes = may_start, answer.crashes
     asked.answer.set_result(answer)
     return asked.attempt is not None or not may_start
-
-
-def _is_doubtful(asked: _Asked, begun: Begun) -> bool:
-    if begun.reply is BeginReply.GO:
-        return asked.redelivered or begun.crashes > 0 or not begun.is_sure
-    return begun.reply in _NOT_FED

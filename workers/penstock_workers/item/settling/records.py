@@ -44,6 +44,7 @@ from penstock_workers.item.settling.rows import (
     has_budget,
     message_again,
     message_to,
+    savings_in,
     settled_dead,
     settled_done,
     settled_retry,
@@ -113,10 +114,13 @@ class MadeWithNotes:
                 None,
                 self._usd_per_hour,
                 told,
+                notes_savings=True,
             )
         prices = provider.prices_of(model)
         if prices is None:
-            return MadeWith(generation, lane, name, self._release, "", model=told)
+            return MadeWith(
+                generation, lane, name, self._release, "", model=told, notes_savings=True
+            )
         discount = prices.batch_discount if packs(lane) else None
         return MadeWith(
             generation,
@@ -128,6 +132,7 @@ class MadeWithNotes:
             prices.output,
             model=told,
             batch_discount=discount,
+            notes_savings=True,
         )
 
 
@@ -175,6 +180,7 @@ class Records:
             earlier=earlier_in(group),
             retried=_retried(others, self._token),
             left=_left(others),
+            savings=savings_in(group),
         )
         for job_id in {key.job_id for key in lost}:
             try:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from penstock_ledger import SettledDead, SettledDone, SettledRetry
+from collections.abc import Iterable
+
+from penstock_ledger import ItemKey, Saving, SettledDead, SettledDone, SettledRetry
 from penstock_ledger.model import DeadLetter, Result
 from penstock_producer.feed.tracing import TRACEPARENT_HEADER, parse_traceparent
 from penstock_producer.feed.wire import FED_HEADER, URGENT_HEADER, door_of, encode_item
 from penstock_producer.job.lanes import has_own_model, packs
-from penstock_producer.prices import ModelPrices
+from penstock_producer.prices import ModelPrices, saved
 from penstock_workers.item.answer import excerpt
 from penstock_workers.item.answer_forms import tier_of, tokens_used
 from penstock_workers.item.attempt import Attempt, Item, JobView, Settled
@@ -153,22 +155,35 @@ def _message(item: Item, queue: str, retries: int) -> bytes:
     )
 
 
-def spent_on(attempt: Attempt, happened: Failure | Reply) -> Spent:
-    """Return what the answer cost, whether the job accepts it or not.
+def charge(attempt: Attempt, happened: Failure | Reply) -> None:
+    """Note what an answer cost, whether the job accepts it or not, and what it saved.
 
-    What a model of the worker's own costs, its turn says."""
+    What a model of the worker's own costs, its turn says. Another cause of a saving is booked by
+    what ``saved`` returns of it."""
     prompt, completion = happened.prompt_tokens, happened.completion_tokens
     if prompt is None and completion is None:
-        return NOTHING_SPENT
-    used = tokens_used(happened.usage, prompt, completion)
-    in_batch = packs(attempt.job.spec.lane)
-    tier = None if in_batch else tier_of(happened.usage)
-    prices = prices_of(attempt.job, happened.model, tier=tier)
-    if prices is None:
-        return Spent(
-            used.prompt, used.completion, unpriced=0 if has_own_model(attempt.job.spec.lane) else 1
-        )
-    return Spent(used.prompt, used.completion, prices.microusd(used, in_batch=in_batch))
+        return
+    used, spec = tokens_used(happened.usage, prompt, completion), attempt.job.spec
+    cost, unpriced = 0, 0
+    if not has_own_model(spec.lane):
+        in_batch = packs(spec.lane)
+        tier = None if in_batch else tier_of(happened.usage)
+        ordinary = prices_of(attempt.job, happened.model)
+        prices = None if ordinary is None else ordinary.of_tier(tier)
+        if prices is None:
+            unpriced = 1
+        else:
+            cost = prices.microusd(used, in_batch=in_batch)
+        attempt.savings += tuple(saved(ordinary, used, tier=tier, in_batch=in_batch))
+    spent = Spent(used.prompt, used.completion, cost, unpriced=unpriced)
+    attempt.spent = spent if attempt.spent is NOTHING_SPENT else attempt.spent.plus(spent)
+
+
+def savings_in(group: Iterable[Settled]) -> dict[ItemKey, tuple[Saving, ...]]:
+    """Return what answers of attempts saved; most saved nothing."""
+    return {
+        item.key: item.savings for item, _ in group if isinstance(item, Attempt) and item.savings
+    }
 
 
 def prices_of(job: JobView, answered: str | None, *, tier: str | None = None) -> ModelPrices | None:

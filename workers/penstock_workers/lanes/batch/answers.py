@@ -31,7 +31,7 @@ from penstock_workers.item.failures import Failure, Reply, failure_of, name_fail
 from penstock_workers.item.outcome import Dead, Outcome, Retry
 from penstock_workers.item.run.fates import RetryPolicy, decide
 from penstock_workers.item.run.job_code import JobCode
-from penstock_workers.item.settling.rows import dead_letter, spent_on
+from penstock_workers.item.settling.rows import charge, dead_letter
 from penstock_workers.item.settling.settle import Settler
 from penstock_workers.lanes.batch.apis.provider import (
     BatchAnswer,
@@ -156,7 +156,7 @@ class Judge:
 
     async def _happened(self, attempt: BatchAttempt, answer: BatchAnswer) -> Failure | Reply:
         happened = _named(attempt, answer)
-        attempt.spent = spent_on(attempt, happened)
+        charge(attempt, happened)
         spec = attempt.job.spec
         if isinstance(happened, Reply) and (spec.postprocess or spec.response_schema is not None):
             await self._code.ready(attempt)

@@ -26,6 +26,7 @@ from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Retry
 from penstock_workers.item.settling.records import MadeWithNotes, earlier_in, pauses_of
+from penstock_workers.item.settling.rows import savings_in
 from penstock_workers.item.settling.stop_loss import StopLoss, is_refused_first
 
 
@@ -70,8 +71,9 @@ class BatchRecords:
             beside = [
                 _beside(attempt) for attempt, _ in again if attempt.has_left and attempt.calls
             ]
+            in_sql = [Settled(attempt, outcome) for attempt, outcome in some]
             self._batches.settle(
-                tag, results, letters, left, beside, earlier_in(map(Settled._make, some))
+                tag, results, letters, left, beside, earlier_in(in_sql), savings_in(in_sql)
             )
         for job_id, (why, ends_in_s) in pauses_of(group).items():
             resume_at = None if ends_in_s is None else time.time() + ends_in_s

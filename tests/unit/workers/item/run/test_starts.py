@@ -17,8 +17,10 @@ from penstock_ledger import (
     Begun,
     DatabaseUnavailable,
     ItemKey,
+    JobNotFound,
     SettleBatch,
 )
+from penstock_ledger.model import JobState
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import TurnedAway
 from penstock_workers.item.outcome import Outcome, Parked, Skipped, Unreadable
@@ -33,6 +35,7 @@ class Ledger:
         self.reply = Begun(BeginReply.GO, 0)
         self.finished: set[str] = set()
         self.generations = [1]
+        self.job: Any = SimpleNamespace(state=JobState.RUNNING, lane="api")
         self.asked: list[Begin] = []
         self.calls: list[object] = []  # their names
         self.called: list[tuple[object, ...]] = []
@@ -52,6 +55,9 @@ class Ledger:
             return [Begun(BeginReply.REBUILT, 0, rebuilt=self.rebuilt) for _ in items]
         return [self.reply for _ in items]
 
+    def last_rebuild(self) -> str:
+        return ""
+
     def settle(self, batch: SettleBatch) -> None:
         released = [key.doc_id for key in batch.released]
         self.called.append(("settle", released, {one.doc_id: n for one, n in batch.paid.items()}))
@@ -67,6 +73,11 @@ class Ledger:
 
     def drop_from_window(self, keys: Iterable[ItemKey]) -> None:
         self.called.append(("dropped", [key.doc_id for key in keys]))
+
+    def get(self, job_id: str) -> Any:
+        if self.job is None:
+            raise JobNotFound(job_id)
+        return self.job
 
     def feeds(self, _: str) -> list[Any]:
         return [SimpleNamespace(generation=number) for number in self.generations]
@@ -196,6 +207,34 @@ async def test_nothing_that_sql_has_finished_is_paid_again(
         ("settle", ["a"], {}),
         ("dropped", ["a"]),
     ]
+
+
+@pytest.mark.parametrize(
+    ("state", "lane", "says"),
+    [
+        (None, "api", "is cancelled"),
+        (JobState.CANCELLING, "api", "is cancelled"),
+        (JobState.CANCELLED, "api", "is cancelled"),
+        (JobState.FAILED, "api", "is cancelled"),
+        (JobState.PAUSED, "api", "is paused"),
+        (JobState.RUNNING, "batch", "in another lane"),
+    ],
+    ids=str,
+)
+async def test_sql_says_what_became_of_a_job_of_which_redis_has_an_old_copy(
+    house: House, state: JobState | None, lane: str, says: str
+) -> None:
+    """What it does not let start, since the job was purged for example, is not called, and its start
+    is taken back; a Redis that is sure is believed."""
+    house.ledger.reply = Begun(BeginReply.GO, 0, is_sure=False)
+    assert await house.ended(make_attempt("a")) is None
+    house.ledger.job = None if state is None else SimpleNamespace(state=state, lane=lane)
+    attempt = paid("a", 7)
+    assert says in str(await house.ended(attempt))
+    assert not attempt.begun
+    assert house.ledger.called == [("settle", ["a"], {"a": 7})]
+    house.ledger.reply = Begun(BeginReply.GO, 0)
+    assert await house.ended(make_attempt("a")) is None
 
 
 async def test_leases_are_renewed_once_after_a_rebuild_of_redis(house: House) -> None:
