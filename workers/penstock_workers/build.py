@@ -169,7 +169,10 @@ class WorkerEngine:
             failpoints=failpoints,
             reuse=Reuse(answers, outcomes, starts.begin, waits.others),
             runs=Runs(settings.pause_after_run),
-            priming=Priming(WarmPrefixes(stores.redis, owner), waits.others),
+            priming=Priming(
+                WarmPrefixes(stores.redis, owner, lease_s=settings.visibility_timeout_s),
+                waits.others,
+            ),
             passes=Passes(stores.redis),
             traced=traces is not None,
         )

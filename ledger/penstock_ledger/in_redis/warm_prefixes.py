@@ -15,8 +15,9 @@ from penstock_ledger.keys import warm_prefix
 
 __all__ = ["Primed", "WarmPrefixes"]
 
-CLAIM_S: Final = 30
-"""Others wait so long for an owner that died; a call that takes longer is not waited for either."""
+CLAIM_S: Final = 30.0
+"""Others wait at most so long for an owner that died; a call that takes longer is not waited for
+either."""
 _WARM: Final = b"warm"
 
 
@@ -29,15 +30,16 @@ class Primed(Enum):
 
 
 class WarmPrefixes:
-    """``client`` answers in bytes. Raises redis.RedisError."""
+    """``client`` answers in bytes; a claim lasts ``lease_s``. Raises redis.RedisError."""
 
-    def __init__(self, client: redis.Redis, owner: str) -> None:
+    def __init__(self, client: redis.Redis, owner: str, *, lease_s: float = CLAIM_S) -> None:
         self._client, self._owner = client, owner.encode()
+        self._claim_ms = round(min(CLAIM_S, lease_s) * 1000)
 
     def claim(self, job_id: str, name: str) -> Primed:
         """Return what is known of a beginning; where nothing is, the owner has claimed it."""
         key = warm_prefix(job_id, name)
-        if self._client.set(key, self._owner, nx=True, ex=CLAIM_S):
+        if self._client.set(key, self._owner, nx=True, px=self._claim_ms):
             return Primed.NOT
         found = self._client.get(key)
         if found == _WARM:
