@@ -20,7 +20,6 @@ from penstock_producer.job.spec import JobSpec
 from penstock_producer.pins import PREFIXES
 from penstock_producer.planning.prefixes import Shared, cached_tokens, kept_groups
 from penstock_producer.prices import ModelPrices
-from penstock_producer.reporting.text import counted, usd
 
 __all__ = ["CacheUse", "cache_use", "check_open", "check_prompt_cache"]
 
@@ -46,21 +45,6 @@ class CacheUse(NamedTuple):
     @property
     def pays(self) -> bool:
         return self.least_usd < self.usual_usd
-
-    def in_words(self) -> str:
-        """Return what is shared, and what that saves."""
-        share = counted(self.documents, "document")
-        groups = counted(len(self.groups), "beginning")
-        least, most = (max(0.0, self.usual_usd - one) for one in (self.most_usd, self.least_usd))
-        saves = (
-            f"about {usd(most)}"
-            if self.most_usd <= self.least_usd
-            else (f"between {usd(least)} and {usd(most)}")
-        )
-        return (
-            f"prompt cache: {share} share {groups}, {self.read:,} tokens are read from it; that "
-            f"saves {saves} of {usd(self.usual_usd)}"
-        )
 
     def to_json(self) -> dict[str, Any]:
         """Return it for programs."""

@@ -27,10 +27,12 @@ from penstock_producer.accepting.estimates import Estimate, Measure, TokenMeter
 from penstock_producer.accepting.prompt_caching import CacheUse, cache_use
 from penstock_producer.accepting.survey import Survey, Surveyed, check_bad_rows, job_meter, survey
 from penstock_producer.errors import SourceError, SpecError
+from penstock_producer.job.lanes import packs
 from penstock_producer.job.provider_facts import ProviderFacts
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.job.tiers import in_tier
 from penstock_producer.pins import content_of
+from penstock_producer.planning.prefixes import CachedPrompts
 from penstock_producer.rows import BadRow, Document, FileSource, Tally
 
 __all__ = [
@@ -165,7 +167,7 @@ def preview(
     return Preview(
         source.uri,
         spec,
-        [_in_its_tier(one, spec) for one in first.values()],
+        [_as_sent(one, spec, _cached(spec, cache, provider)) for one in first.values()],
         found,
         is_whole=most is None or found.total < most,
         prompts_usd=estimated_usd(spec, found.estimate._replace(tokens_out=0), provider),
@@ -176,11 +178,21 @@ def preview(
     )
 
 
-def _in_its_tier(request: Document, spec: JobSpec) -> Document:
-    if spec.tier is None or spec.tier_in(spec.first_lane) is None:
-        return request
-    endpoint = request.endpoint or spec.endpoint
-    return request._replace(body=in_tier(request.body, endpoint, spec.tier))
+def _cached(spec: JobSpec, cache: CacheUse | None, provider: ProviderFacts) -> CachedPrompts | None:
+    if cache is None:
+        return None
+    place, in_batch = (provider.kind, provider.base_url), packs(spec.first_lane)
+    return CachedPrompts.of(cache.kept(), *place, spec.endpoint, packs=in_batch)
+
+
+def _as_sent(request: Document, spec: JobSpec, cached: CachedPrompts | None) -> Document:
+    """Return a request in its service tier, and as the provider's prompt cache wants it."""
+    body = request.body
+    if spec.tier is not None and spec.tier_in(spec.first_lane) is not None:
+        body = in_tier(body, request.endpoint or spec.endpoint, spec.tier)
+    if cached is not None and request.endpoint is None:
+        body = cached.laid_out(body, cached.levels(body))
+    return request._replace(body=body)
 
 
 # Options that a line of input says itself, once requests are made: its job has none of them.

@@ -16,7 +16,16 @@ import msgspec
 
 from penstock_producer.dialects import CHAT, COMPLETIONS, GENERATE, MESSAGES, RESPONSES
 
-__all__ = ["CacheRules", "Cut", "Piece", "has_cached_prompts", "laid_out", "pieces_of", "rules_of"]
+__all__ = [
+    "CacheRules",
+    "Cut",
+    "Piece",
+    "has_cached_prompts",
+    "laid_out",
+    "pieces_of",
+    "rules_of",
+    "without_marks",
+]
 
 
 class CacheRules(NamedTuple):
@@ -228,6 +237,24 @@ def laid_out(body: bytes, endpoint: str, cuts: Sequence[Cut], rules: CacheRules,
     if rules.key_field is not None and endpoint in (CHAT, RESPONSES):
         fields[rules.key_field] = msgspec.Raw(_write(key))
     return _write(fields)
+
+
+def without_marks(body: bytes, endpoint: str) -> bytes:
+    """Return a request that ``laid_out`` made as one for a model or a provider without a cache.
+
+    Anthropic's marks stay: each of its models takes them."""
+    if endpoint == MESSAGES or b'"prompt_cache_' not in body:
+        return body
+    fields = _read.decode(body)
+    for name in [name for name in fields if name.startswith("prompt_cache_")]:
+        del fields[name]
+    turns = _parsed(fields[_TURNS[endpoint]])
+    for turn in turns if isinstance(turns, list) else ():
+        content = turn.get("content") if isinstance(turn, dict) else None
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, dict):
+                part.pop("prompt_cache_breakpoint", None)
+    return _write(fields | {_TURNS[endpoint]: msgspec.Raw(_write(turns))})
 
 
 def _mark(

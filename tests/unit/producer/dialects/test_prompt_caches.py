@@ -7,10 +7,16 @@ from typing import Any
 import orjson
 import pytest
 
-from penstock_producer.dialects.prompt_caches import Cut, laid_out, pieces_of, rules_of
+from penstock_producer.dialects.prompt_caches import (
+    Cut,
+    laid_out,
+    pieces_of,
+    rules_of,
+    without_marks,
+)
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
-GENERATE = "/v1beta/models/generateContent"
+GENERATE = "/v1beta/generateContent"
 OPENAI = "https://api.openai.com/v1"
 CLAUDE = rules_of("anthropic", "https://api.anthropic.com", "claude-sonnet-4-5")
 NEW = rules_of("openai", "http://127.0.0.1/v1", "gpt-5.6")
@@ -126,3 +132,16 @@ def test_what_is_not_marked_is_not_written_anew() -> None:
     body = b'{"seed":123456789012345678901234567890,"x":1.10,"messages":[{"role":"user","content":"MQ"}]}'
     found = laid_out(body, MESSAGES, [Cut(0, 1)], CLAUDE, "name")
     assert b'"seed":123456789012345678901234567890,"x":1.10' in found
+
+
+def test_another_model_is_asked_without_the_marks_of_openai() -> None:
+    """A fallback may be a model, or a provider, that refuses such fields."""
+    body = {"messages": [{"role": "user", "content": "MQ"}], "model": "gpt-5.6"}
+    at_openai = rules_of("openai", OPENAI, "gpt-5.6")
+    marked = laid_out(orjson.dumps(body), CHAT, [Cut(0, 1)], at_openai, "name")
+    assert b"prompt_cache_key" in marked
+    parts = [{"type": "text", "text": "M"}, {"type": "text", "text": "Q"}]
+    plain = body | {"messages": [{"role": "user", "content": parts}]}
+    assert orjson.loads(without_marks(marked, CHAT)) == plain
+    raw = orjson.dumps(body)
+    assert without_marks(raw, CHAT) is raw

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import orjson
 
+from penstock_producer.dialects.prompt_caches import without_marks
 from penstock_producer.job.endpoints import CHAT, GENERATE, MESSAGES
 from penstock_producer.job.tiers import FLEX, in_the_standard_tier, in_tier
 from penstock_ratelimit import Signal
@@ -67,6 +68,8 @@ def has_follow_up(attempt: Attempt, failure: Failure, policy: RetryPolicy) -> bo
         return False
     _leave_model(attempt, view)
     body = in_the_standard_tier(_first(attempt), attempt.job.spec.endpoint) or _first(attempt)
+    if attempt.levels:
+        body = without_marks(body, attempt.job.spec.endpoint)
     attempt.first_body = with_model(body, view.spec.model)
     return _next(attempt, attempt.first_body, FALLBACK)
 
