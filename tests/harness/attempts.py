@@ -15,6 +15,7 @@ from penstock_workers.item.outcome import Dead, Done
 from penstock_workers.item.run.fates import RetryPolicy
 from penstock_workers.item.run.host import ItemHost
 from penstock_workers.item.run.passes import Passes
+from penstock_workers.item.run.priming import Priming
 from penstock_workers.item.run.reading import Reads
 from penstock_workers.item.run.runner import ItemRunner
 from penstock_workers.item.run.runs import Causes, Runs
@@ -79,7 +80,7 @@ def _make(
         policy=RetryPolicy(),
         failpoints=Failpoints(),
         reuse=parts.get("reuse", part),
-        priming=parts.get("priming", part),
+        priming=Priming(part, waits.others),
         runs=Runs(pause_after_run),
         passes=Passes(part),
         models=parts.get("models"),

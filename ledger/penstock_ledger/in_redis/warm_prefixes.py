@@ -22,7 +22,7 @@ _WARM: Final = b"warm"
 
 
 class Primed(Enum):
-    """What is known of a beginning."""
+    """The state of a beginning."""
 
     WARM = "the cache has it"
     ELSEWHERE = "another owner primes it now"

@@ -1,4 +1,4 @@
-"""Cached prompts: which beginnings an account's cache has, and what is read and written.
+"""An account's cache knows beginnings of prompts, of which some are read and some written.
 
 Anthropic, and OpenAI from GPT-5.6 on, keep what is marked and charge for writing it; others keep
 each beginning in steps by themselves. A beginning can be read once the answer to a request with it
@@ -36,7 +36,7 @@ class CacheUse(NamedTuple):
 
     @property
     def extra(self) -> float:
-        """What writing costs beyond ordinary tokens, in those."""
+        """The price of writing beyond that of ordinary tokens, in those."""
         for_hour = self.written_hour * (HOUR_PRICE - 1)
         return (self.written - self.written_hour) * (WRITE_PRICE - 1) + for_hour
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from time import time_ns
 from typing import Literal, NamedTuple
@@ -42,10 +41,8 @@ class JobView:
     buckets: int  # of the completed set
     flow: Flow = DEFAULT_FLOW  # where its items stand in the lines of a worker
     reuse: ReusePolicy | None = None  # None: all of its requests are sent
-    # the same job with the next model that an item is asked of, see follow_ups.py
-    fallback: JobView | None = None
-    # callers wait for its answers: they are settled without delay, and announced
-    awaited: bool = False
+    fallback: JobView | None = None  # the job as its next model is asked, see follow_ups.py
+    awaited: bool = False  # callers wait for its answers: settled without delay, and announced
     tenant_usd: float | None = None  # the budget of its tenant for a month, which bounds it, too
     named_endpoint: str | None = None  # the path that these items name, where it is not the job's
     cached: CachedPrompts | None = None  # None: the provider's prompt cache is not used
@@ -132,7 +129,7 @@ class Attempt(Item, kw_only=True, eq=False):
     room: Room | None = None
     happened: Failure | Reply | None = None  # what the call came to, before the job's own checks
     keep: Keep | None = None  # where its result will answer equal requests
-    levels: Sequence[Level] = ()  # beginnings of its prompt that other documents share
+    levels: tuple[Level, ...] = ()  # beginnings of its prompt that other documents share
     passing: Passing | None = None  # to a caller who reads the answer as it comes
     savings: tuple[Saving, ...] = ()  # of this attempt's answers, by what caused them
 

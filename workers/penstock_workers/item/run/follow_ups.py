@@ -92,7 +92,7 @@ def _in_standard(attempt: Attempt, failure: Failure) -> bytes | None:
 
 
 def to_current_model(attempt: Attempt, is_down: Callable[[str], bool]) -> None:
-    """Turn the attempt to the model that earlier ones came to, in its job's service tier.
+    """Turn the attempt to the model that earlier ones came to, in its job's tier, for its cache.
 
     While its provider is down, to the next one that is up. Each model is given up once, however
     often its steps are taken."""
@@ -107,6 +107,11 @@ def to_current_model(attempt: Attempt, is_down: Callable[[str], bool]) -> None:
         attempt.body = with_model(attempt.body, spec.model)
     if spec.tier is not None:
         attempt.body = in_tier(attempt.body, spec.endpoint, spec.tier)
+    cached = attempt.job.cached
+    if cached is not None:
+        if spec.preprocess is not None:  # which has changed the request since
+            attempt.levels = tuple(cached.levels(attempt.body))
+        attempt.body = cached.laid_out(attempt.body, attempt.levels)
 
 
 async def turn_of(admission: Admission, attempt: Attempt, prepared: Prepared) -> Turn:

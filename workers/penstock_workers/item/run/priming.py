@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final
 
 import redis
 
 from penstock_ledger import Primed, WarmPrefixes
+from penstock_producer.planning.prefixes import CachedPrompts
 from penstock_workers.failure_log import FailureLog
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Reply
@@ -39,11 +42,11 @@ _Name = tuple[str, str]  # a job, and a shared beginning of its prompts
 
 
 class _Group:
-    __slots__ = ("ended", "told_at", "warm_until")
+    __slots__ = ("ended", "noted_at", "warm_until")
 
     def __init__(self) -> None:
         self.warm_until = float("-inf")
-        self.told_at = float("-inf")  # when Redis was last told that it is warm
+        self.noted_at = float("-inf")  # when Redis last learned that it is warm
         self.ended: asyncio.Event | None = None  # of the one that primes here; None: none does
 
 
@@ -51,10 +54,9 @@ class Priming:
     """Lets documents with the same beginning go once one of them has gone alone."""
 
     def __init__(
-        self, book: WarmPrefixes, waiting: Waiting, clock: Callable[[], float] | None = None
+        self, book: WarmPrefixes, waiting: Waiting, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._book, self._waiting = book, waiting
-        self._clock = clock or asyncio.get_running_loop().time
+        self._book, self._waiting, self._clock = book, waiting, clock
         self._groups: OrderedDict[_Name, _Group] = OrderedDict()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="priming")
         self._failure_log = FailureLog(log)
@@ -62,14 +64,18 @@ class Priming:
     async def close(self) -> None:
         self._thread.shutdown()
 
-    async def once(self, attempt: Attempt, steps: Steps) -> Outcome:
+    def around(self, attempt: Attempt, steps: Steps) -> Steps:
+        """Return the steps of an attempt, behind a wait where its job uses a prompt cache."""
+        cached = attempt.job.cached
+        if cached is None:
+            return steps
+        attempt.levels = tuple(cached.levels(attempt.given))
+        return partial(self.once, cached, steps) if attempt.levels else steps
+
+    async def once(self, cached: CachedPrompts, steps: Steps, attempt: Attempt) -> Outcome:
         """Return the outcome of ``steps``, taken when its beginnings are cached or it primes them.
 
         Raises what they do, and TurnedAway."""
-        cached = attempt.job.cached
-        attempt.levels = () if cached is None else cached.levels(attempt.given)
-        if cached is None or not attempt.levels:
-            return await steps(attempt)
         names = [(attempt.key.job_id, level.name) for level in attempt.levels]
         leading: list[_Name] = []
         try:
@@ -137,8 +143,8 @@ class Priming:
         for name in names:
             group = self._group(name)
             group.warm_until = now + lifetime_s
-            if now - group.told_at > lifetime_s / 2:
-                group.told_at = now
+            if now - group.noted_at > lifetime_s / 2:
+                group.noted_at = now
                 self._tell(self._book.warm, *name, lifetime_s)
 
     def _end(self, name: _Name, *, is_warm: bool) -> None:
@@ -154,13 +160,13 @@ class Priming:
     def _tell(self, tell: Callable[..., None], *what: object) -> None:
         """Tell Redis, in the thread; where it is away, others learn it by asking in vain."""
 
-        def told() -> None:
+        def tell_it() -> None:
             try:
                 tell(*what)
             except redis.RedisError as error:
-                log.debug("Redis was not told of a cached prompt: %s", error)
+                log.debug("Redis does not know of a cached prompt: %s", error)
 
-        self._thread.submit(told)
+        self._thread.submit(tell_it)
 
     def _group(self, name: _Name) -> _Group:
         group = self._groups.setdefault(name, _Group())

@@ -90,7 +90,7 @@ class ItemRunner:
         try:
             item = self._read(delivery)
             item = attempt = await self._open(item)
-            steps = self._steps if attempt.job.cached is None else self._primed
+            steps = self.priming.around(attempt, self._steps)
             outcome = await (
                 self.reuse.once(attempt, steps) if attempt.job.reuse else steps(attempt)
             )
@@ -101,9 +101,6 @@ class ItemRunner:
         if isinstance(item, Item):
             item.mark("decided")
         return Settled(item, outcome)
-
-    async def _primed(self, attempt: Attempt) -> Outcome:
-        return await self.priming.once(attempt, self._steps)
 
     async def _steps(self, attempt: Attempt) -> Outcome:
         if attempt.lost:
@@ -188,20 +185,13 @@ class ItemRunner:
             await self.code.ready(attempt)
         if spec.preprocess is not None:
             await self._preprocess(attempt)
-        if spec.fallback is not None or spec.tier is not None:
+        if spec.fallback is not None or spec.tier is not None or attempt.levels:
             to_current_model(attempt, self.admission.is_down)
         if (why := too_long(attempt.body, spec.max_prompt_tokens)) is not None:
             raise TurnedAway(decide(attempt, Failure("prompt_too_long", why, None), self.policy))
-        cached = attempt.job.cached
-        if cached is not None:
-            if spec.preprocess is not None:
-                attempt.levels = cached.levels(attempt.body)
-            attempt.body = cached.laid_out(attempt.body, attempt.levels)
 
     async def _preprocess(self, attempt: Attempt) -> None:
-        """Call the job's hook.
-
-        Its start is counted, so that a hook that ends this process is found; waiting is not."""
+        """Call the job's hook, with its start counted: one that ends this process is found."""
         await self._begin(attempt)
         refused = await self.code.preprocess(attempt)
         if refused is not None:
@@ -256,9 +246,7 @@ class ItemRunner:
         return happened
 
     async def _accept(self, attempt: Attempt, happened: Failure | Reply) -> Failure | Reply:
-        """See whether a reply is what the job asked for, by its schema and its own hook.
-
-        The turn has ended before this."""
+        """See, once the turn has ended, whether a reply is what the job asked for."""
         spec = attempt.job.spec
         if isinstance(happened, Reply) and (spec.postprocess or spec.response_schema is not None):
             return await self.code.accept(attempt, happened)

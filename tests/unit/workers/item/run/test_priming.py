@@ -57,7 +57,8 @@ class House:
         self.answers: dict[str, asyncio.Future[Outcome]] = {}
         self.waiting = Waiting()
         self.cached = cached("a", "b")
-        self.priming = Priming(cast(WarmPrefixes, self), self.waiting)
+        clock = asyncio.get_running_loop().time
+        self.priming = Priming(cast(WarmPrefixes, self), self.waiting, clock)
         # calls of the book in the loop, so that the virtual clock need not wait for a thread
         self.priming._ask = self._ask  # type: ignore[method-assign]
         self.priming._tell = self._tell  # type: ignore[method-assign]
@@ -78,7 +79,10 @@ class House:
     def item(self, doc: str, group: str = "a", number: int = 0) -> asyncio.Task[Outcome]:
         attempt = make_attempt(doc, body=body(group, number))
         attempt.job = replace(attempt.job, cached=self.cached)
-        return asyncio.create_task(self.priming.once(attempt, self._steps))
+        return asyncio.create_task(self._run(attempt))
+
+    async def _run(self, attempt: Attempt) -> Outcome:
+        return await self.priming.around(attempt, self._steps)(attempt)
 
     async def _steps(self, attempt: Attempt) -> Outcome:
         doc = attempt.key.doc_id
@@ -216,6 +220,6 @@ async def test_without_redis_the_worker_primes_for_itself() -> None:
     attempts = [make_attempt(f"a{at}", body=body("a", at)) for at in range(3)]
     for attempt in attempts:
         attempt.job = replace(attempt.job, cached=cached("a"))
-    await asyncio.gather(*(priming.once(attempt, steps) for attempt in attempts))
+    await asyncio.gather(*(priming.around(attempt, steps)(attempt) for attempt in attempts))
     assert sorted(sent) == ["a0", "a1", "a2"]
     await priming.close()
