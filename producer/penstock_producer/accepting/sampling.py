@@ -253,6 +253,8 @@ def sample_of(open_it: Callable[[], FileSource], spec: JobSpec, number: int) -> 
         for one in drawn(open_it(), found, number, seed=digest)
     )
     own = {name: value for name, value in options.items() if name not in (*SAID_BY_LINES, *FOR_ALL)}
+    if own["prompt_cache"] == "on":  # so few may share too little, and are asked all the same
+        own["prompt_cache"] = "auto"
     its_spec = JobSpec.from_json(own | {"response_format": "none"})
     return Sample(lines, its_spec, f"sample-{digest[:8]}", documents, found.size)
 

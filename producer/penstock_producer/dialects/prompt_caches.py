@@ -224,14 +224,24 @@ _OWN_MARKS: Final = (b'"cache_control"', b'"prompt_cache_')
 MARKS_MAX: Final = 4  # in a request to Anthropic or OpenAI
 
 
-def laid_out(body: bytes, endpoint: str, cuts: Sequence[Cut], rules: CacheRules, key: str) -> bytes:
+def laid_out(
+    body: bytes,
+    endpoint: str,
+    cuts: Sequence[Cut],
+    rules: CacheRules,
+    key: str,
+    model: str | None = None,
+) -> bytes:
     """Return a request with a mark behind each shared beginning, where its provider wants marks.
 
     ``cuts``: the shortest first; ``key`` names the longest. A request with marks of its own stays
-    as it is. What is not marked is not written anew, so that its numbers stay as they came."""
+    as it is, and so does one for another ``model`` than that of these rules. What is not marked is
+    not written anew, so that its numbers stay as they came."""
     if not cuts or any(mark in body for mark in _OWN_MARKS):
         return body
     fields = _read.decode(body)
+    if model is not None and "model" in fields and _parsed(fields["model"]) != model:
+        return body
     if rules.marked and endpoint in _CHATS:
         _mark(fields, endpoint, cuts, rules)
     if rules.key_field is not None and endpoint in (CHAT, RESPONSES):

@@ -199,6 +199,7 @@ class CachedPrompts(NamedTuple):
     prefixes: Prefixes
     rules: CacheRules
     endpoint: str
+    model: str | None = None  # whose rules these are; None: of all
 
     @classmethod
     def of(
@@ -211,7 +212,9 @@ class CachedPrompts(NamedTuple):
         if not isinstance(kept, Mapping):
             return None
         rules = rules_of(kind, base_url, kept["model"], packs=packs)
-        return cls(Prefixes.of(kept["groups"]), rules, endpoint) if rules.is_there else None
+        if not rules.is_there:
+            return None
+        return cls(Prefixes.of(kept["groups"]), rules, endpoint, kept["model"])
 
     def levels(self, body: bytes) -> list[Level]:
         """Return the shared beginnings of a request, the shortest first."""
@@ -222,7 +225,7 @@ class CachedPrompts(NamedTuple):
         if not levels:
             return body
         cuts = [level.cut for level in levels]
-        return laid_out(body, self.endpoint, cuts, self.rules, levels[-1].name)
+        return laid_out(body, self.endpoint, cuts, self.rules, levels[-1].name, self.model)
 
 
 def kept_groups(groups: Sequence[Shared], model: str | None) -> dict[str, Any]:

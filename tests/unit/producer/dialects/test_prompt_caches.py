@@ -127,6 +127,13 @@ def test_marks_of_the_documents_own_win(body: bytes) -> None:
     assert laid_out(body, MESSAGES, [Cut(0, 1)], CLAUDE, "name") == body
 
 
+def test_a_request_for_another_model_has_no_marks() -> None:
+    """As of a replay with another one: its rules may be others."""
+    body = orjson.dumps({"model": "gpt-4o", "messages": [{"role": "user", "content": "MQ"}]})
+    assert laid_out(body, CHAT, [Cut(0, 1)], NEW, "name", "gpt-5.6") == body
+    assert laid_out(body, CHAT, [Cut(0, 1)], NEW, "name", "gpt-4o") != body
+
+
 def test_what_is_not_marked_is_not_written_anew() -> None:
     """Numbers that no double holds stay as they came."""
     body = b'{"seed":123456789012345678901234567890,"x":1.10,"messages":[{"role":"user","content":"MQ"}]}'
