@@ -304,7 +304,7 @@ def _mark_place(
     endpoint: str,
     place: Place,
     ends: Sequence[int],
-    mark: Mapping[str, Any],
+    mark: dict[str, Any],
 ) -> None:
     if place.field == "tools":
         parsed["tools"][-1] |= mark
@@ -326,7 +326,7 @@ def _turn(parsed: dict[str, Any], place: Place) -> tuple[dict[str, Any], str]:
 
 
 def _marked(
-    part: dict[str, Any], ends: Sequence[int], mark: Mapping[str, Any]
+    part: dict[str, Any], ends: Sequence[int], mark: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """Return a part cut at ``ends``, with a mark on each piece but for the rest."""
     text = part.get("text")
@@ -339,7 +339,7 @@ def _marked(
     return pieces + ([part | {"text": text[ends[-1] :]}] if ends[-1] < len(text) else [])
 
 
-def _mark_of(endpoint: str, rules: CacheRules) -> Mapping[str, Any]:
+def _mark_of(endpoint: str, rules: CacheRules) -> dict[str, Any]:
     if endpoint != MESSAGES:
         return {"prompt_cache_breakpoint": {"mode": "explicit"}}
     kept = {"ttl": "1h"} if rules.lifetime_s == HOUR_S else {}

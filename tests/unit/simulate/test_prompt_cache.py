@@ -32,7 +32,8 @@ def asked(made: Provider, body: dict[str, Any], at: float, endpoint: str = CHAT)
     reply = made.decide(call, at)
     made.close_call(call, reply, unread=False)
     parsed: dict[str, Any] = orjson.loads(reply.body)
-    return parsed.get("usage", parsed.get("usageMetadata"))
+    usage: dict[str, Any] = parsed["usage" if "usage" in parsed else "usageMetadata"]
+    return usage
 
 
 def chat(group: str, at: int, model: str = "gpt-5-mini", **more: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,14 @@ from penstock_producer.sources import open_source
 
 CLAUDE = "claude-sonnet-4-5"
 PRICES = {"input": 3.0, "cached_input": 0.3, "cache_write": 3.75, "output": 15.0}
-ANTHROPIC = ProviderFacts(kind="anthropic", prices={CLAUDE: PRICES})
+
+
+def facts(kind: str = "anthropic", **prices: Mapping[str, float]) -> ProviderFacts:
+    named = {name.replace("_", "-"): one for name, one in prices.items()} or {CLAUDE: PRICES}
+    return ProviderFacts.model_validate({"kind": kind, "prices": named})
+
+
+ANTHROPIC = facts()
 SYSTEM = "Say what the text is about, in one word of this list. " * 100  # 1,350 tokens
 
 
@@ -57,7 +65,7 @@ def test_a_shared_system_text_is_written_once_and_read_by_all_others(tmp_path: P
 
 def test_an_automatic_cache_may_save_all_or_nothing(tmp_path: Path) -> None:
     """OpenAI promises no hit: the estimate is a range."""
-    provider = ProviderFacts(prices={"gpt-5-mini": {"input": 0.25, "cached_input": 0.025}})
+    provider = facts("openai", gpt_5_mini={"input": 0.25, "cached_input": 0.025})
     spec = spec_of(endpoint="/v1/chat/completions", model="gpt-5-mini")
     use = use_of(tmp_path, spec, provider)
     assert use is not None
@@ -67,7 +75,7 @@ def test_an_automatic_cache_may_save_all_or_nothing(tmp_path: Path) -> None:
 def test_batches_of_anthropic_are_priced_for_an_hour_and_with_their_luck(tmp_path: Path) -> None:
     """Writes cost twice as much, and between 30 % of the reads and all of them come."""
     prices = PRICES | {"cache_write_hour": 6.0, "batch_discount": 0.5}
-    provider = ProviderFacts(kind="anthropic", prices={CLAUDE: prices})
+    provider = facts(claude_sonnet_4_5=prices)
     use = use_of(tmp_path, spec_of(lane="batch"), provider)
     assert use is not None
     assert use.least_usd < use.usual_usd < use.most_usd  # by bad luck it costs more than it saves
@@ -91,18 +99,18 @@ def test_a_cache_that_cannot_be_is_refused_with_the_fix(
     spec: dict[str, Any], provider: dict[str, Any], what: str
 ) -> None:
     """Where `on` asks for it; `auto` does without."""
-    facts = ProviderFacts.model_validate(
+    asked = ProviderFacts.model_validate(
         {"kind": "anthropic", "prices": {CLAUDE: PRICES}} | provider
     )
     with pytest.raises(SpecError) as refused:
-        check_acceptable(spec_of(**spec), facts)
+        check_acceptable(spec_of(**spec), asked)
     (problem,) = refused.value.problems
     assert (problem.pointer, what in problem.message, bool(problem.fix)) == (
         "/prompt_cache",
         True,
         True,
     )
-    check_acceptable(spec_of(**spec | {"prompt_cache": "auto"}), facts)
+    check_acceptable(spec_of(**spec | {"prompt_cache": "auto"}), asked)
 
 
 def test_documents_that_share_too_little_are_refused_or_sent_without(tmp_path: Path) -> None:
@@ -112,7 +120,7 @@ def test_documents_that_share_too_little_are_refused_or_sent_without(tmp_path: P
         use_of(tmp_path, spec_of(**short))
     assert use_of(tmp_path, spec_of(**short, prompt_cache="auto")) is None
     assert use_of(tmp_path, spec_of(prompt_cache="off")) is None
-    dear = ProviderFacts(kind="anthropic", prices={CLAUDE: PRICES | {"cached_input": 3.0}})
+    dear = facts(claude_sonnet_4_5=PRICES | {"cached_input": 3.0})
     assert use_of(tmp_path, spec_of(prompt_cache="auto"), dear) is None  # saves nothing
 
 

@@ -79,7 +79,11 @@ def test_a_system_text_and_the_beginning_of_a_message_are_marked() -> None:
 def test_tools_images_and_parts_are_marked_where_they_end() -> None:
     """A mark within the JSON of tools or of an image goes to the text before."""
     image = {"type": "image", "source": {"type": "url", "url": "https://x.example/a.png"}}
-    content = [{"type": "text", "text": "Look: "}, image, {"type": "text", "text": "What?"}]
+    content: list[dict[str, Any]] = [
+        {"type": "text", "text": "Look: "},
+        image,
+        {"type": "text", "text": "What?"},
+    ]
     body = {"messages": [{"role": "user", "content": content}], "tools": [{"name": "t"}]}
     tools, _, picture, _ = (len(one.text) for one in pieces_of(orjson.dumps(body), MESSAGES))
     assert sent(body, MESSAGES, CLAUDE, (0, tools))["tools"] == [{"name": "t", **EPHEMERAL}]
