@@ -137,7 +137,7 @@ BOXES: Final[Mapping[str, str]] = {
     "stop-at-dead stop-at-usd-per-doc cache tier",
     "Failures": "max-attempts timeout fallback fallback-on degrade escalate",
     "The provider": "api base-url api-key-env rpm tpm itpm otpm profile provider",
-    "How it is inferred": "lane lanes batch-max-requests batch-poll batch-files prefix-order",
+    "How it is inferred": "lane lanes route batch-max-requests batch-poll batch-files prefix-order",
     "Shares of a fleet": "priority weight tenant feeders",
     "When": "name timezone catch-up overlap new-files events",
     "The plan": "documents within job-workers tokens-in tokens-out latency seed",

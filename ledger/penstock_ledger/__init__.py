@@ -95,10 +95,10 @@ if TYPE_CHECKING:
     from penstock_ledger.in_redis.answer_book import InFlight as InFlight
     from penstock_ledger.in_redis.answer_book import RequestName as RequestName
     from penstock_ledger.in_redis.batches import FED_UP_TO as FED_UP_TO
-    from penstock_ledger.in_redis.batches import AskedAgain as AskedAgain
     from penstock_ledger.in_redis.batches import Begin as Begin
     from penstock_ledger.in_redis.batches import BeginReply as BeginReply
     from penstock_ledger.in_redis.batches import Begun as Begun
+    from penstock_ledger.in_redis.batches import Counted as Counted
     from penstock_ledger.in_redis.batches import Depth as Depth
     from penstock_ledger.in_redis.batches import Drained as Drained
     from penstock_ledger.in_redis.batches import Drains as Drains
@@ -141,6 +141,7 @@ if TYPE_CHECKING:
     from penstock_ledger.in_redis.seen import quotas_seen as quotas_seen
     from penstock_ledger.in_redis.warm_prefixes import Primed as Primed
     from penstock_ledger.in_redis.warm_prefixes import WarmPrefixes as WarmPrefixes
+    from penstock_ledger.keys import LEVER as LEVER
     from penstock_ledger.keys import RETRIED as RETRIED
     from penstock_ledger.keys import bucket_count as bucket_count
     from penstock_ledger.keys import buckets_for as buckets_for
@@ -163,6 +164,7 @@ if TYPE_CHECKING:
     from penstock_ledger.provider_batch import BatchState as BatchState
     from penstock_ledger.provider_batch import BatchSum as BatchSum
     from penstock_ledger.provider_batch import BatchTrouble as BatchTrouble
+    from penstock_ledger.provider_batch import EqualRequests as EqualRequests
     from penstock_ledger.provider_batch import KeptDocument as KeptDocument
     from penstock_ledger.provider_batch import Missing as Missing
     from penstock_ledger.provider_batch import NewProviderBatch as NewProviderBatch
@@ -170,12 +172,22 @@ if TYPE_CHECKING:
     from penstock_ledger.provider_batch import Remainder as Remainder
     from penstock_ledger.provider_batch import Waiting as Waiting
     from penstock_ledger.provider_batch import kept_documents as kept_documents
-    from penstock_ledger.schedule import CatchUp as CatchUp
-    from penstock_ledger.schedule import Decision as Decision
-    from penstock_ledger.schedule import Firing as Firing
-    from penstock_ledger.schedule import FiringOutcome as FiringOutcome
-    from penstock_ledger.schedule import NewSchedule as NewSchedule
-    from penstock_ledger.schedule import Schedule as Schedule
+    from penstock_ledger.schedules.model import CatchUp as CatchUp
+    from penstock_ledger.schedules.model import Decision as Decision
+    from penstock_ledger.schedules.model import DriftRule as DriftRule
+    from penstock_ledger.schedules.model import Firing as Firing
+    from penstock_ledger.schedules.model import FiringOutcome as FiringOutcome
+    from penstock_ledger.schedules.model import NewSchedule as NewSchedule
+    from penstock_ledger.schedules.model import OnDrift as OnDrift
+    from penstock_ledger.schedules.model import Schedule as Schedule
+    from penstock_ledger.schedules.noticed import Noted as Noted
+    from penstock_ledger.schedules.noticed import NoticedFile as NoticedFile
+    from penstock_ledger.schedules.noticed import NoticedStore as NoticedStore
+    from penstock_ledger.schedules.runs import Run as Run
+    from penstock_ledger.schedules.runs import RunFigures as RunFigures
+    from penstock_ledger.schedules.runs import RunStore as RunStore
+    from penstock_ledger.schedules.runs import Spread as Spread
+    from penstock_ledger.schedules.store import ScheduleStore as ScheduleStore
     from penstock_ledger.sql.database import Database as Database
     from penstock_ledger.sql.database import open_database as open_database
     from penstock_ledger.sql.postgres import POOL_SIZE as POOL_SIZE
@@ -191,6 +203,8 @@ if TYPE_CHECKING:
     from penstock_ledger.stores.batch_remainders import RemainderStore as RemainderStore
     from penstock_ledger.stores.commit_order import CommitOrder as CommitOrder
     from penstock_ledger.stores.commit_order import Place as Place
+    from penstock_ledger.stores.equal_requests import EqualRequestStore as EqualRequestStore
+    from penstock_ledger.stores.equal_requests import SentRequest as SentRequest
     from penstock_ledger.stores.jobs import JobStore as JobStore
     from penstock_ledger.stores.lane_moves import BY_HAND as BY_HAND
     from penstock_ledger.stores.lane_moves import MOVE_REASONS as MOVE_REASONS
@@ -200,9 +214,6 @@ if TYPE_CHECKING:
     from penstock_ledger.stores.live import LiveJob as LiveJob
     from penstock_ledger.stores.live import LiveJobs as LiveJobs
     from penstock_ledger.stores.meta import Meta as Meta
-    from penstock_ledger.stores.noticed import Noted as Noted
-    from penstock_ledger.stores.noticed import NoticedFile as NoticedFile
-    from penstock_ledger.stores.noticed import NoticedStore as NoticedStore
     from penstock_ledger.stores.outcomes import OutcomeStore as OutcomeStore
     from penstock_ledger.stores.outcomes import PromptSizes as PromptSizes
     from penstock_ledger.stores.provenance import RENOTED_S as RENOTED_S
@@ -211,10 +222,11 @@ if TYPE_CHECKING:
     from penstock_ledger.stores.provenance import Provenance as Provenance
     from penstock_ledger.stores.provenance import made_by as made_by
     from penstock_ledger.stores.provenance import purge_job as purge_job
-    from penstock_ledger.stores.schedules import ScheduleStore as ScheduleStore
     from penstock_ledger.stores.source_keys import SourceKeys as SourceKeys
     from penstock_ledger.stores.spool import Spool as Spool
     from penstock_ledger.stores.spool import SpoolRow as SpoolRow
+    from penstock_ledger.stores.steps import StepsTaken as StepsTaken
+    from penstock_ledger.stores.steps import StepTaken as StepTaken
     from penstock_ledger.vectors import Vectors as Vectors
 else:
     __all__, __getattr__, __dir__ = lazy_names(
@@ -253,7 +265,7 @@ else:
             "penstock_ledger.in_redis.answer_book": "AnswerBook Asked InFlight RequestName",
             "penstock_ledger.in_redis.warm_prefixes": "Primed WarmPrefixes",
             "penstock_ledger.in_redis.batches": (
-                "AskedAgain Begin BeginReply Begun Depth Drained Drains FED_UP_TO JobSeen Keep "
+                "Begin BeginReply Begun Counted Depth Drained Drains FED_UP_TO JobSeen Keep "
                 "Lately MayCost Memory Publish PublishReport SettleBatch SettleReport "
                 "SettledCrash SettledDead SettledDone SettledRetry WorkerSeen"
             ),
@@ -269,18 +281,18 @@ else:
             "penstock_ledger.in_redis.seen": (
                 "COUNTED Cause CauseBook QuotaSeen counted quotas_seen"
             ),
-            "penstock_ledger.keys": "RETRIED bucket_count buckets_for",
+            "penstock_ledger.keys": "LEVER RETRIED bucket_count buckets_for",
             "penstock_ledger.model": (
                 "Counts DeadLetter Feed FeedKind ItemKey Job JobState LaneCounts NewJob Paid "
                 "PaidBeside Result Saving"
             ),
             "penstock_ledger.provider_batch": (
                 "BatchFailure BatchState BatchSum BatchTrouble BatchesOpen CANCEL_WAIT_S "
-                "KeptDocument Missing NewProviderBatch ProviderBatch Remainder Waiting "
-                "kept_documents"
+                "EqualRequests KeptDocument Missing NewProviderBatch ProviderBatch Remainder "
+                "Waiting kept_documents"
             ),
-            "penstock_ledger.schedule": (
-                "CatchUp Decision Firing FiringOutcome NewSchedule Schedule"
+            "penstock_ledger.schedules.model": (
+                "CatchUp Decision DriftRule Firing FiringOutcome NewSchedule OnDrift Schedule"
             ),
             "penstock_ledger.sql.database": "Database open_database",
             "penstock_ledger.sql.postgres": "POOL_SIZE Waits",
@@ -291,18 +303,21 @@ else:
             "penstock_ledger.stores.batch_journal": "ProviderBatchStore",
             "penstock_ledger.stores.batch_remainders": "RemainderStore",
             "penstock_ledger.stores.commit_order": "CommitOrder Place",
+            "penstock_ledger.stores.equal_requests": "EqualRequestStore SentRequest",
             "penstock_ledger.stores.jobs": "JobStore",
             "penstock_ledger.stores.lane_moves": "BY_HAND LaneMove LaneMoves MOVE_REASONS",
             "penstock_ledger.stores.live": "LiveFeed LiveJob LiveJobs",
             "penstock_ledger.stores.meta": "Meta",
-            "penstock_ledger.stores.noticed": "Noted NoticedFile NoticedStore",
+            "penstock_ledger.schedules.noticed": "Noted NoticedFile NoticedStore",
             "penstock_ledger.stores.outcomes": "OutcomeStore PromptSizes",
             "penstock_ledger.stores.provenance": (
                 "InUse MadeWith Provenance RENOTED_S made_by purge_job"
             ),
-            "penstock_ledger.stores.schedules": "ScheduleStore",
+            "penstock_ledger.schedules.runs": "Run RunFigures RunStore Spread",
+            "penstock_ledger.schedules.store": "ScheduleStore",
             "penstock_ledger.stores.source_keys": "SourceKeys",
             "penstock_ledger.stores.spool": "Spool SpoolRow",
+            "penstock_ledger.stores.steps": "StepTaken StepsTaken",
             "penstock_ledger.vectors": "Vectors",
         },
     )

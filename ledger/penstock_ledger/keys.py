@@ -124,6 +124,7 @@ __all__ = [
     "PREFIX",
     "PURGED",
     "QUEUE_PREFIX",
+    "REBUILT_S",
     "REFUSED",
     "WORKERS",
     "answers_of_job",
@@ -168,6 +169,8 @@ EPOCH: Final = PREFIX + "epoch"
 EPOCH_RUN: Final = PREFIX + "epoch:run"
 EPOCH_REBUILD: Final = PREFIX + "epoch:rebuild:"
 EPOCH_REBUILT: Final = PREFIX + "epoch:rebuilt"
+# workers lose what they held from before within a visibility timeout, a minute by default
+REBUILT_S: Final = 300
 WORKERS: Final = PREFIX + "workers"
 CONTROLS: Final = PREFIX + "controls"
 BUDGET_OWNERS: Final = PREFIX + "budgets:owners"
@@ -196,6 +199,8 @@ MAX_FIELD_BYTES: Final = 64
 PURGED: Final = "purged"  # the state of a job that is no more; see purged.lua
 # before the reason, in a job's counters of attempts that were followed by another
 RETRIED = "retried:"
+# before the name of a counter of documents that were asked by a rule of their job
+LEVER: Final = "lever:"
 
 
 def bucket_count(total: int | None) -> int:

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from penstock_ledger.model import Job as Job
     from penstock_ledger.model import JobState as JobState
     from penstock_ledger.model import Result as Result
-    from penstock_ledger.schedule import CatchUp as CatchUp
-    from penstock_ledger.schedule import Firing as Firing
-    from penstock_ledger.schedule import Schedule as Schedule
+    from penstock_ledger.schedules.model import CatchUp as CatchUp
+    from penstock_ledger.schedules.model import Firing as Firing
+    from penstock_ledger.schedules.model import Schedule as Schedule
     from penstock_producer.accepting.sampling import Preview as Preview
     from penstock_producer.async_producer import AsyncOpenJob as AsyncOpenJob
     from penstock_producer.async_producer import AsyncProducer as AsyncProducer
@@ -89,7 +89,7 @@ else:
                 "SpoolConflict TablesInUse TooManySchedules"
             ),
             "penstock_ledger.model": "Counts DeadLetter ItemKey Job JobState Result",
-            "penstock_ledger.schedule": "CatchUp Firing Schedule",
+            "penstock_ledger.schedules.model": "CatchUp Firing Schedule",
             "penstock_producer.accepting.sampling": "Preview",
             "penstock_producer.async_producer": "AsyncOpenJob AsyncProducer",
             "penstock_producer.tables.reading": "Committed",

@@ -23,6 +23,7 @@ __all__ = [
     "PREFIXES",
     "PREPARED",
     "REMOTE",
+    "ROUTES",
     "SAMPLE_OF",
     "SEGMENTS",
     "SKIPPED",
@@ -52,6 +53,8 @@ NEWEST: Final = "newest_ns"  # the time of the file of a folder that was changed
 PREFIXES: Final = "prefixes"
 PREPARED: Final = "prepared"  # what the survey counted
 # of a random sample: how many documents there are, and the bytes of all their requests
+# documents by the rule of the job that takes them, as the survey counted; "0": its own model
+ROUTES: Final = "routes"
 SAMPLE_OF: Final = "sample_of"
 SEGMENTS: Final = "segments"  # the name before each thousand files of a folder, and their digest
 # files of a folder that hold something else: how many, and the names of the first
@@ -74,6 +77,7 @@ _BESIDE_CONTENT: Final = frozenset(
         NEWEST,
         PREFIXES,
         PREPARED,
+        ROUTES,
         SAMPLE_OF,
         SEGMENTS,
         STARTED_BY,

@@ -239,7 +239,7 @@ class Producer:
         """
         spec = self._new.accepted(spec)
         opened = self._source(source, spec, uploaded, timeout_s)
-        return preview(opened, spec, self._settings.prices(spec.provider), shown)
+        return preview(opened, spec, self._settings.prices, shown)
 
     def sample(
         self,

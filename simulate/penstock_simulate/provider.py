@@ -84,6 +84,7 @@ class Provider:
         return self.book.stats() | {
             "limits": self._limits.stats(now),
             "spent_usd": round(self._wallet.spent_usd, 9),
+            "ordinary_usd": round(self._wallet.ordinary_usd, 9),
         }
 
     def metrics(self, now: float) -> str:
@@ -106,9 +107,8 @@ class Provider:
 
     def pay(self, usage: Usage, price: float) -> None:
         """Pay for work done, at this part of the ordinary price."""
-        cached = usage.cached * (1 - self._config.cached_price)
-        prompt = usage.prompt - cached + usage.extra
-        self._wallet.pay(prompt * price, usage.completion * price)
+        cheaper = usage.cached * (1 - self._config.cached_price) - usage.extra
+        self._wallet.pay(usage.prompt, usage.completion, price, cheaper)
 
     def open_call(
         self, endpoint: str, raw: bytes, tag: str | None, authorization: str | None

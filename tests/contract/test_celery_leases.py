@@ -13,6 +13,7 @@ from kombu.connection import Connection
 from kombu.entity import Exchange, Queue
 from servers import RedisServer
 
+from penstock_ledger import keys
 from penstock_ledger.model import ItemKey
 from penstock_producer.feed.wire import encode_item, item_tag
 from penstock_workers.broker.lease_scripts import PARKED_KEY, Keys, Lease, LeaseScripts, script_text
@@ -253,12 +254,19 @@ class TestFence:
         client.lpush(QUEUE, message("a"))
         first, _ = claim(client)
         client.flushall()
+        client.set(keys.EPOCH_REBUILT, "a rebuild", ex=keys.REBUILT_S)
         client.lpush(QUEUE, message("a"))
         second, _ = claim(client)
-        assert scripts.renew(first, as_seen=True)[1] == ["job:a"]
-        score, lost = scripts.renew(second, as_seen=True)
+        before = [Lease("job:a", str(float(first[0].seen) - 1))]  # it was renewed since
+        for held in (first, before):
+            assert scripts.renew(held)[1] == ["job:a"]
+            for conclude in (scripts.ack, scripts.give_back, scripts.set_aside):
+                assert conclude(held) == ["job:a"]
+        score, lost = scripts.renew(second)
         assert lost == []
-        assert scripts.renew([Lease("job:a", score)], as_seen=True)[1] == []
+        client.expire(keys.EPOCH_REBUILT, keys.REBUILT_S - 5)  # that was five seconds ago
+        assert scripts.renew([Lease("job:a", score)])[1] == []
+        assert scripts.ack([Lease("job:a", score)]) == [], "the answer to a renewal was lost"
 
     def test_what_is_gone_is_lost(self, scripts: LeaseScripts) -> None:
         """A record that another worker has concluded is reported, not recreated."""

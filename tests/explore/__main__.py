@@ -20,7 +20,7 @@ PACKAGES = ("ledger", "ratelimit", "producer", "workers", "gateway", "cli", "sim
 def main(arguments: list[str]) -> int:
     """Run the seeds that are asked for; return 1 where one has failed."""
     asked = _asked(arguments)
-    first, last = _range(asked.seeds)
+    numbers = _range(asked.seeds)
     from explore import virtual
 
     virtual.install()
@@ -49,9 +49,7 @@ def main(arguments: list[str]) -> int:
         ground = Ground(server, redis_server.url, folder, database)
         gc.freeze()
         gc.disable()  # when it runs would be a part of a history
-        seeds_asked: list[tuple[int, frozenset[str] | None]] = [
-            (seed, None) for seed in range(first, last + 1)
-        ]
+        seeds_asked: list[tuple[int, frozenset[str] | None]] = [(seed, None) for seed in numbers]
         if asked.kept:
             seeds_asked = [(one["seed"], frozenset(one["choices"])) for one in kept()]
         for seed, choices in seeds_asked:
@@ -90,7 +88,7 @@ def main(arguments: list[str]) -> int:
 
 def _asked(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.explore", description=__doc__)
-    parser.add_argument("--seeds", default="200", help="how many, or FIRST:LAST")
+    parser.add_argument("--seeds", default="200", help="how many, FIRST:LAST or FIRST:LAST:STEP")
     parser.add_argument("--kept", action="store_true", help="play what is kept of failures")
     parser.add_argument("--postgres", action="store_true", help="underneath, in place of SQLite")
     parser.add_argument("--stop-at-first-failure", action="store_true")
@@ -101,9 +99,9 @@ def _asked(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _range(text: str) -> tuple[int, int]:
-    first, colon, last = text.partition(":")
-    return (int(first), int(last)) if colon else (0, int(text) - 1)
+def _range(text: str) -> range:
+    first, *more = map(int, text.split(":"))
+    return range(first, more[0] + 1, *more[1:]) if more else range(first)
 
 
 def _in_words(figures: dict[str, object]) -> str:

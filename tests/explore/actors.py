@@ -55,7 +55,7 @@ from penstock_workers.broker.messages import Message, payload_of
 from penstock_workers.settings import WorkerSettings
 
 LANE: Final = "api"
-CLAIMS_EVERY_S: Final = 5.0  # while there is nothing in the queue
+CLAIMS_EVERY_S: Final = 2.0  # while there is nothing in the queue
 TOKENS_IN, TOKENS_OUT = 2, 5
 # nearly all of the output: the product knows its limit, and guesses the tokens of a prompt
 USD_PER_MTOK_IN, USD_PER_MTOK_OUT = 10.0, 200.0
@@ -126,6 +126,7 @@ class Answering(NamedTuple):
     refuses: float = 0.0  # for good
     slow: float = 0.0
     says_nothing: float = 0.0  # an answer without words, which is paid for and refused
+    takes: float = 1.0  # times as long as answers do that are quick
 
 
 HAPPENS: Final = ("", "500", "429", "hangs", "400", "slow", "says nothing")
@@ -151,12 +152,14 @@ class Provider:
         self.asked(process, prompt)
         name = f"answer {prompt} {sum(one.document == prompt for one in self.sent)}"
         odds = self.answering
-        some = [*odds]
+        some = [*odds[: len(HAPPENS) - 1]]
         happens = 0
         if not world.is_peaceful:
             happens = world.choices.choose(name, [1000.0 - sum(some), *some])
         world.note(process.name, f"asks about {prompt}", HAPPENS[happens])
-        took = world.choices.chance(name).uniform(0.2, 3.0) + (45.0 if happens == 5 else 0.0)
+        took = world.choices.chance(name).uniform(0.2, 3.0 * odds.takes) + (
+            45.0 if happens == 5 else 0.0
+        )
         if prompt in self.poison:
             if alone:
                 return died_alone(9)

@@ -413,4 +413,5 @@ class Invariants:
                 raise Violation(PURGED, f"{job_id} was purged and has {', '.join(sorted(new))}")
 
     def look(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
-        return self._sql.execute(query, values).fetchall()
+        found: list[tuple[Any, ...]] = self._sql.execute(query, values).fetchall()
+        return found

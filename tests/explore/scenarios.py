@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from explore import virtual
 from explore.actors import (
@@ -60,6 +60,8 @@ from penstock_ledger import (
 )
 from penstock_workers.settings import WorkerSettings
 
+T = TypeVar("T")
+
 PEACE_AFTER_S: Final = 90.0
 """Faults stop then at the latest."""
 QUIET_WITHIN_S: Final = 1_200.0
@@ -71,6 +73,71 @@ REBUILT_WITHIN_S: Final = 140.0
 LOOK_S: Final = 5.0
 CARE_S: Final = 20.0
 """Between two looks of a person at jobs that are paused."""
+
+NATURE: Final = (
+    "forgets",
+    "restarts",
+    "is wiped",
+    "is restored",
+    "stands still",
+    "dies",
+    "is away",
+    "steps back",
+)
+"""Does what, to Redis or a process."""
+API: Final = ("api",)
+BATCH: Final = ("batch",)
+BOTH: Final = ("api", "batch")
+THEMES: Final[tuple[dict[str, tuple[Any, ...]], ...]] = (
+    {},
+    # what waits in workers while Redis forgets
+    {
+        "lanes": (API,), "workers": (2, 3), "slots": (1, 2), "prefetch": (4, 8), "jobs": (1, 2),
+        "documents": ((12, 20),), "takes": (3.0,), "slow": (0,), "forgets": (10.0,),
+        "is wiped": (0.0, 10.0), "stands still": (0.0,), "pace": (15.0,), "deeds": (0, 1),
+    },
+    # processes that stand still for longer than a lease
+    {
+        "lanes": (API,), "workers": (2,), "slots": (1, 2), "slow": (500,), "hangs": (30,),
+        "stands still": (10.0,), "freezes": (3, 8), "ends": (3,), "pace": (6.0,),
+    },
+    {},
+    # moves
+    {
+        "lanes": (BOTH,), "moves": (12,), "deeds": (2, 3, 4), "documents": ((6, 10),),
+        "forgets": (0.0, 3.0), "slow": (0, 500),
+    },
+    # old copies of Redis
+    {
+        "lanes": (API, API, BOTH), "is restored": (10.0,), "documents": ((4, 12),), "pace": (6.0,),
+        "deeds": (1, 2), "ends": (0, 3),
+    },
+    {},
+    # a database that is away, and retries
+    {
+        "lanes": (API,), "is away": (10.0,), "pace": (6.0,), "fails": (250,), "throttles": (60, 250),
+        "slots": (1, 2), "dies": (3, 8), "slow": (60,),
+    },
+    # two packers
+    {
+        "lanes": (BATCH,), "batch workers": (2,), "lines": (100.0, 250.0), "jobs": (2, 3),
+        "documents": ((4, 10),), "dies": (0, 3), "ends": (0, 3),
+    },
+    {},
+    # money
+    {
+        "budgets": (1.0,), "tenants": (0.2, 0.5), "says nothing": (100, 250), "replays": (4,),
+        "refuses": (250,), "forgets": (0.0, 5.0), "restarts": (5.0,), "pace": (6.0, 15.0),
+        "deeds": (2, 3, 4),
+    },
+    # clocks that step back
+    {
+        "lanes": (API,), "steps back": (10.0,), "dies": (3, 8), "fails": (250,), "throttles": (250,),
+        "pace": (6.0, 15.0), "workers": (2,),
+    },
+)  # fmt: skip
+"""What seeds are about, in turns: the first of twelve, for example, is about nothing. Each names
+what some choices of a night are made among; all others are as always."""
 
 
 @dataclass
@@ -140,10 +207,14 @@ class Scenario:
     def __init__(self, ground: Ground, seed: int, kept: frozenset[str] | None = None) -> None:
         choices = Choices(seed, kept)
         self.chance = choices.chance("scenario")
+        self._theme = THEMES[seed % len(THEMES)]
         self.world = World(choices, self._odds())
         ground.clear()
         self.ground = ground
-        slots = {"concurrency": self.chance.choice((1, 2, 4, 4))}
+        slots = {
+            "concurrency": self._draw("slots", 1, 2, 4, 4),
+            "prefetch_multiplier": self._draw("prefetch", 2),
+        }
         self.settings = ground.settings.model_copy(update=slots)
         self.provider = Provider(self.world, self._answering())
         self.workers: list[Worker] = []
@@ -152,15 +223,15 @@ class Scenario:
         self._planned = 0  # that people have yet to do
         self._scheduled = False  # a plan starts jobs
         self._shaken_at = -REBUILT_WITHIN_S  # when Redis came back last
-        self.lanes = self.chance.choice((["api"], ["batch"], ["api", "batch"]))
+        self.lanes = self._draw("lanes", API, BATCH, BOTH)
         self.batch_workers: list[BatchWorker] = []
-        rates = (self.chance.choice((0.0, 0.0, 100.0)) for _ in range(3))
+        rates = (self._draw("lines", 0.0, 0.0, 100.0) for _ in range(3))
         self.batches = Batches(
             self.world,
             self.provider,
             (next(rates), next(rates), next(rates)),
-            self.chance.choice((0.0, 0.0, 150.0)),
-            self.chance.choice((0.0, 0.0, 0.0, 300.0)),
+            self._draw("hides", 0.0, 0.0, 150.0),
+            self._draw("loses", 0.0, 0.0, 0.0, 300.0),
         )
         self.invariants = Invariants(
             self.world, self.provider, self.batches, ground.database.look(), self.workers
@@ -203,31 +274,33 @@ class Scenario:
 
     # -- what kind of a night it is ----------------------------------------------------------------
 
+    def _draw(self, knob: str, *among: T) -> T:
+        """Draw one of these, or of what the theme of this seed has for it."""
+        drawn: T = self.chance.choice(self._theme.get(knob, among))
+        return drawn
+
     def _odds(self) -> Odds:
-        chance = self.chance
-
-        def rate(*of: float) -> float:
-            return chance.choice(of)
-
+        draw = self._draw
         return Odds(
-            refused=rate(0, 0, 4, 15),
-            lost=rate(0, 0, 4, 15, 40),
-            dies_before=rate(0, 0, 1, 3, 8),
-            dies_after=rate(0, 0, 1, 3, 8),
-            freezes=rate(0, 0, 0, 3, 8),
-            shakes=rate(0, 0, 0, 0, 5),
-            time_passes=rate(0, 5, 30, 100),
+            refused=draw("refused", 0, 0, 4, 15),
+            lost=draw("lost", 0, 0, 4, 15, 40),
+            dies_before=draw("dies", 0, 0, 1, 3, 8),
+            dies_after=draw("dies", 0, 0, 1, 3, 8),
+            freezes=draw("freezes", 0, 0, 0, 3, 8),
+            shakes=draw("shakes", 0, 0, 0, 0, 5),
+            time_passes=draw("time passes", 0, 5, 30, 100),
         )
 
     def _answering(self) -> Answering:
-        chance = self.chance
+        draw = self._draw
         return Answering(
-            fails=chance.choice((0, 0, 60, 250)),
-            throttles=chance.choice((0, 0, 60, 250)),
-            hangs=chance.choice((0, 0, 30)),
-            refuses=chance.choice((0, 0, 60, 250)),
-            slow=chance.choice((0, 60, 500)),
-            says_nothing=chance.choice((0, 0, 100)),
+            fails=draw("fails", 0, 0, 60, 250),
+            throttles=draw("throttles", 0, 0, 60, 250),
+            hangs=draw("hangs", 0, 0, 30),
+            refuses=draw("refuses", 0, 0, 60, 250),
+            slow=draw("slow", 0, 60, 500),
+            says_nothing=draw("says nothing", 0, 0, 100),
+            takes=draw("takes", 1.0),
         )
 
     # -- processes ---------------------------------------------------------------------------------
@@ -300,12 +373,12 @@ class Scenario:
     # -- the play ----------------------------------------------------------------------------------
 
     async def _play(self) -> None:
-        world, chance = self.world, self.chance
-        for _ in range(chance.choice((1, 2, 2))):
+        world = self.world
+        for _ in range(self._draw("controls", 1, 2, 2)):
             self.start_control()
-        for _ in range(chance.choice((1, 2, 2)) if "api" in self.lanes else 1):
+        for _ in range(self._draw("workers", 1, 2, 2) if "api" in self.lanes else 1):
             self.start_worker()
-        for _ in range(chance.choice((1, 2)) if "batch" in self.lanes else 0):
+        for _ in range(self._draw("batch workers", 1, 2) if "batch" in self.lanes else 0):
             self.start_batch_worker()
         self._plan()
         nature = world.loop.create_task(self._nature())
@@ -362,8 +435,8 @@ class Scenario:
     async def _nature(self) -> None:
         """Do what happens to servers and machines, now and then."""
         choices = self.world.choices
-        pace = self.chance.choice((6.0, 15.0, 40.0))
-        often = [20.0, *(self.chance.choice((0.0, 0.0, 3.0, 10.0)) for _ in range(8))]
+        pace = self._draw("pace", 6.0, 15.0, 40.0)
+        often = [20.0, *(self._draw(kind, 0.0, 0.0, 3.0, 10.0) for kind in NATURE)]
         turn = 0
         while True:
             await asyncio.sleep(choices.chance(f"pace {turn}").expovariate(1 / pace))
@@ -375,23 +448,24 @@ class Scenario:
 
     def _happens(self, what: int, chance: random.Random) -> None:
         world, server = self.world, self.ground.server
-        if what <= 3:
+        kind = NATURE[what - 1]
+        if kind in ("forgets", "restarts", "is wiped"):
             self._shake_redis(what)
-        elif what == 4:
+        elif kind == "is restored":
             server.tick()
             server.copy()
             world.note("redis", "a backup is taken")
             world.loop.call_later(chance.uniform(3.0, 40.0), self._restore)
-        elif what == 5:
+        elif kind == "stands still":
             living = self._living()
             if living:
                 world.freeze(chance.choice(living), chance.uniform(*FROZEN_S))
-        elif what == 7:
+        elif kind == "is away":
             store = chance.choice(("sql", "sql", "redis"))
             who = chance.choice(("", *(one.name for one in self._living())))
             until = world.away[store, who] = world.now + chance.uniform(5.0, 60.0)
             world.fault("is away", store, f"for {who or 'all'} until {until:.1f}")
-        elif what == 8:
+        elif kind == "steps back":
             server.behind_s += 3600.0
             world.fault("steps back", "redis", "its clock, by an hour")
         else:
@@ -431,12 +505,12 @@ class Scenario:
     def _plan(self) -> None:
         """Plan what people do, and when."""
         chance = self.chance
-        if chance.random() < 0.2:
+        if chance.random() < self._draw("tenants", 0.2):
             database = open_database(self.settings.database_url)
             self._budget_of_tenant(database, chance.randint(2, 12))
             database.close()
-        for name in ("one", "two", "three")[: chance.choice((1, 1, 2, 3))]:
-            documents = chance.randint(2, 8)
+        for name in ("one", "two", "three")[: self._draw("jobs", 1, 1, 2, 3)]:
+            documents = chance.randint(*self._draw("documents", (2, 8)))
             asks: dict[str, Any] = {
                 "params": {"max_tokens": TOKENS_OUT},
                 "max_attempts": chance.choice((2, 4)),
@@ -444,7 +518,7 @@ class Scenario:
             }
             if self.invariants.tenants_budget is not None:
                 asks["tenant"] = TENANT
-            if chance.random() < 0.4:
+            if chance.random() < self._draw("budgets", 0.4):
                 affords = chance.choice((2, 3, 3, 4, documents + 2))
                 self._grant(name, affords)
                 asks["budget_usd"] = COST * affords / 1e6
@@ -452,7 +526,7 @@ class Scenario:
                 self.provider.poison.add(f"{name}-d{chance.randrange(documents)}")
             at = 0.0 if name == "one" else chance.uniform(0.0, 10.0)
             self._at(at, partial(self._submit, name, documents, asks))
-            for number in range(chance.choice((0, 1, 2, 3, 4))):
+            for number in range(self._draw("deeds", 0, 1, 2, 3, 4)):
                 does = chance.choice(self._deeds())
                 self._at(at + chance.uniform(0.5, 12.0) * (number + 1), partial(does, name))
 
@@ -464,7 +538,10 @@ class Scenario:
         ends = self.chance.choice((self._cancel, self._be_rid_of))
         deeds: list[Callable[[str], object]]
         deeds = [self._pause, self._pause, self._replay, self._replay, self._purge, ends]
-        return [*deeds, self._move, self._move, self._move] if len(self.lanes) > 1 else deeds
+        deeds += [self._replay] * self._draw("replays", 0) + [self._be_rid_of] * self._draw(
+            "ends", 0
+        )
+        return deeds + [self._move] * self._draw("moves", 3) if len(self.lanes) > 1 else deeds
 
     def _at(self, seconds: float, does: Callable[[], object]) -> None:
         self._planned += 1

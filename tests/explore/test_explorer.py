@@ -29,9 +29,9 @@ def explore(*options: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def found_by(seeds: str) -> dict[str, Any]:
+def found_by(seeds: str, *options: str) -> dict[str, Any]:
     """Return the figures of some seeds, of which each must hold."""
-    status, said = explore("--seeds", seeds, "--stop-at-first-failure", "--json")
+    status, said = explore("--seeds", seeds, "--stop-at-first-failure", "--json", *options)
     figures: dict[str, Any] = json.loads(said)
     seed = figures["failed_seed"]
     assert status == 0, (
@@ -68,6 +68,12 @@ def test_whatever_happens_in_between_every_promise_holds() -> None:
 def test_a_thousand_more() -> None:
     """The same of many more seeds."""
     assert found_by(f"{SEEDS}:{SEEDS + 999}")["seeds"] == 1_000
+
+
+@pytest.mark.whole
+def test_the_same_with_postgresql_underneath() -> None:
+    """A transaction is one step there as well, so this looks for what its statements do otherwise."""
+    assert found_by("0:4", "--postgres")["seeds"] == 5
 
 
 def test_a_seed_is_one_history() -> None:

@@ -70,7 +70,12 @@ def _make(
     return ItemRunner(
         bridge=part,
         lane=parts.get("lane", part),
-        reads=Reads(parts.get("jobs", part), parts.get("bodies", part), waits.others),
+        reads=Reads(
+            parts.get("jobs", part),
+            parts.get("bodies", part),
+            waits.others,
+            parts.get("steps", lambda _: 0),
+        ),
         admission=parts.get("admission", part),
         quarantine=part,
         code=parts.get("code", part),

@@ -19,6 +19,7 @@ from penstock_ledger import (
 )
 from penstock_producer import Producer, ProducerSettings, Schedules
 from penstock_producer.accepting.remote_limits import RemoteLimits
+from penstock_workers.control.schedules.comparing import Comparing
 from penstock_workers.control.schedules.schedule_steps import LOOK_S, ScheduleSteps
 from penstock_workers.control.schedules.start_job import start_job
 from penstock_workers.control.schedules.starts import Started
@@ -83,12 +84,14 @@ class Process:
     def __init__(self, night: Night, owner: str, start: Callable[[Schedule], Started]) -> None:
         self._clock = 0.0
         self.firings: Counter[FiringOutcome] = Counter()
+        self.compared: Counter[str] = Counter()
         self.steps = ScheduleSteps(
             night.store,
             start,
             owner=owner,
             on_ended=lambda: None,
             firings=self.firings,
+            comparing=Comparing(night.db, self.compared),
             clock=lambda: self._clock,
         )
 
@@ -107,5 +110,5 @@ class Process:
 
 def join_starts() -> None:
     for thread in threading.enumerate():
-        if thread.name == "schedule-start":
+        if thread.name in ("schedule-start", "schedule-compare"):
             thread.join(30)

@@ -15,6 +15,7 @@ from penstock_ledger import (
     JobStore,
     OutcomeStore,
     Provenance,
+    StepsTaken,
     TenantBudgets,
     WarmPrefixes,
 )
@@ -141,7 +142,8 @@ class WorkerEngine:
         starts = Starts(
             stores.hot, outcomes, jobs, settings.lane, book.forget, partial(bridge.sure, anew=True)
         )
-        reads = Reads(book, Bodies(stores.database, settings), waits.others)
+        taken = StepsTaken(stores.database)
+        reads = Reads(book, Bodies(stores.database, settings), waits.others, taken.latest)
         models = (
             None if served_by(settings) is None else ModelCheck(settings.lane, stores.hot, reads)
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -83,6 +84,21 @@ Events = Annotated[
         "Once a day all files are looked at.",
     ),
 ]
+Drift = Annotated[
+    str | None,
+    typer.Option(
+        metavar="WHAT",
+        help="Compare each run with the one before: report what has moved beyond chance (dead "
+        "letters, answers withheld or cut, lengths, cost), or pause the schedule then as well.",
+    ),
+]
+DriftField = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FIELD",
+        help="With --drift: a field of answers that are JSON, whose values' shares are compared.",
+    ),
+]
 
 
 @app.command(cls=Boxed, epilog=command_help.SCHEDULE_ADD)
@@ -100,6 +116,8 @@ def add(
     overlap: Overlap = False,
     new_files: NewFiles = False,
     events: Events = None,
+    drift: Drift = None,
+    drift_field: DriftField = None,
 ) -> None:
     """Submit a source again and again, at the times of a cron expression.
 
@@ -138,6 +156,8 @@ def add(
                 overlap=overlap,
                 new_files=new_files,
                 events=events,
+                drift=drift,
+                drift_field=drift_field,
             )
         except SpecError as error:
             raise given.refusal(error) from error
@@ -182,8 +202,8 @@ def _trouble(source: str, spec: JobSpec) -> str | None:
         return None  # the control processes may have rights and addresses that this machine has not
     try:
         settings = ProducerSettings.load()
-        opened, provider = open_source(source, spec, settings), settings.prices(spec.provider)
-        found = preview(opened, spec, provider, 1, most=LOOKED_AT, meter=TokenMeter())
+        opened = open_source(source, spec, settings)
+        found = preview(opened, spec, settings.prices, 1, most=LOOKED_AT, meter=TokenMeter())
     except PenstockError as error:
         return on_terminal(error.text)
     return None if found.requests else on_terminal(found.refused[0].text)
@@ -332,10 +352,14 @@ def _next(schedule: Schedule) -> str:
 
 def _in_words(schedule: Schedule, firing: Firing) -> str:
     from penstock_producer.reporting.text import one_line
+    from penstock_producer.reporting.words import moves_in_words
 
     shown = f"{_shown(schedule, firing.planned_at)} {firing.outcome}"
     if firing.job_id is not None:
-        return f"{shown} {firing.job_id} ({firing.job_state or 'purged'})"
+        moves = "; ".join(moves_in_words(firing.drift or {}))
+        paused = " (paused the schedule)" if (firing.drift or {}).get("paused") else ""
+        moved = f"; moved{paused}: {moves}" if moves else ""
+        return f"{shown} {firing.job_id} ({firing.job_state or 'purged'}){moved}"
     return f"{shown}: {one_line(firing.reason or '', REASON_CHARS)}"
 
 
@@ -355,6 +379,7 @@ def _as_json(schedule: Schedule, firings: list[Firing]) -> dict[str, Any]:
         "paused": schedule.paused,
         "next_at": schedule.next_at,
         "waits_for": schedule.waits_for,
+        "drift": None if schedule.drift is None else asdict(schedule.drift),
         "source": schedule.source,
         "spec": schedule.spec,
         "firings": [
@@ -364,6 +389,7 @@ def _as_json(schedule: Schedule, firings: list[Firing]) -> dict[str, Any]:
                 "job_id": firing.job_id,
                 "job_state": firing.job_state,
                 "reason": firing.reason,
+                "drift": firing.drift,
             }
             for firing in firings
         ],

@@ -96,6 +96,7 @@ def previewed(
     from penstock_cli.job.jobspec import job_spec, with_provider
     from penstock_producer import SpecError
     from penstock_producer.accepting.acceptance import check_acceptable
+    from penstock_producer.accepting.quality import check_prices
     from penstock_producer.accepting.sampling import preview
     from penstock_workers.settings import WorkerSettings
 
@@ -108,9 +109,10 @@ def previewed(
     counts = meter(spec, tokenizer)
     try:
         check_acceptable(spec, provider)
+        check_prices(spec, settings.prices)
         with _opened(given, outcomes, spec, state) as source:
             found = preview(
-                source, spec, provider, shown, most=most, meter=counts, progress=progress
+                source, spec, settings.prices, shown, most=most, meter=counts, progress=progress
             )
     except SpecError as error:
         raise given.refusal(error) from error
@@ -252,6 +254,7 @@ def _job_lines(found: Preview, provider: ProviderSettings) -> Iterator[str]:
         yield _of_cache(found.cache)
     elif spec.prompt_cache == "auto" and spec.asks_a_provider:
         yield "prompt cache: not used, since what documents share is too short or saves nothing"
+    yield from found.levers.lines(spec)
 
 
 def _cost(found: Preview, provider: ProviderSettings, out: str) -> str:
@@ -274,9 +277,10 @@ def _cost(found: Preview, provider: ProviderSettings, out: str) -> str:
     if tier == spec.tier == FLEX:
         full = found.survey.estimate.usd(provider.prices_of(spec.model))
         together += "" if full is None else f", or {usd(full)} where flex has no room"
+    own = "the job's own model " if spec.routes else ""
     return (
         f"about {usd(found.prompts_usd)} in, {out} {usd(found.cost_usd - found.prompts_usd)} out; "
-        f"together {together} (at {per_million(prices.input, prices.output)}"
+        f"together {together} ({own}at {per_million(prices.input, prices.output)}"
         f"{_of_tier(tier)}{less}, "
         f"{known_from(prices)})"
     )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock_cli.state import write_private
-from penstock_ledger import RETRIED
+from penstock_ledger import LEVER, RETRIED
 
 if TYPE_CHECKING:
     from penstock_ledger.model import Counts
@@ -28,7 +28,7 @@ KEPT_STATS = ("calls", "rate_limited", "skipped", "repairs", "fallbacks")
 
 
 def _kept(stats: Mapping[str, Any]) -> dict[str, int]:
-    reasons = [name for name in stats if name.startswith(RETRIED)]
+    reasons = [name for name in stats if name.startswith((RETRIED, LEVER))]
     return {name: int(stats.get(name, 0)) for name in (*KEPT_STATS, *reasons)}
 
 

@@ -24,7 +24,7 @@ from penstock_gateway.jobs.schedules import (
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
 from penstock_ledger import ScheduleStore
-from penstock_ledger.schedule import Firing, Schedule
+from penstock_ledger.schedules.model import Firing, Schedule
 from penstock_producer.reporting.text import duration, one_line
 from penstock_producer.reporting.words import moment
 from penstock_producer.schedules.timetable import shown_source

@@ -29,6 +29,7 @@ _SCHEDULE: Final[dict[str, Any]] = {
     "paused": False,
     "next_at": 1763773200.0,
     "waits_for": None,
+    "drift": None,
     "source": {"source": "s3://corpora/tickets.jsonl"},
     "tenant": "shop",
 }
@@ -73,6 +74,19 @@ class NewSchedule(BaseModel):
     overlap: StrictBool = Field(
         False, description="Start a job although an earlier one has not ended."
     )
+    drift: Literal["off", "report", "pause"] = Field(
+        "off",
+        description=(
+            "Compare each run with the one before: report what has moved beyond chance, or pause "
+            "the schedule then as well."
+        ),
+    )
+    drift_field: StrictStr | None = Field(
+        None,
+        description=(
+            "With drift: a field of answers that are JSON, whose values' shares are compared."
+        ),
+    )
     source: StrictStr | None = Field(
         None,
         description=(
@@ -110,6 +124,12 @@ class FiringResponse(BaseModel):
         description="The state of its job; null where there is none, or it was purged."
     )
     reason: str | None = Field(description="Why there is no job.")
+    drift: dict[str, Any] | None = Field(
+        None,
+        description=(
+            "How its job compares with the run `before`: what has `moved`, or why it was `skipped`."
+        ),
+    )
 
 
 class ScheduleResponse(BaseModel):
@@ -127,6 +147,7 @@ class ScheduleResponse(BaseModel):
     paused: bool
     next_at: float
     waits_for: str | None = Field(description="Why the job of `next_at` has not started yet.")
+    drift: dict[str, Any] | None = Field(description="By which rule runs are compared.")
     source: dict[str, Any]
     tenant: str | None
 

@@ -11,6 +11,7 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
 
@@ -32,7 +33,7 @@ from penstock_gateway.jobs.schedule_schemas import (
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
 from penstock_ledger import ScheduleNotFound, ScheduleStore
-from penstock_ledger.schedule import Schedule
+from penstock_ledger.schedules.model import Schedule
 from penstock_producer import OutcomesOf, SpecError
 from penstock_producer.errors import Problem, seen
 from penstock_producer.job.spec import JobSpec
@@ -166,6 +167,8 @@ def _added(backend: Backend, caller: Caller, given: NewSchedule) -> ScheduleDeta
         "timezone": given.timezone,
         "catch_up": given.catch_up,
         "overlap": given.overlap,
+        "drift": given.drift,
+        "drift_field": given.drift_field,
     }
     over = _outcomes_of(backend, caller, given)
     if over is None:
@@ -310,6 +313,7 @@ def _fields(one: Schedule) -> dict[str, Any]:
         "paused": one.paused,
         "next_at": one.next_at,
         "waits_for": one.waits_for,
+        "drift": None if one.drift is None else asdict(one.drift),
         "source": one.source,
         "tenant": _tenant(one),
     }
@@ -327,6 +331,7 @@ def _detailed(backend: Backend, one: Schedule) -> ScheduleDetails:
                 job_id=firing.job_id,
                 reason=firing.reason,
                 job_state=None if firing.job_state is None else str(firing.job_state),
+                drift=firing.drift,
             )
             for firing in firings
         ],

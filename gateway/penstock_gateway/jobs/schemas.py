@@ -353,6 +353,9 @@ class PreviewResponse(BaseModel):
             "tokens_by": "characters",
             "prompts_usd": 0.0181,
             "cost_usd": 0.0562,
+            "routes": [{"rule": "lang=de -> model=gpt-y", "documents": 12, "cost_usd": 0.004}],
+            "escalate": None,
+            "degrade": [],
             "requests": [
                 {
                     "doc_id": "ticket-17",
@@ -395,6 +398,15 @@ class PreviewResponse(BaseModel):
     cost_usd: float | None = Field(description="The same with answers, as long as they may be.")
     prompt_cache: PromptCacheResponse | None = Field(
         None, description="What the provider's prompt cache saves; null where it is not used."
+    )
+    routes: list[dict[str, Any]] = Field(
+        description="Of each rule of `routes`: `rule`, `documents` and `cost_usd`."
+    )
+    escalate: dict[str, Any] | None = Field(
+        description="`cost_usd_none`: where no answer goes on, `cost_usd_all`: where all do."
+    )
+    degrade: list[dict[str, Any]] = Field(
+        description="Of each step: `step`, and `cost_usd_all`, by it from the first document on."
     )
     requests: list[RequestResponse] = Field(description="The first requests.")
     problems: list[RowResponse] = Field(description="The first rows that cannot be used.")

@@ -35,6 +35,7 @@ EventType = Literal[
     "batch.failed",
     "job.cancelled",
     "job.completed",
+    "job.drifted",
     "job.failed",
     "job.paused",
 ]

@@ -146,12 +146,12 @@ class SettledCrash(NamedTuple):
     refused_first: bool = False  # as in SettledDead
 
 
-class AskedAgain(NamedTuple):
-    """Requests of one attempt beyond its first."""
+class Counted(NamedTuple):
+    """One attempt moves a counter of its job that is for people."""
 
     job_id: str
-    repairs: int  # with what the job's schema had against the answer
-    fallbacks: int  # of the next model
+    name: str  # repairs, fallbacks, or one that begins with keys.LEVER
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class SettleBatch:
     # of those of jobs with a budget: by earlier calls, not yet spent
     paid: Mapping[ItemKey, int] = field(default_factory=dict)
     crashed: Sequence[SettledCrash] = ()
-    asked_again: Sequence[AskedAgain] = ()
+    counted: Sequence[Counted] = ()
     # items of which SQL knows that there will be another try
     tried_again: Sequence[SettledCrash] = ()
 

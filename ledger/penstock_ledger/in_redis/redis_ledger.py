@@ -55,8 +55,6 @@ SCAN_STEP: Final = 1_000  # keys or fields per step of a scan
 LONGEST_DELAY_S: Final = 90_000.0  # of a retry, as a default: no setting allows more than a day
 HELD_S: Final = 1.0  # how much longer a due retry waits while its last delivery is not acknowledged
 PURGED_S: Final = 604_800  # a worker that was frozen for longer than a week is not expected back
-# workers lose what they held from before within a visibility timeout, a minute by default
-REBUILT_S: Final = 300
 # longer than any rebuild takes: the mark of one whose process died is gone after it
 REBUILD_MAX_S: Final = 86_400
 
@@ -159,7 +157,7 @@ class RedisLedger:
                 number, found = self._scripts.put_off(chunk.retries, chunk.released, chunk.paid)
                 delayed, lately = delayed + number, lately | found
         job_counters.count_crashed(self._client, batch.crashed)
-        job_counters.count_asked_again(self._client, batch.asked_again)
+        job_counters.count(self._client, batch.counted)
         lately |= job_counters.count_tried_again(self._client, batch.tried_again)
         return SettleReport(new, delayed, lately)
 
@@ -444,7 +442,7 @@ class RedisLedger:
                     return
                 pipe.multi()
                 pipe.delete(mark)
-            pipe.set(keys.EPOCH_REBUILT, uuid4().hex, ex=REBUILT_S)
+            pipe.set(keys.EPOCH_REBUILT, uuid4().hex, ex=keys.REBUILT_S)
             pipe.mset({keys.EPOCH: self._epoch, keys.EPOCH_RUN: run})
             pipe.execute()
 

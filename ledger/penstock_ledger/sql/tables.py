@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 from penstock_ledger.stored_values import Words
 
-HEAD: Final = "0020"  # the newest migration; revisions sort by their number
+HEAD: Final = "0021"  # the newest migration; revisions sort by their number
 
 metadata = MetaData()
 
@@ -263,6 +263,7 @@ schedules = Table(
     Column("waits_for", Words),
     Column("owner", Words),
     Column("lease_until", Double),  # on the database server's clock
+    Column("drift", Words),  # JSON, see DriftRule; NULL: its runs are not compared
     UniqueConstraint("name", name="schedules_name"),
 )
 
@@ -277,6 +278,7 @@ firings = Table(
     Column("started_job", Id),
     Column("reason", Words),
     Column("noted_at", Double, nullable=False),
+    Column("drift", Words),  # JSON: how its run compares with the one before; NULL: not compared
     PrimaryKeyConstraint("schedule_id", "planned_at", name="firings_pkey"),
 )
 
@@ -363,8 +365,22 @@ batch_remainders = Table(
     Column("most", Integer),  # documents in its next batch; NULL: as many as in any other
     # answers of which no price is known
     Column("unpriced", BigInteger, nullable=False, server_default=text("0")),
+    # the document whose answer it waits for, as their requests are equal; NULL: it is packed
+    Column("same_as", Id),
     PrimaryKeyConstraint("job_id", "generation", "doc_id", name="batch_remainders_pkey"),
     Index("batch_remainders_tag", "tag"),
+)
+
+# Requests that provider batches of a job have had, of jobs whose equal requests are sent once: the
+# document whose answer serves the others. See stores/equal_requests.py.
+batch_requests = Table(
+    "batch_requests",
+    metadata,
+    Column("job_id", Id, nullable=False),
+    Column("digest", Id, nullable=False),
+    Column("generation", Integer, nullable=False),
+    Column("doc_id", Id, nullable=False),
+    PrimaryKeyConstraint("job_id", "digest", name="batch_requests_pkey"),
 )
 
 # Which documents a provider batch has, until it is settled, so that its answers find them where its

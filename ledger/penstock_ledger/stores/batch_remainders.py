@@ -25,6 +25,8 @@ from penstock_ledger.stores.outcome_insert import terminal_keys
 IDS_MAX: Final = 500  # per statement
 PAGE: Final = 1_000
 
+# the others wait for the answers to equal requests
+_TO_BE_PACKED: Final = (table.c.tag.is_(None), table.c.same_as.is_(None))
 _KEY: Final = tuple(table.c[name] for name in ItemKey._fields)
 _MOVE: Final = (
     update(table).where(table.c.tag == bindparam("from_tag")).values(tag=bindparam("to_tag"))
@@ -59,7 +61,7 @@ class RemainderStore:
         self._db = db
 
     def waiting(self, job_ids: Collection[str]) -> list[Waiting]:
-        """Count documents of these jobs that are in no batch.
+        """Count documents of these jobs that are in no batch and go into one.
 
         They are counted by feed and by how many of them may be in one."""
         query = (
@@ -70,7 +72,7 @@ class RemainderStore:
                 func.min(table.c.since),
                 table.c.most,
             )
-            .where(table.c.job_id.in_(job_ids), table.c.tag.is_(None))
+            .where(table.c.job_id.in_(job_ids), *_TO_BE_PACKED)
             .group_by(table.c.job_id, table.c.generation, table.c.most)
             .order_by(table.c.job_id, table.c.generation, table.c.most)
         )
@@ -108,12 +110,8 @@ class RemainderStore:
     def alike(
         self, job_id: str, generation: int, most: int | None, page: int = PAGE
     ) -> Iterator[Remainder]:
-        """Yield those of a feed that are in no batch and have the same ``most``."""
-        of_feed = (
-            table.c.job_id == job_id,
-            table.c.generation == generation,
-            table.c.tag.is_(None),
-        )
+        """Yield those of a feed that go into a batch and have the same ``most``."""
+        of_feed = (table.c.job_id == job_id, table.c.generation == generation, *_TO_BE_PACKED)
         return self._paged(
             page, *of_feed, table.c.most.is_(None) if most is None else table.c.most == most
         )
@@ -126,7 +124,7 @@ class RemainderStore:
         query = select(table).where(*conditions).order_by(table.c.doc_id).limit(page)
         rows = self._rows(query)
         while rows:
-            yield from map(_remainder_of, rows)
+            yield from map(remainder_of, rows)
             rows = (
                 self._rows(query.where(table.c.doc_id > rows[-1].doc_id))
                 if len(rows) == page
@@ -186,7 +184,7 @@ def take_waiting(connection: Connection, keys: Iterable[ItemKey]) -> list[Remain
             some = of_feed.where(table.c.doc_id.in_(docs[start : start + IDS_MAX])).returning(
                 *table.c
             )
-            taken += map(_remainder_of, connection.execute(some))
+            taken += map(remainder_of, connection.execute(some))
     return taken
 
 
@@ -231,10 +229,11 @@ def _row(one: Remainder, now: float) -> dict[str, Any]:
         "since": now,
         "most": one.most,
         "unpriced": bounded_count(one.unpriced),
+        "same_as": one.same_as,
     }
 
 
-def _remainder_of(row: Row[Any]) -> Remainder:
+def remainder_of(row: Row[Any]) -> Remainder:
     return Remainder(
         ItemKey(row.job_id, row.generation, row.doc_id),
         row.position,
@@ -246,4 +245,5 @@ def _remainder_of(row: Row[Any]) -> Remainder:
         row.reason,
         row.most,
         row.unpriced,
+        row.same_as,
     )

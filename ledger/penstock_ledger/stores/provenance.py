@@ -44,6 +44,7 @@ from penstock_ledger.sql.tables import (
     spending,
 )
 from penstock_ledger.stores.account import keep_account, kept_step, mend_replays
+from penstock_ledger.stores.steps import forget_steps
 
 # of one job; a combination more is a change of release or price while it ran
 ENTRIES_READ: Final = 1_000
@@ -218,6 +219,7 @@ def purge_job(database: Database, job_id: str) -> int:
         ):
             _empty(database, table, job_id)
     database.write(lambda connection: forget_provenance(connection, job_id))
+    database.write(lambda connection: forget_steps(connection, job_id))
     database.write(lambda connection: _expire_files(connection, job_id))
     _empty(database, jobs, job_id)
     # Outcomes are inserted only where their job is. Those that came between their table's turn and

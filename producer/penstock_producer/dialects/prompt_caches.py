@@ -249,22 +249,24 @@ def laid_out(
     return _write(fields)
 
 
-def without_marks(body: bytes, endpoint: str) -> bytes:
+def without_marks(body: bytes) -> bytes:
     """Return a request that ``laid_out`` made as one for a model or a provider without a cache.
 
-    Anthropic's marks stay: each of its models takes them."""
-    if endpoint == MESSAGES or b'"prompt_cache_' not in body:
+    Anthropic's marks stay: each of its models takes them. A key that a document has itself goes."""
+    if b'"prompt_cache_' not in body:
         return body
     fields = _read.decode(body)
     for name in [name for name in fields if name.startswith("prompt_cache_")]:
         del fields[name]
-    turns = _parsed(fields[_TURNS[endpoint]])
-    for turn in turns if isinstance(turns, list) else ():
-        content = turn.get("content") if isinstance(turn, dict) else None
-        for part in content if isinstance(content, list) else ():
-            if isinstance(part, dict):
-                part.pop("prompt_cache_breakpoint", None)
-    return _write(fields | {_TURNS[endpoint]: msgspec.Raw(_write(turns))})
+    for field in {_TURNS[CHAT], _TURNS[RESPONSES]} & set(fields):
+        turns = _parsed(fields[field])
+        for turn in turns if isinstance(turns, list) else ():
+            content = turn.get("content") if isinstance(turn, dict) else None
+            for part in content if isinstance(content, list) else ():
+                if isinstance(part, dict):
+                    part.pop("prompt_cache_breakpoint", None)
+        fields[field] = msgspec.Raw(_write(turns))
+    return _write(fields)
 
 
 def _mark(

@@ -18,6 +18,7 @@ from penstock_producer.job.lanes import LANES, packs
 
 __all__ = [
     "FLEX",
+    "TIER_FIELDS",
     "Tier",
     "in_the_standard_tier",
     "in_tier",
@@ -75,6 +76,10 @@ def in_the_standard_tier(body: bytes, endpoint: str) -> bytes | None:
     if not body.startswith(flex, start):
         return None
     return body[:start] + standard + body[start + len(flex) :]
+
+
+TIER_FIELDS: Final = tuple(dict.fromkeys(names.field for names in _BY_ENDPOINT.values()))
+"""The fields in which requests of any API name a tier."""
 
 
 def tier_named(body: Mapping[str, object]) -> str | None:

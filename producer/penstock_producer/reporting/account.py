@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock_ledger.texts import SetOption, Text
 from penstock_producer.accepting.estimates import CHARS_PER_TOKEN
 from penstock_producer.job.lanes import packs
-from penstock_producer.reporting import money
+from penstock_producer.reporting import levers, money
 from penstock_producer.reporting.money import MICRO, Money, money_of
 from penstock_producer.reporting.reasons import retried_by_reason, retries
 from penstock_producer.reporting.text import count, counted, one_line, safe
 from penstock_producer.rows import Tally
 
 if TYPE_CHECKING:
-    from penstock_ledger import Database, LaneMove, MadeWith, PromptSizes
+    from penstock_ledger import Database, LaneMove, MadeWith, PromptSizes, Saving, StepTaken
     from penstock_ledger.model import Counts, Job, LaneCounts
     from penstock_producer.rows import Tally
 
@@ -101,7 +101,14 @@ def gathered(
     ``stats``: the counters of the job in Redis; empty where it does not run. ``seconds`` of work
     where they were measured, ``counts`` where they were read just now.
     """
-    from penstock_ledger import BatchFigures, LaneMoves, OutcomeStore, Provenance
+    from penstock_ledger import (
+        BatchFigures,
+        LaneMoves,
+        OutcomeStore,
+        Provenance,
+        RunStore,
+        StepsTaken,
+    )
 
     outcomes = OutcomeStore(database)
     with database.one_read():
@@ -116,6 +123,9 @@ def gathered(
             created=BatchFigures(database).created(job.job_id),
             sizes=outcomes.prompt_sizes(job.job_id) if sizes else None,
             unread=BatchFigures(database).unread(job.job_id),
+            run_before=RunStore(database).comparison_of(job.job_id),
+            savings=outcomes.savings(job.job_id),
+            steps=StepsTaken(database).of(job.job_id) if job.spec.get("degrade") else (),
         )
 
 
@@ -180,7 +190,7 @@ class Report:
     # where all documents failed alike: why, and what to do
     advice: list[str] = field(default_factory=list)
     cost_by_lane: list[money.LaneCost] = field(default_factory=list)
-    saved: money.Saved = field(default_factory=lambda: money.Saved(0.0, 0.0, 0.0))
+    saved: money.Saved = field(default_factory=lambda: money.Saved(0.0, 0.0, 0.0, {}))
     batches: BatchesCreated | None = None  # None: its documents went into none
     # None: the rows of the job were not read for this form of the report
     prompt_sizes: PromptTokens | None = None
@@ -188,6 +198,12 @@ class Report:
     visible_usd: float | None = None  # of `cost_usd`: what the outcomes took that are visible now
     # of `known_usd`: the rest, by why it is in no outcome
     spent_besides: dict[str, float] = field(default_factory=dict)
+    # of a schedule's run: how it compares with the one before; None: it was not compared
+    run_before: dict[str, Any] | None = None
+    # by the rules of the job: see levers.py
+    routes: list[dict[str, Any]] = field(default_factory=list)
+    escalated: dict[str, Any] | None = None
+    degraded: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def finished(self) -> int:
@@ -200,7 +216,7 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         fields = asdict(self)
         fields["cost_by_lane"] = money.as_json(self.cost_by_lane)
-        fields["saved"] = self.saved._asdict()
+        fields["saved"] = self.saved.to_json()
         fields["batches"] = None if self.batches is None else self.batches._asdict()
         fields["prompt_sizes"] = None if self.prompt_sizes is None else self.prompt_sizes._asdict()
         return fields
@@ -218,6 +234,9 @@ def build(
     created: tuple[int, int] = (0, 0),
     sizes: PromptSizes | None = None,
     unread: tuple[int, int | None] = (0, 0),
+    run_before: dict[str, Any] | None = None,
+    savings: Iterable[Saving] = (),
+    steps: Sequence[StepTaken] = (),
 ) -> Report:
     """Build the report of a job.
 
@@ -233,7 +252,7 @@ def build(
     spent_usd = money_of(counts, is_priced=is_priced)
     tally, lane = Tally.of_pin(job.source), job.lane
     by_lane = money.by_lane(counts, lanes, None if job.moves else lane, combinations)
-    saved = money.saved(counts, by_lane, combinations)
+    saved = money.saved(counts, by_lane, combinations, savings)
     return Report(
         job=job.job_key,
         state=str(job.state),
@@ -272,6 +291,9 @@ def build(
             why: round(paid.cost_microusd / MICRO, 6)
             for why, paid in sorted(counts.by_kind.items())
         },
+        routes=levers.routes_of(job, stats),
+        escalated=levers.escalated_of(job, stats),
+        degraded=levers.steps_taken_of(job, stats, steps),
         lanes=lanes_of(moves),
         cost_by_lane=by_lane,
         saved=saved,
@@ -279,6 +301,7 @@ def build(
         if created[0] or packs(lane)
         else None,
         prompt_sizes=None if sizes is None else _prompt_tokens(sizes),
+        run_before=run_before,
     )
 
 

@@ -23,6 +23,7 @@ from penstock_producer.accepting.new_jobs import MAX_JOB_KEY_CHARS
 from penstock_producer.errors import ScheduleError, seen
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.pins import DOOR, REMOTE
+from penstock_producer.schedules.drift import drift_rule
 from penstock_producer.schedules.events import NoticeOutcome, Place, is_queue_url, keep
 from penstock_producer.schedules.timetable import (
     EVENTS,
@@ -84,6 +85,8 @@ class Schedules:
         overlap: bool = False,
         new_files: bool = False,
         events: str | None = None,
+        drift: str | None = None,
+        drift_field: str | None = None,
         owned_by: str = "",
     ) -> Schedule:
         """Submit ``source`` with ``spec`` at the times of ``cron``, from now on.
@@ -94,9 +97,11 @@ class Schedules:
         files that no earlier job of this schedule has; with ``events``, the URL of a queue or
         `webhook`, those that notifications of the bucket have named, and once a day all.
         ``OutcomesOf`` in the place of a source names another job, or a schedule, whose outcomes are
-        read. ``owned_by`` stands before the name in all that is kept, so that the names of two
-        tenants never meet. Raises ScheduleError, SpecError, ScheduleExists, TooManySchedules, and
-        SinkError where results could not be written now.
+        read. ``drift`` compares each run with the one before (docs/schedules.md): `report` says
+        what has moved, `pause` also pauses the schedule; ``drift_field`` is a field of JSON answers
+        whose values are compared, too. ``owned_by`` stands before the name in all that is kept,
+        so that the names of two tenants never meet. Raises ScheduleError, SpecError,
+        ScheduleExists, TooManySchedules, and SinkError where results could not be written now.
         """
         if _NAME.fullmatch(name) is None:
             raise ScheduleError(
@@ -120,6 +125,7 @@ class Schedules:
             catch_up=_policy(catch_up),
             overlap=overlap,
             next_at=timetable.after(self._store.now()),
+            drift=drift_rule(drift, drift_field),
         )
         self._probe(accepted)
         return self._store.add(new)

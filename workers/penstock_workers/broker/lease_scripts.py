@@ -24,7 +24,6 @@ __all__ = ["return_leases_of_the_dead"]
 
 PARKED_KEY = keys.PARKED_UNKNOWN
 SWEEP_KEY = "penstock:sweep"
-SAME_S = 5e-7  # half a microsecond, in which scores are
 RESTORED_PER_SWEEP = 500  # each costs Redis some 20 us: a sweep blocks Redis for 10 ms at most
 
 
@@ -78,6 +77,8 @@ class LeaseScripts:
 
     def __init__(self, client: redis.Redis, where: Keys) -> None:
         self._where = where
+        self._room = where.visibility_timeout_s, keys.REBUILT_S
+        self._parking = [where.unacked, where.unacked_index, where.parked, keys.EPOCH_REBUILT]
         self._ack = client.register_script(script_text("ack"))
         self._renew = client.register_script(script_text("renew"))
         self._give_back = client.register_script(script_text("give_back"))
@@ -89,35 +90,29 @@ class LeaseScripts:
         where = self._where
         return _texts(
             self._ack(
-                [where.unacked, where.unacked_index], [where.visibility_timeout_s, *_pairs(leases)]
+                [where.unacked, where.unacked_index, keys.EPOCH_REBUILT],
+                [*self._room, *_pairs(leases)],
             )
         )
 
-    def renew(self, leases: Sequence[Lease], *, as_seen: bool = False) -> tuple[str, list[str]]:
-        """Extend leases; returns their new score, and the tags whose lease was lost.
-
-        ``as_seen`` is for a Redis that has forgotten lately: others may have claimed a message of
-        the same tag, and a score that was not seen here is theirs."""
-        where = self._where
-        room_s = SAME_S if as_seen else where.visibility_timeout_s
-        score, *lost = _texts(self._renew([where.unacked_index], [room_s, *_pairs(leases)]))
+    def renew(self, leases: Sequence[Lease]) -> tuple[str, list[str]]:
+        """Extend leases; returns their new score, and the tags whose lease was lost."""
+        score, *lost = _texts(
+            self._renew(
+                [self._where.unacked_index, keys.EPOCH_REBUILT], [*self._room, *_pairs(leases)]
+            )
+        )
         return score, lost
 
     def give_back(self, leases: Sequence[Lease]) -> list[str]:
         """Return messages to the front of their queues; returns the tags whose lease was lost."""
         where = self._where
-        arguments = [where.visibility_timeout_s, where.prefix, where.steps_text, *_pairs(leases)]
-        return _texts(
-            self._give_back([where.unacked, where.unacked_index, where.parked], arguments)
-        )
+        arguments = [*self._room, where.prefix, where.steps_text, *_pairs(leases)]
+        return _texts(self._give_back(self._parking, arguments))
 
     def set_aside(self, leases: Sequence[Lease]) -> list[str]:
         """Keep messages aside that no task handles; returns the tags whose lease was lost."""
-        where = self._where
-        arguments = [where.visibility_timeout_s, *_pairs(leases)]
-        return _texts(
-            self._set_aside([where.unacked, where.unacked_index, where.parked], arguments)
-        )
+        return _texts(self._set_aside(self._parking, [*self._room, *_pairs(leases)]))
 
     def restore(self, next_sweep_s: float) -> int:
         """Return messages whose lease has run out to their queues, at most ``RESTORED_PER_SWEEP``.

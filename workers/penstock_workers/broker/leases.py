@@ -314,12 +314,11 @@ class Leases(HeldMessages):
         if not self._may_renew():
             return
         asked_at = time.monotonic()
-        as_seen = asked_at >= self._doubted_at > (self._renewed_at or 0.0)
         with self._lock:
             held = [Lease(tag, seen) for tag, seen in self._held.items()]
         leases = iter(held)
         while group := list(islice(leases, GROUP_MAX)):
-            score, lost = self._scripts.renew(group, as_seen=as_seen)
+            score, lost = self._scripts.renew(group)
             gone = self._note_renewal(group, score, set(lost))
             self.kept_at = time.monotonic()
             if gone and self._owner is not None:

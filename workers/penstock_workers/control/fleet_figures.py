@@ -184,6 +184,7 @@ class Counters:
         self.windows: Mapping[str, int] = {}  # documents that may be outstanding, by lane
         self.ticks: Counter[str] = Counter(ok=0, failed=0)
         self.firings = Counter[FiringOutcome](dict.fromkeys(FiringOutcome, 0))
+        self.compared = Counter[str](moved=0, same=0, skipped=0)
         self.tick_s = 0.0
         self.rebuilds = 0
         self.leads = 0
@@ -201,6 +202,8 @@ class Counters:
             yield catalogue.TICKS(number, result)
         for outcome, number in self.firings.items():
             yield catalogue.FIRINGS(number, str(outcome))
+        for result, number in self.compared.items():
+            yield catalogue.COMPARED(number, result)
         yield catalogue.TICK_SECONDS(self.tick_s)
         yield catalogue.REBUILDS(self.rebuilds)
         yield catalogue.LEADS(self.leads)

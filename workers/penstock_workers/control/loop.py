@@ -38,6 +38,7 @@ from penstock_workers.control.feeds.model_queues import DeadHomes, FoundAdapters
 from penstock_workers.control.fleet_figures import Counters, FleetFigures
 from penstock_workers.control.job.recover import Recovery
 from penstock_workers.control.job_steps import JobSteps, job_steps
+from penstock_workers.control.schedules.comparing import Comparing
 from penstock_workers.control.schedules.schedule_steps import ScheduleSteps
 from penstock_workers.control.schedules.start_job import start_job
 from penstock_workers.control.schedules.starts import Started
@@ -124,9 +125,9 @@ class Rounds:
         self._number = 0
         self._longest_s = settings.max_retry_after_s + settings.retry_cap_s  # that a retry may wait
 
-    def rebuilds(self, live: Sequence[LiveJob]) -> bool:
+    def rebuilds(self, look: Callable[[], Sequence[LiveJob]]) -> bool:
         """Rebuild what Redis has lost; return whether it had lost anything."""
-        is_rebuilt = self._recovery.rebuild_if_lost([job for job, _ in live])
+        is_rebuilt = self._recovery.rebuild_if_lost(lambda: [job for job, _ in look()])
         self._counters.rebuilds += is_rebuilt
         return is_rebuilt
 
@@ -246,6 +247,7 @@ class Control:
             owner=owner,
             on_ended=self._wake.set,
             firings=counters.firings,
+            comparing=Comparing(database, counters.compared),
             decided=decided,
         )
 
@@ -263,7 +265,7 @@ class Control:
         leadership = self._rounds.steps.leading.leadership
         if self._pace.has_news(live) or leadership.concerns(live):
             self._pace.note_round()
-            if self._rounds.rebuilds(live):
+            if self._rounds.rebuilds(self._live.look):
                 live = self._live.look()  # recovery has rewound all feeds
             live = self._rounds.readable(live)
             self._rounds.work(live, self._rounds.look(live, self._pace))

@@ -11,7 +11,10 @@ from msgspec import Struct
 from penstock_ledger import ItemKey, Keep, Saving
 from penstock_ledger.model import Paid
 from penstock_producer.feed.wire import CALLS_HEADER, SPENT_HEADER, ItemMessage, item_tag
+from penstock_producer.job.levers import Escalation
+from penstock_producer.job.routing import route_in
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.job.targets import Target
 from penstock_producer.planning.prefixes import CachedPrompts, Level
 from penstock_ratelimit import Flow
 from penstock_ratelimit.for_penstock import DEFAULT_FLOW
@@ -46,6 +49,25 @@ class JobView:
     tenant_usd: float | None = None  # the budget of its tenant for a month, which bounds it, too
     named_endpoint: str | None = None  # the path that these items name, where it is not the job's
     cached: CachedPrompts | None = None  # None: the provider's prompt cache is not used
+    # the same job as documents are asked that its rules take, by their numbers from 1 on; None in
+    # the place of a rule that refuses
+    routes: tuple[JobView | None, ...] = ()
+    escalation: Escalated | None = None  # where an answer may go on to a better model
+    # as it is asked from its next step of `degrade` on, see control/job/degrading.py
+    next_step: tuple[Target, JobView] | None = None
+
+    def routed(self, body: bytes) -> JobView:
+        """Return the job as the document of this request is asked."""
+        number = route_in(body)
+        view = self.routes[number - 1] if 0 < number <= len(self.routes) else None
+        return view or self
+
+
+class Escalated(NamedTuple):
+    """The rule by which an answer goes on to another model, and the job as that one is asked."""
+
+    rule: Escalation
+    view: JobView
 
 
 class Item(Struct, eq=False):
@@ -116,6 +138,9 @@ class Attempt(Item, kw_only=True, eq=False):
     # providers that were left: calls, and what they cost
     elsewhere: tuple[tuple[str, int, Spent], ...] = ()
     models_left: int = 0  # given up so far: ``job`` is as the next one is asked
+    step: int = 0  # of the job's `degrade`, that it was asked by
+    # what answers had cost before the better model was asked, in millionths of a dollar
+    first_microusd: int = 0
     begun: bool = False  # the ledger has counted this start and waits for its conclusion
     started: bool = False  # Celery knows that it runs
     crashes: int = 0  # earlier starts that were never concluded
@@ -137,7 +162,8 @@ class Attempt(Item, kw_only=True, eq=False):
     def repairs_left(self) -> int:
         """Return how often the current model may still be shown what is wrong."""
         return (
-            self.job.spec.schema_repairs * (self.spent_in_all.fallbacks + 1)
+            self.job.spec.schema_repairs
+            * (self.spent_in_all.fallbacks + self.spent_in_all.escalations + 1)
             - self.spent_in_all.repairs
         )
 

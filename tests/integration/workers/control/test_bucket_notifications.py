@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from penstock_cli.main import command_line
 from penstock_ledger import FiringOutcome, NoticedStore, Schedule, ScheduleNotFound, open_database
-from penstock_ledger.stores import noticed as noticed_store
+from penstock_ledger.schedules import noticed as noticed_store
 from penstock_producer import ProducerSettings, ScheduleError
 from penstock_producer.pins import FILES
 from penstock_producer.schedules import events as notices

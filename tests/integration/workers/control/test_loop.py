@@ -497,6 +497,24 @@ def test_nothing_starts_that_an_old_copy_of_redis_has_of_jobs_that_are_over(hous
     assert house.hot.outstanding(completed.job_id, 1) == 0
 
 
+def test_redis_is_rebuilt_with_the_jobs_of_when_the_rebuild_begins(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A control process that stood still between its look at the jobs and its look at Redis does
+    not declare whole what it has rebuilt of the jobs of before."""
+    look, job = house.control._live.look, house.submit(2)
+    house.control.tick()
+    house.finish(job, "d0")
+    house.redis.flushall()
+    looks = iter([list])  # it saw none
+    monkeypatch.setattr(house.control._live, "look", lambda: next(looks, look)())
+    house.control._rounds.steps.leading.leadership.concerns = lambda live: True  # type: ignore[method-assign]
+    house.control.tick()
+    assert house.hot.check_epoch()
+    (begun,) = house.hot.begin([Begin(ItemKey(job.job_id, 1, "d0"), buckets_for(job), None)])
+    assert begun.reply is BeginReply.DONE
+
+
 def test_a_job_with_an_option_that_came_later_stops_no_other(house: House) -> None:
     """Its row is of a release to come: this one leaves it as it is, says so once, and feeds the
     others; a control process that knows the option goes on with it."""

@@ -26,7 +26,7 @@ from penstock_ledger import (
     open_database,
     purge_job,
 )
-from penstock_ledger.stores import schedules as schedule_store
+from penstock_ledger.schedules import store as schedule_store
 from penstock_producer import ProducerSettings, ScheduleError, SpecError
 from penstock_producer.errors import SinkError
 from penstock_producer.schedules.timetable import ON_TIME_S, started_by

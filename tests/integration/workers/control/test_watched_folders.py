@@ -17,8 +17,8 @@ from servers import S3Server
 from sqlalchemy import func, select
 
 from penstock_ledger import FilesTaken, FiringOutcome, JobState, Schedule, open_database, purge_job
+from penstock_ledger.schedules import store as schedule_store
 from penstock_ledger.sql.tables import taken_files
-from penstock_ledger.stores import schedules as schedule_store
 from penstock_producer import JobSpec, ProducerSettings, ScheduleError, SourceChanged
 from penstock_producer.pins import FILES
 from penstock_producer.rows import Document

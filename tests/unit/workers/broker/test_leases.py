@@ -43,8 +43,8 @@ class Scripts:
     def set_aside(self, group: Sequence[Lease]) -> list[str]:
         return self._answer("set_aside", group)
 
-    def renew(self, group: Sequence[Lease], *, as_seen: bool = False) -> tuple[str, list[str]]:
-        lost = self._answer("renew as seen" if as_seen else "renew", group)
+    def renew(self, group: Sequence[Lease]) -> tuple[str, list[str]]:
+        lost = self._answer("renew", group)
         self.renewed.set()
         return "2.0", lost
 
@@ -131,7 +131,7 @@ def test_doubted_leases_are_renewed_at_once(leases: Leases, scripts: Scripts, ow
     assert owner.has_lost.wait(5)
     until(leases.are_kept)
     assert (owner.lost_tags, leases.losses) == (["b"], 1)
-    assert [step for step, _ in scripts.asked] == ["renew as seen"]
+    assert [step for step, _ in scripts.asked] == ["renew"]
 
 
 def test_conclusions_outlive_an_outage(leases: Leases, scripts: Scripts) -> None:

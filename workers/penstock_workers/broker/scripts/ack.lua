@@ -1,13 +1,14 @@
 -- Forgets concluded messages, those that are still the caller's.
--- KEYS: unacked, unacked_index
--- ARGV: visibility timeout in seconds, then pairs of delivery tag and lease time as the caller saw it last
+-- KEYS: unacked, unacked_index, penstock:epoch:rebuilt
+-- ARGV: visibility timeout in seconds, for how many seconds a rebuild is known, then pairs of delivery tag and lease time as the caller
+-- saw it last
 -- Returns the tags whose lease was lost; their records belong to another worker and stay
 
-local tags, lost, kept = {}, {}, {}
-for at = 2, #ARGV, 2 do tags[#tags + 1] = ARGV[at] end
+local tags, lost, kept, rebuilt = {}, {}, {}, rebuilt_at(KEYS[3], ARGV[2])
+for at = 3, #ARGV, 2 do tags[#tags + 1] = ARGV[at] end
 local scores = redis.call('ZMSCORE', KEYS[2], unpack(tags))
 for at, tag in ipairs(tags) do
-  if is_near(scores[at], ARGV[2 * at + 1], ARGV[1]) then
+  if is_near(scores[at], ARGV[2 * at + 2], ARGV[1], rebuilt) then
     kept[#kept + 1] = tag
   else
     lost[#lost + 1] = tag

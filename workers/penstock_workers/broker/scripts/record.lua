@@ -16,13 +16,24 @@ end
 
 -- A lease is the caller's when its score is the one the caller saw last, or a renewal of the caller's whose answer got
 -- lost. No other worker's can be that near: to be claimed again it must first have gone `timeout` seconds without renewal. Only where
--- Redis has forgotten it can be, and the caller that knows of that gives no room for a lost answer, see `Leases.doubt`.
-local function is_near(score, seen, timeout)
-  return score and math.abs(tonumber(score) - tonumber(seen)) < tonumber(timeout)
+-- Redis has forgotten it can be: of what was seen before the latest rebuild nothing but the same score is the caller's.
+local SAME_S = 5e-7 -- half a microsecond, in which scores are
+
+local function is_near(score, seen, timeout, rebuilt)
+  if not score then return false end
+  local room = tonumber(seen) < (rebuilt or 0) and SAME_S or tonumber(timeout)
+  return math.abs(tonumber(score) - tonumber(seen)) < room
 end
 
-local function is_held(index, tag, seen, timeout)
-  return is_near(redis.call('ZSCORE', index, tag), seen, timeout)
+local function is_held(index, tag, seen, timeout, rebuilt)
+  return is_near(redis.call('ZSCORE', index, tag), seen, timeout, rebuilt)
+end
+
+-- When Redis was rebuilt last, by what is left of the `kept` seconds of the key that says so; 0 where that is longer ago. A millisecond
+-- more, as what is left is told in whole ones.
+local function rebuilt_at(key, kept)
+  local left = redis.call('PTTL', key)
+  return left > 0 and tonumber(now()) + (left + 1) / 1000 - tonumber(kept) or 0
 end
 
 local function drop(unacked, index, tag)

@@ -12,11 +12,12 @@ for them at the start.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from penstock_ledger import RETRIED, JobStore, LaneMoves, OutcomeStore, RedisLedger, buckets_for
 from penstock_ledger.model import Counts, Job
 from penstock_producer.job.lanes import packs
+from penstock_producer.reporting.levers import ESCALATED
 from penstock_producer.reporting.reasons import retries
 
 log = logging.getLogger(__name__)
@@ -36,19 +37,20 @@ class Recovery:
         self._outcomes = outcomes
         self._hot = hot
 
-    def rebuild_if_lost(self, live: Iterable[Job]) -> bool:
-        """Rebuild what Redis holds of these jobs if its sentinel is missing or another server's.
+    def rebuild_if_lost(self, live: Callable[[], Iterable[Job]]) -> bool:
+        """Rebuild what Redis holds of live jobs if its sentinel is missing or another server's.
 
-        True when it was rebuilt."""
+        True when it was rebuilt. ``live`` is asked once the rebuild has begun: of what was seen
+        before, by a process that has stood still since, there may be other jobs by now."""
         if self._hot.check_epoch():
             return False
-        jobs = list(live)
+        self._hot.begin_rebuild()
+        jobs = list(live())
         log.warning(
             "Redis is new, was restarted or lost its data: %d live jobs are rebuilt from SQL, then "
             "feeding goes on",
             len(jobs),
         )
-        self._hot.begin_rebuild()
         for job in jobs:
             self._rebuild(job)
         # what an old copy has of jobs that are over by now: no round looks at them
@@ -90,7 +92,7 @@ def stats_from(counts: Counts, kept: Mapping[str, int]) -> dict[str, int]:
     ``kept`` are those that Redis still has: what finished documents were asked more often than
     these say was tried again for reasons that are lost.
     """
-    asked_again = kept.get("repairs", 0) + kept.get("fallbacks", 0)
+    asked_again = sum(kept.get(name, 0) for name in ("repairs", "fallbacks", ESCALATED))
     tried_again = (
         counts.calls + sum(counts.reused.values()) - counts.succeeded - counts.dead - asked_again
     )

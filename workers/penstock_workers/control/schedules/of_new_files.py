@@ -18,7 +18,7 @@ from penstock_ledger import (
     Schedule,
     ScheduleStore,
 )
-from penstock_ledger.schedule import TAKEN_MAX
+from penstock_ledger.schedules.model import TAKEN_MAX
 from penstock_producer import Producer, SourceError
 from penstock_producer.pins import FILES
 from penstock_producer.schedules.events import collect

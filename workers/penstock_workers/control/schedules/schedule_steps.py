@@ -31,6 +31,7 @@ from penstock_producer.errors import (
 )
 from penstock_producer.pins import DOOR, REMOTE
 from penstock_producer.schedules.timetable import Due, Timetable, due
+from penstock_workers.control.schedules.comparing import Comparing
 from penstock_workers.control.schedules.starts import Start, Started, Starts
 from penstock_workers.decided_times import DecidedTimes
 from penstock_workers.failure_log import FailureLog
@@ -56,6 +57,7 @@ class ScheduleSteps:
         owner: str,
         on_ended: Callable[[], None],
         firings: Counter[FiringOutcome],
+        comparing: Comparing,
         decided: DecidedTimes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -67,6 +69,7 @@ class ScheduleSteps:
         self._store = store
         self._owner = owner
         self._firings = firings
+        self._comparing = comparing
         self._decided = decided
         self._clock = clock
         self._starts = Starts(start, on_ended)
@@ -82,6 +85,7 @@ class ScheduleSteps:
         if self._clock() < self._next_look:
             return
         self._next_look = self._clock() + LOOK_S
+        self._comparing.look()
         for start in self._starts.running():
             self._store.hold(start.schedule, self._owner, HOLD_S)
         now, found = self._store.due()
@@ -110,6 +114,11 @@ class ScheduleSteps:
         if earlier is not None:
             why = f"job {earlier} of an earlier time has not ended"
             self._store.wait(schedule, self._owner, why, retry_at=now + WAIT_S)
+            return
+        ended = self._comparing.waits_for(schedule.schedule_id, schedule.drift)
+        if ended is not None:
+            why = f"job {ended} is being compared with the run before"
+            self._store.wait(schedule, self._owner, why, retry_at=now + LOOK_S)
             return
         self._starts.begin(schedule)
 

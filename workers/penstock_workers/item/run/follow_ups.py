@@ -1,4 +1,4 @@
-"""Asking once more within an attempt: the model whose answer was refused, or the next model.
+"""Asking once more within an attempt: the model whose answer was refused, or another model.
 
 No retry: the item keeps its slot, and the request goes through the quota as any other, is counted
 and paid for. Its start is counted anew, so that it ends where a pause or the budget stops its job.
@@ -17,7 +17,9 @@ import orjson
 
 from penstock_producer.dialects.prompt_caches import without_marks
 from penstock_producer.job.endpoints import CHAT, GENERATE, MESSAGES
-from penstock_producer.job.tiers import FLEX, in_the_standard_tier, in_tier
+from penstock_producer.job.params import as_sent
+from penstock_producer.job.targets import Target
+from penstock_producer.job.tiers import FLEX, TIER_FIELDS, in_the_standard_tier, in_tier
 from penstock_ratelimit import Signal
 from penstock_workers.item.answer import excerpt
 from penstock_workers.item.attempt import Attempt, JobView
@@ -37,6 +39,9 @@ from penstock_workers.item.spent import NOTHING_SPENT, Spent
 
 REPAIR = Spent(repairs=1)
 FALLBACK = Spent(fallbacks=1)
+ESCALATION = Spent(escalations=1)
+GOES_ON: Final = Failure("escalated", "its first answer goes on to a better model", 200)
+"""In the place of an answer that went on, where the next request was not sent."""
 # why another model is asked before anything was sent
 PROVIDER_DOWN: Final = "provider_down"
 LOOK_S = 0.5  # between looks at the breaker of a provider whose turn is waited for
@@ -52,8 +57,11 @@ _OF_THE_CONVERSATION = frozenset(
 )
 
 
-def has_follow_up(attempt: Attempt, failure: Failure, policy: RetryPolicy) -> bool:
-    """Choose the next request of an item that failed; False where ``failure`` stands."""
+def has_follow_up(attempt: Attempt, happened: Failure | Reply, policy: RetryPolicy) -> bool:
+    """Choose the next request of an item; False where what happened stands."""
+    if isinstance(happened, Reply):
+        return _goes_on(attempt, happened)
+    failure = happened
     body = _in_standard(attempt, failure)
     if body is not None:
         attempt.first_body = body
@@ -68,8 +76,6 @@ def has_follow_up(attempt: Attempt, failure: Failure, policy: RetryPolicy) -> bo
         return False
     _leave_model(attempt, view)
     body = in_the_standard_tier(_first(attempt), attempt.job.spec.endpoint) or _first(attempt)
-    if attempt.levels:
-        body = without_marks(body, attempt.job.spec.endpoint)
     attempt.first_body = with_model(body, view.spec.model)
     return _next(attempt, attempt.first_body, FALLBACK)
 
@@ -112,6 +118,24 @@ def to_current_model(attempt: Attempt, is_down: Callable[[str], bool]) -> None:
         if spec.preprocess is not None:  # which has changed the request since
             attempt.levels = tuple(cached.levels(attempt.body))
         attempt.body = cached.laid_out(attempt.body, attempt.levels)
+
+
+def to_better_model(attempt: Attempt) -> None:
+    """Turn the attempt to the better model, where an earlier one's answer went on to it."""
+    better = attempt.job.escalation
+    if attempt.spent_in_all.escalations and better is not None:
+        attempt.job = better.view
+        attempt.body = _as_asked(attempt.body, better.rule.target, better.view)
+
+
+def give_way(attempt: Attempt, step: int) -> bool:
+    """Ask as this step of the job's `degrade` says; False where the attempt does already."""
+    before = attempt.step
+    while attempt.step < step and attempt.job.next_step is not None:
+        target, view = attempt.job.next_step
+        attempt.job, attempt.body = view, _as_asked(attempt.body, target, view)
+        attempt.step += 1
+    return attempt.step > before
 
 
 async def turn_of(admission: Admission, attempt: Attempt, prepared: Prepared) -> Turn:
@@ -159,7 +183,7 @@ def instead_of(
     name = failure_of(error).name if outcome is None and isinstance(error, Exception) else ""
     if isinstance(outcome, Dead):
         name = outcome.letter.reason
-    if name in _OF_THE_CONVERSATION:
+    if name in _OF_THE_CONVERSATION and before is not GOES_ON:
         return stands(before, name)
     if isinstance(outcome, Dead):
         raise error
@@ -190,10 +214,49 @@ def let_go(attempt: Attempt) -> None:
 
 
 def with_model(body: bytes, model: str | None) -> bytes:
-    return orjson.dumps({**orjson.loads(body), "model": model})
+    return orjson.dumps({**orjson.loads(without_marks(body)), "model": model})
+
+
+def _goes_on(attempt: Attempt, reply: Reply) -> bool:
+    """Return whether an answer goes on to the better model, and turn the attempt to that.
+
+    Each document does once at most: neither the better model's answer goes on, nor that of a
+    fallback, which was asked for what the first model cannot do."""
+    better, before = attempt.job.escalation, attempt.spent_in_all
+    if better is None or before.escalations or before.fallbacks:
+        return False
+    if not better.rule.applies(reply.content, reply.body):
+        return False
+    attempt.first_microusd = attempt.spent.cost_microusd
+    body = _as_asked(_first(attempt), better.rule.target, better.view)
+    _turn_to(attempt, better.view)
+    attempt.first_body = body
+    return _next(attempt, body, ESCALATION)
+
+
+def _as_asked(body: bytes, target: Target, view: JobView) -> bytes:
+    """Return a request as it is for a target of the job's rules."""
+    request, spec = orjson.loads(without_marks(body)), view.spec
+    if target.model is not None:
+        request["model"] = target.model
+    params = as_sent(dict(target.params))
+    if params and spec.endpoint.endswith(GENERATE):
+        request["generationConfig"] = {**request.get("generationConfig", {}), **params}
+    else:
+        request |= params
+    if target.tier is not None or target.provider is not None:
+        for name in TIER_FIELDS:
+            request.pop(name, None)
+    found: bytes = orjson.dumps(request)
+    return found if spec.tier is None else in_tier(found, spec.endpoint, spec.tier)
 
 
 def _leave_model(attempt: Attempt, following: JobView) -> None:
+    _turn_to(attempt, following)
+    attempt.models_left += 1
+
+
+def _turn_to(attempt: Attempt, following: JobView) -> None:
     provider = attempt.job.spec.provider
     if provider != following.spec.provider and attempt.calls:
         calls, spent = attempt.calls, attempt.spent
@@ -201,7 +264,6 @@ def _leave_model(attempt: Attempt, following: JobView) -> None:
             calls, spent = calls - sent, spent.minus(used)
         attempt.elsewhere += ((provider, calls, spent),)
     attempt.job = following
-    attempt.models_left += 1
 
 
 def _models_down(view: JobView, is_down: Callable[[str], bool]) -> int:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from itertools import count
 from typing import Any, Final, Protocol, TypeVar
 
@@ -34,7 +35,7 @@ from penstock_producer.sources.of_feed import open_feed_source
 from penstock_ratelimit import Flow, Priority, full_jitter
 from penstock_workers.errors import EndpointRefused, PricesMissing
 from penstock_workers.failure_log import FailureLog
-from penstock_workers.item.attempt import Item, JobView
+from penstock_workers.item.attempt import Escalated, Item, JobView
 from penstock_workers.item.same_request import policy_of
 from penstock_workers.item.slots import Waiting
 from penstock_workers.settings import ProviderSettings, WorkerSettings
@@ -151,37 +152,24 @@ def read_job(
             spec = spec.model_copy(update={"lane": settings.lane})
         if spec.tier is not None:
             spec = spec.model_copy(update={"tier": spec.tier_in(spec.lane)})
-        flow, provider = flow_of(job.job_id, spec), _provider_of(spec, settings)
-        tenant_usd = None if tenants is None else tenants.of(spec.tenant)
-        awaited = bool(job.source.get(AWAITED))
-        view = None
-        for one in reversed(
-            [*_fallbacks(spec, () if has_own_model(spec.lane) else settings.providers)]
-        ):
-            view = JobView(
-                job.job_id,
-                one,
-                _provider_of(one, settings),
-                buckets_for(job),
-                flow,
-                fallback=view,
-                awaited=awaited,
-                tenant_usd=tenant_usd,
-            )
-        reuse = policy_of(job.job_id, spec, provider, across_tenants=settings.cache_across_tenants)
-        return JobView(
+        provider = _provider_of(spec, settings)
+        usual = JobView(
             job.job_id,
             spec,
             provider,
             buckets_for(job),
-            flow,
-            reuse,
-            view,
-            awaited,
-            tenant_usd,
-            endpoint,
-            _cached(job.source, spec, provider),
+            flow_of(job.job_id, spec),
+            policy_of(job.job_id, spec, provider, across_tenants=settings.cache_across_tenants),
+            awaited=bool(job.source.get(AWAITED)),
+            tenant_usd=None if tenants is None else tenants.of(spec.tenant),
+            named_endpoint=endpoint,
+            cached=_cached(job.source, spec, provider),
         )
+        routes = (
+            None if rule.target is None else _asked_as(usual, rule.target.applied(spec), settings)
+            for rule in spec.routing.rules
+        )
+        return replace(_asked_as(usual, spec, settings), routes=tuple(routes))
 
     return read
 
@@ -193,6 +181,38 @@ def _cached(
     if spec.prompt_cache == "off" or not LANES[spec.lane].is_real_time:
         return None
     return CachedPrompts.of(source, provider.kind, provider.base_url, spec.endpoint, packs=False)
+
+
+def _asked_as(usual: JobView, spec: JobSpec, settings: WorkerSettings) -> JobView:
+    """Return the job as it is asked by this spec, with all that it may go on to."""
+    asked, steps, following = [spec], spec.steps, None
+    for step in steps:  # each gives way further than the one before
+        asked.append(step.target.applied(asked[-1]))
+    for step, one in reversed([*zip(steps, asked[1:], strict=True)]):
+        view = replace(_with_fallbacks(usual, one, settings), next_step=following)
+        following = (step.target, view)
+    better, rule = None, spec.escalation
+    if rule is not None:
+        better = Escalated(rule, _with_fallbacks(usual, rule.target.applied(spec), settings))
+    view = _with_fallbacks(usual, spec, settings)
+    return replace(view, escalation=better, next_step=following)
+
+
+def _with_fallbacks(usual: JobView, spec: JobSpec, settings: WorkerSettings) -> JobView:
+    """Return the job as its documents are asked, with its fallback models behind one another."""
+    following: JobView | None = None
+    providers = () if has_own_model(spec.lane) else settings.providers
+    for one in reversed([spec, *_fallbacks(spec, providers)]):
+        is_usual = (one.model, one.provider) == (usual.spec.model, usual.spec.provider)
+        following = replace(
+            usual,
+            spec=one,
+            provider=_provider_of(one, settings),
+            fallback=following,
+            cached=usual.cached if is_usual else None,
+        )
+    assert following is not None, "the job's own model is one of them"
+    return following
 
 
 def _fallbacks(spec: JobSpec, providers: Collection[str]) -> Iterator[JobSpec]:
@@ -245,6 +265,9 @@ RETRY_FIRST_S: Final = 0.2
 RETRY_CAP_S: Final = 10.0
 """Between two tries. Items that wait are bounded by the prefetch, and a drain ends their
 waiting."""
+STEPS_S: Final = 1.0
+"""Between two looks at the steps that a job has taken: a step is for hours, and a second of
+documents asked as before is little."""
 
 T = TypeVar("T")
 
@@ -252,10 +275,20 @@ T = TypeVar("T")
 class Reads:
     """Reads the job and the body of items, on one event loop."""
 
-    def __init__(self, jobs: JobBook, bodies: Bodies, waiting: Waiting) -> None:
+    def __init__(
+        self,
+        jobs: JobBook,
+        bodies: Bodies,
+        waiting: Waiting,
+        steps_taken: Callable[[str], int] = lambda _: 0,
+    ) -> None:
+        """``steps_taken`` reads how many steps of its `degrade` a job has taken, in a thread."""
         self._jobs = jobs
         self._bodies = bodies
         self._waiting = waiting
+        self._steps_taken = steps_taken
+        # by job, and the loop time of the look
+        self._steps: OrderedDict[str, tuple[float, asyncio.Future[int]]] = OrderedDict()
         self._failure_log = FailureLog(log)
 
     def known_job(self, job_id: str, endpoint: str | None = None) -> JobView | None:
@@ -277,6 +310,25 @@ class Reads:
         except RowChanged as error:
             item.lost = str(error)
             return b""
+
+    async def step(self, job_id: str) -> int:
+        """Return the latest step of its `degrade` that a job has taken; 0 before the first.
+
+        It is read once in ``STEPS_S``, whoever asks."""
+        now = asyncio.get_running_loop().time()
+        known = self._steps.get(job_id)
+        if known is None or now - known[0] >= STEPS_S:
+            reading = asyncio.ensure_future(
+                self._read("a job", lambda: asyncio.to_thread(self._steps_taken, job_id))
+            )
+            known = self._steps[job_id] = now, reading
+            if len(self._steps) > JOBS_KEPT:
+                self._steps.popitem(last=False)
+        try:
+            return await asyncio.shield(known[1])
+        except Exception:
+            self._steps.pop(job_id, None)
+            raise
 
     async def of_fleet(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Return what Redis knows of the other workers."""

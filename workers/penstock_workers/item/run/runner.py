@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from penstock_producer.feed.wire import decode_item
+from penstock_producer.job.routing import unmarked
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
 from penstock_workers.item.attempt import Attempt, Item, Marks, Settled
@@ -32,11 +33,14 @@ from penstock_workers.item.outcome import Outcome, Unreadable
 from penstock_workers.item.run.cost import too_long
 from penstock_workers.item.run.fates import RetryPolicy, decide
 from penstock_workers.item.run.follow_ups import (
+    GOES_ON,
     after,
+    give_way,
     has_follow_up,
     instead_of,
     let_go,
     of_its_tier,
+    to_better_model,
     to_current_model,
     turn_of,
 )
@@ -110,7 +114,7 @@ class ItemRunner:
         # until its outcome is stored
         attempt.place = place = await self.waits.slots.place(attempt.job.flow)
         happened = await self._try_where(attempt, place)
-        while isinstance(happened, Failure) and has_follow_up(attempt, happened, self.policy):
+        while has_follow_up(attempt, happened, self.policy):
             happened = await self._follow_up(attempt, place, happened)
         # refused while it was made ready, which says nothing of other documents
         if not attempt.begun:
@@ -138,6 +142,10 @@ class ItemRunner:
         turn = await self._admit(attempt, prepared)
         attempt.mark("admitted")
         try:
+            if attempt.job.next_step is not None and attempt.next_body is None:
+                prepared = await self._give_way(attempt, prepared)
+                if prepared.refused is not None:
+                    return self._name(attempt, prepared.refused)
             await self._begin(attempt, sends=True)
             turn.start()
             attempt.mark("called")
@@ -162,7 +170,8 @@ class ItemRunner:
         """Return the attempt: the item's job and its request body."""
         job_id, endpoint = item.key.job_id, item.message.endpoint
         job = self.reads.known_job(job_id, endpoint) or await self.reads.job(job_id, endpoint)
-        return Attempt.at(item, job, item.message.body or await self.reads.body(item))
+        body = item.message.body or await self.reads.body(item)
+        return Attempt.at(item, job.routed(body), body)
 
     async def _prepare(self, attempt: Attempt) -> Prepared:
         """Do all that can be done before the item's turn: hook, templates, tokens."""
@@ -180,15 +189,27 @@ class ItemRunner:
         return prepared
 
     async def _first_body(self, attempt: Attempt) -> None:
-        spec, attempt.body = attempt.job.spec, attempt.given
+        spec, attempt.body = attempt.job.spec, unmarked(attempt.given)
         if spec.preprocess or spec.postprocess or spec.response_schema is not None:
             await self.code.ready(attempt)
         if spec.preprocess is not None:
             await self._preprocess(attempt)
+        if spec.escalate is not None:
+            to_better_model(attempt)
+        if attempt.job.next_step is not None:
+            give_way(attempt, await self.reads.step(attempt.key.job_id))
         if spec.fallback is not None or spec.tier is not None or attempt.levels:
             to_current_model(attempt, self.admission.is_down)
         if (why := too_long(attempt.body, spec.max_prompt_tokens)) is not None:
             raise TurnedAway(decide(attempt, Failure("prompt_too_long", why, None), self.policy))
+
+    async def _give_way(self, attempt: Attempt, prepared: Prepared) -> Prepared:
+        """Make the item ready anew where its job has taken a step while it waited for its turn."""
+        if not give_way(attempt, await self.reads.step(attempt.key.job_id)):
+            return prepared
+        if self.models is not None:
+            await self.models.check(attempt)
+        return await self.lane.prepare(request_of(attempt))
 
     async def _preprocess(self, attempt: Attempt) -> None:
         """Call the job's hook, with its start counted: one that ends this process is found."""
@@ -255,9 +276,10 @@ class ItemRunner:
     # -- less often --------------------------------------------------------------------------------
 
     async def _follow_up(
-        self, attempt: Attempt, place: SlotPlace, before: Failure
+        self, attempt: Attempt, place: SlotPlace, answered: Failure | Reply
     ) -> Failure | Reply:
         """Make the next request for the same item, with a start of its own; costs add up."""
+        before = GOES_ON if isinstance(answered, Reply) else answered
         let_go(attempt)
         try:
             await self.starts.take_back(attempt)

@@ -19,7 +19,7 @@ from uuid import uuid4
 
 from penstock_ledger import (
     RENOTED_S,
-    AskedAgain,
+    Counted,
     ItemKey,
     JobNotFound,
     JobStore,
@@ -40,6 +40,7 @@ from penstock_ledger.reasons import Reason, explain
 from penstock_producer.job.lanes import has_own_model, packs
 from penstock_workers.item.attempt import Attempt, Item, Settled
 from penstock_workers.item.outcome import Dead, Done, Parked, Released, Retry, Skipped, Unreadable
+from penstock_workers.item.settling.levers import counted
 from penstock_workers.item.settling.rows import (
     has_budget,
     message_again,
@@ -249,14 +250,11 @@ def _batch(group: Iterable[Settled], full: Container[str] = ()) -> SettleBatch:
     retries: list[SettledRetry] = []
     released, paid = list[ItemKey](), dict[ItemKey, int]()
     crashed: list[SettledCrash] = []
-    again: list[AskedAgain] = []
+    found = list[Counted]()
     for attempt, outcome in group:
         if not isinstance(attempt, Attempt):
             continue  # it has not begun
-        if attempt.spent.repairs or attempt.spent.fallbacks:
-            again.append(
-                AskedAgain(attempt.key.job_id, attempt.spent.repairs, attempt.spent.fallbacks)
-            )
+        found.extend(counted(attempt, outcome))
         match outcome:
             case Done(result):
                 done.append(settled_done(attempt, result))
@@ -277,7 +275,7 @@ def _batch(group: Iterable[Settled], full: Container[str] = ()) -> SettleBatch:
                     paid[attempt.key] = 0
             case _:
                 pass
-    return SettleBatch(done, dead, retries, released, paid, crashed, again)
+    return SettleBatch(done, dead, retries, released, paid, crashed, found)
 
 
 def _answered(group: Iterable[Settled]) -> list[ItemKey]:

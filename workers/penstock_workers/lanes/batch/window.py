@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from penstock_ledger import FIGURE_MAX, DeadLetter, ItemKey, NewProviderBatch, Remainder
 from penstock_producer.feed.routes import model_of
+from penstock_producer.job.routing import unmarked
 from penstock_producer.planning.prefixes import CachedPrompts
 from penstock_producer.prices import ModelPrices
 from penstock_producer.rows import Document
@@ -64,7 +65,7 @@ def line_of(
 
     ``before`` is what it used up until now. Raises BadLine and LineTooLong."""
     name = custom_id(document.doc_id, provider.limits.id_chars)
-    body, cached = document.body, terms.cached
+    body, cached = unmarked(document.body), terms.cached
     if cached is not None and document.endpoint is None:
         body = cached.laid_out(body, cached.levels(body))
     line = provider.line(name, document.endpoint or terms.endpoint, body)

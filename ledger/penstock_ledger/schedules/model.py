@@ -12,9 +12,11 @@ __all__ = [
     "TAKEN_MAX",
     "CatchUp",
     "Decision",
+    "DriftRule",
     "Firing",
     "FiringOutcome",
     "NewSchedule",
+    "OnDrift",
     "Schedule",
     "ScheduleState",
 ]
@@ -29,6 +31,22 @@ class CatchUp(StrEnum):
     SKIP = "skip"  # nothing; the next time counts
     ONCE = "once"  # one job, for the latest of them
     ALL = "all"  # one job for each, up to a limit, the oldest first
+
+
+class OnDrift(StrEnum):
+    """The ways to go on after a run whose figures have moved away from those of the run before."""
+
+    REPORT = "report"  # say so; the next run starts
+    PAUSE = "pause"  # say so, and pause the schedule
+
+
+@dataclass(frozen=True, slots=True)
+class DriftRule:
+    """The rule by which each run of a schedule is compared with the run before."""
+
+    then: OnDrift
+    # a field of answers that are JSON, as `label` or `answer.kind`, whose values are counted
+    field: str | None = None
 
 
 class FiringOutcome(StrEnum):
@@ -68,6 +86,7 @@ class NewSchedule:
     catch_up: CatchUp
     overlap: bool  # start a job although an earlier one of this schedule has not ended
     next_at: float  # Unix seconds of the first planned time
+    drift: DriftRule | None = None  # None: runs are not compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +109,7 @@ class Schedule:
     waits_for: str | None  # why the job of ``next_at`` has not started yet, for people to read
     owner: str | None  # the process that is starting a job
     lease_until: float | None  # on the database server's clock
+    drift: DriftRule | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +122,8 @@ class Firing:
     reason: str | None  # why there is no job, for people to read
     noted_at: float
     job_state: JobState | None = None  # of the job now; None where there is none, or it was purged
+    # the comparison with the run before, as penstock_producer.schedules.drift writes it
+    drift: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

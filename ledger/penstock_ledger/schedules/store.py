@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
 import orjson
@@ -19,13 +20,15 @@ from sqlalchemy.exc import IntegrityError
 
 from penstock_ledger.errors import ScheduleExists, ScheduleNotFound, TooManySchedules
 from penstock_ledger.model import JobState
-from penstock_ledger.schedule import (
+from penstock_ledger.schedules.model import (
     TAKEN_MAX,
     CatchUp,
     Decision,
+    DriftRule,
     Firing,
     FiringOutcome,
     NewSchedule,
+    OnDrift,
     Schedule,
     ScheduleState,
 )
@@ -345,6 +348,7 @@ class ScheduleStore:
                 created_at=self._now(connection),
                 next_at=new.next_at,
                 tries=0,
+                drift=None if new.drift is None else json_text(asdict(new.drift)),
             )
         )
 
@@ -381,6 +385,7 @@ def schedule_of(row: Row[Any]) -> Schedule:
         waits_for=row.waits_for,
         owner=row.owner,
         lease_until=row.lease_until,
+        drift=None if row.drift is None else _rule(orjson.loads(row.drift)),
     )
 
 
@@ -392,4 +397,9 @@ def _firing_of(row: Row[Any]) -> Firing:
         reason=row.reason,
         noted_at=row.noted_at,
         job_state=None if row.state is None else JobState(row.state),
+        drift=None if row.drift is None else orjson.loads(row.drift),
     )
+
+
+def _rule(kept: Mapping[str, Any]) -> DriftRule:
+    return DriftRule(OnDrift(kept["then"]), kept["field"])

@@ -1,0 +1,1 @@
+"""Jobs that start themselves: schedules, what came of their times, and their runs compared."""
