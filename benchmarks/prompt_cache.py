@@ -109,7 +109,7 @@ PREDICTED: Final[Sequence[tuple[Model, Sequence[str]]]] = (
 )
 WAYS: Final[Sequence[tuple[Model, Sequence[str]]]] = (
     (SONNET, (*CACHED, *BATCH)),
-    (SONNET, (*CACHED, *ONCE)),
+    (SONNET, (*CACHED, *BATCH, *ONCE)),
     (MINI, (*CACHED, *FLEX, *ONCE)),
     (TERRA, (*CACHED, *FLEX, *ONCE)),
 )

@@ -253,7 +253,10 @@ def _job_lines(found: Preview, provider: ProviderSettings) -> Iterator[str]:
     if found.cache is not None:
         yield _of_cache(found.cache)
     elif spec.prompt_cache == "auto" and spec.asks_a_provider:
-        yield "prompt cache: not used, since what documents share is too short or saves nothing"
+        yield (
+            "prompt cache: not used, since documents share too little, it would save nothing, or "
+            "no price of cached tokens is known"
+        )
     yield from found.levers.lines(spec)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -177,8 +178,10 @@ def pieces_of(body: bytes, endpoint: str) -> list[Piece]:
 def _pieces(fields: Mapping[str, msgspec.Raw], endpoint: str) -> Iterator[Piece]:
     for name in _FIRST[endpoint]:
         if name in fields:
-            place = Place(name) if endpoint == MESSAGES else None
-            yield Piece(name, bytes(fields[name]).decode(), place, splits=False)
+            text = bytes(fields[name]).decode()
+            tools = _parsed(fields[name]) if endpoint == MESSAGES else None
+            may_end = isinstance(tools, list) and tools and isinstance(tools[-1], dict)
+            yield Piece(name, text, Place(name) if may_end else None, splits=False)
     system = _SYSTEM.get(endpoint)
     if system is not None and system in fields:
         yield from _contents(endpoint, "system", _parsed(fields[system]), Place(system))
@@ -198,7 +201,9 @@ def _pieces(fields: Mapping[str, msgspec.Raw], endpoint: str) -> Iterator[Piece]
 
 
 def _contents(endpoint: str, head: str, content: Any, place: Place) -> Iterator[Piece]:
-    """Yield a content's parts: the text of those that are text, the others as they are written."""
+    """Yield a content's parts: the text of those that are text, the others by their digest.
+
+    An image is so many characters in a request, and none of the prompt."""
     may_end = endpoint == MESSAGES or (
         endpoint in _CHATS and place.field != "instructions" and not head.startswith("assistant")
     )
@@ -208,18 +213,21 @@ def _contents(endpoint: str, head: str, content: Any, place: Place) -> Iterator[
     if isinstance(content, dict):  # of Gemini's system text
         content = content.get("parts")
     for index, part in enumerate(content if isinstance(content, list) else [content]):
-        its_place = place._replace(part=index) if may_end and isinstance(part, dict) else None
+        takes = isinstance(part, dict) and part.get("type") not in _UNMARKABLE
+        its_place = place._replace(part=index) if may_end and takes else None
         if isinstance(part, dict) and isinstance(part.get("text"), str):
             yield Piece(head, part["text"], its_place)
         else:
             whole = its_place if endpoint == MESSAGES else None
-            yield Piece(head, _write(part).decode(), whole, splits=False)
+            digest = blake2b(_write(part), digest_size=8).hexdigest()
+            yield Piece(head, digest, whole, splits=False)
 
 
 def _parsed(raw: msgspec.Raw) -> Any:
     return msgspec.json.decode(raw)
 
 
+_UNMARKABLE: Final = ("thinking", "redacted_thinking")  # parts of Anthropic's that take no mark
 _OWN_MARKS: Final = (b'"cache_control"', b'"prompt_cache_')
 MARKS_MAX: Final = 4  # in a request to Anthropic or OpenAI
 

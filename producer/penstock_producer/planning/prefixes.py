@@ -88,11 +88,11 @@ class PrefixFinder:
         """Count one request."""
         self._documents += 1
         blocks = bytearray()
-        for block, chars in _blocks(pieces_of(body, self._endpoint)):
-            self.chars += chars
+        for piece in pieces_of(body, self._endpoint):
+            self.chars += len(piece.text)
             if len(blocks) < BLOCKS_MAX * ENTRY_BYTES:
-                blocks += block
-        self._count(bytes(blocks))
+                blocks += b"".join(block for block, _ in _blocks((piece,)))
+        self._count(bytes(blocks[: BLOCKS_MAX * ENTRY_BYTES]))
         if self.held > self._most_bytes:
             self._forget()
 

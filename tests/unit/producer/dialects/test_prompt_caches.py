@@ -89,8 +89,29 @@ def test_tools_images_and_parts_are_marked_where_they_end() -> None:
     assert sent(body, MESSAGES, CLAUDE, (0, tools))["tools"] == [{"name": "t", **EPHEMERAL}]
     whole = sent(body, MESSAGES, CLAUDE, (2, picture))["messages"][0]["content"]
     assert whole == [content[0], image | EPHEMERAL, content[2]]
-    half = sent(body, MESSAGES, CLAUDE, (2, picture - 9))["messages"][0]["content"]
+    half = sent(body, MESSAGES, CLAUDE, (2, picture - 1))["messages"][0]["content"]
     assert half == [content[0] | EPHEMERAL, image, content[2]]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": "MQ"}], "tools": []},
+        {"messages": [{"role": "user", "content": "MQ"}], "tools": 5, "system": [7, None]},
+        {"messages": [None, 5, {"role": "assistant", "content": [{"type": "thinking"}]}]},
+        {"messages": {"role": "user"}, "system": {"a": 1}},
+        {"messages": [], "tools": {"a": 1}},
+        {"messages": [], "tools": [None]},
+    ],
+)
+def test_requests_of_any_shape_are_sent_for_their_provider_to_refuse(body: dict[str, Any]) -> None:
+    """No shape raises, and nothing is marked that takes no mark."""
+    pieces = pieces_of(orjson.dumps(body), MESSAGES)
+    for at, piece in enumerate(pieces):
+        for chars in (0, 1, len(piece.text)):
+            found = sent(body, MESSAGES, CLAUDE, (at, chars))
+            assert found.keys() == body.keys()
+            assert "thinking" not in orjson.dumps(found).decode() or found == body
 
 
 def test_new_models_of_openai_write_what_is_marked_and_nothing_else() -> None:

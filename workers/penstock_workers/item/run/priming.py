@@ -10,6 +10,7 @@ primes, or all go. Where Redis cannot be asked, each worker primes for itself.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import OrderedDict
@@ -166,7 +167,8 @@ class Priming:
             except redis.RedisError as error:
                 log.debug("Redis does not know of a cached prompt: %s", error)
 
-        self._thread.submit(tell_it)
+        with contextlib.suppress(RuntimeError):  # the worker has ended
+            self._thread.submit(tell_it)
 
     def _group(self, name: _Name) -> _Group:
         group = self._groups.setdefault(name, _Group())
