@@ -139,7 +139,7 @@ BOXES: Final[Mapping[str, str]] = {
     "The provider": "api base-url api-key-env rpm tpm itpm otpm profile provider",
     "How it is inferred": "lane lanes route batch-max-requests batch-poll batch-files prefix-order",
     "Shares of a fleet": "priority weight tenant feeders",
-    "When": "name timezone catch-up overlap new-files events",
+    "When": "name timezone catch-up overlap new-files events drift drift-field",
     "The plan": "documents within job-workers tokens-in tokens-out latency seed",
     "What is shown": "dry-run rows first json",
     "This machine": "job state workers concurrency sample no-progress port host",

@@ -65,6 +65,10 @@ FIELDS = [
         "known_usd",
         "visible_usd",
         "spent_besides",
+        "run_before",
+        "routes",
+        "escalated",
+        "degraded",
     ),
 ]
 

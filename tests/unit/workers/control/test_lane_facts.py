@@ -63,10 +63,6 @@ def test_a_job_permits_the_lanes_that_it_names(
         ({"lane": "auto", "lanes": "batch,api"}, "give a list of lanes"),
         ({"lane": "auto", "lanes": ["fast"]}, f"lanes are {lanes_in_words()}"),
         (
-            {"lane": "auto", "dedup": "always"},
-            "lane batch: every document of a batch is a request of its own",
-        ),
-        (
             {"lane": "api", "lanes": ["api", "batch"], "preprocess": "a.b:c"},
             "give lanes without batch",
         ),
