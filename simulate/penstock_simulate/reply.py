@@ -17,7 +17,13 @@ class Usage(NamedTuple):
     extra: float = 0.0  # what writing costs beyond ordinary tokens, in those
 
     def plus(self, other: Usage) -> Usage:
-        return Usage(*(one + more for one, more in zip(self, other, strict=True)))
+        return Usage(
+            self.prompt + other.prompt,
+            self.completion + other.completion,
+            self.cached + other.cached,
+            self.written + other.written,
+            self.extra + other.extra,
+        )
 
 
 NO_USAGE = Usage(0, 0)
