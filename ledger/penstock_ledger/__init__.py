@@ -95,10 +95,10 @@ if TYPE_CHECKING:
     from penstock_ledger.in_redis.answer_book import InFlight as InFlight
     from penstock_ledger.in_redis.answer_book import RequestName as RequestName
     from penstock_ledger.in_redis.batches import FED_UP_TO as FED_UP_TO
+    from penstock_ledger.in_redis.batches import AskedAgain as AskedAgain
     from penstock_ledger.in_redis.batches import Begin as Begin
     from penstock_ledger.in_redis.batches import BeginReply as BeginReply
     from penstock_ledger.in_redis.batches import Begun as Begun
-    from penstock_ledger.in_redis.batches import Counted as Counted
     from penstock_ledger.in_redis.batches import Depth as Depth
     from penstock_ledger.in_redis.batches import Drained as Drained
     from penstock_ledger.in_redis.batches import Drains as Drains
@@ -141,7 +141,6 @@ if TYPE_CHECKING:
     from penstock_ledger.in_redis.seen import quotas_seen as quotas_seen
     from penstock_ledger.in_redis.warm_prefixes import Primed as Primed
     from penstock_ledger.in_redis.warm_prefixes import WarmPrefixes as WarmPrefixes
-    from penstock_ledger.keys import LEVER as LEVER
     from penstock_ledger.keys import RETRIED as RETRIED
     from penstock_ledger.keys import bucket_count as bucket_count
     from penstock_ledger.keys import buckets_for as buckets_for
@@ -198,13 +197,14 @@ if TYPE_CHECKING:
     from penstock_ledger.store_errors import trouble_of as trouble_of
     from penstock_ledger.stored_values import FIGURE_MAX as FIGURE_MAX
     from penstock_ledger.stored_values import storable as storable
+    from penstock_ledger.stores.account import RULE as RULE
     from penstock_ledger.stores.batch_figures import BatchFigures as BatchFigures
     from penstock_ledger.stores.batch_journal import ProviderBatchStore as ProviderBatchStore
+    from penstock_ledger.stores.batch_remainders import EqualRequestStore as EqualRequestStore
     from penstock_ledger.stores.batch_remainders import RemainderStore as RemainderStore
+    from penstock_ledger.stores.batch_remainders import SentRequest as SentRequest
     from penstock_ledger.stores.commit_order import CommitOrder as CommitOrder
     from penstock_ledger.stores.commit_order import Place as Place
-    from penstock_ledger.stores.equal_requests import EqualRequestStore as EqualRequestStore
-    from penstock_ledger.stores.equal_requests import SentRequest as SentRequest
     from penstock_ledger.stores.jobs import JobStore as JobStore
     from penstock_ledger.stores.lane_moves import BY_HAND as BY_HAND
     from penstock_ledger.stores.lane_moves import MOVE_REASONS as MOVE_REASONS
@@ -214,6 +214,8 @@ if TYPE_CHECKING:
     from penstock_ledger.stores.live import LiveJob as LiveJob
     from penstock_ledger.stores.live import LiveJobs as LiveJobs
     from penstock_ledger.stores.meta import Meta as Meta
+    from penstock_ledger.stores.meta import StepsTaken as StepsTaken
+    from penstock_ledger.stores.meta import StepTaken as StepTaken
     from penstock_ledger.stores.outcomes import OutcomeStore as OutcomeStore
     from penstock_ledger.stores.outcomes import PromptSizes as PromptSizes
     from penstock_ledger.stores.provenance import RENOTED_S as RENOTED_S
@@ -225,8 +227,6 @@ if TYPE_CHECKING:
     from penstock_ledger.stores.source_keys import SourceKeys as SourceKeys
     from penstock_ledger.stores.spool import Spool as Spool
     from penstock_ledger.stores.spool import SpoolRow as SpoolRow
-    from penstock_ledger.stores.steps import StepsTaken as StepsTaken
-    from penstock_ledger.stores.steps import StepTaken as StepTaken
     from penstock_ledger.vectors import Vectors as Vectors
 else:
     __all__, __getattr__, __dir__ = lazy_names(
@@ -265,7 +265,7 @@ else:
             "penstock_ledger.in_redis.answer_book": "AnswerBook Asked InFlight RequestName",
             "penstock_ledger.in_redis.warm_prefixes": "Primed WarmPrefixes",
             "penstock_ledger.in_redis.batches": (
-                "Begin BeginReply Begun Counted Depth Drained Drains FED_UP_TO JobSeen Keep "
+                "AskedAgain Begin BeginReply Begun Depth Drained Drains FED_UP_TO JobSeen Keep "
                 "Lately MayCost Memory Publish PublishReport SettleBatch SettleReport "
                 "SettledCrash SettledDead SettledDone SettledRetry WorkerSeen"
             ),
@@ -281,7 +281,7 @@ else:
             "penstock_ledger.in_redis.seen": (
                 "COUNTED Cause CauseBook QuotaSeen counted quotas_seen"
             ),
-            "penstock_ledger.keys": "LEVER RETRIED bucket_count buckets_for",
+            "penstock_ledger.keys": "RETRIED bucket_count buckets_for",
             "penstock_ledger.model": (
                 "Counts DeadLetter Feed FeedKind ItemKey Job JobState LaneCounts NewJob Paid "
                 "PaidBeside Result Saving"
@@ -299,15 +299,17 @@ else:
             "penstock_ledger.sql.tables": "HEAD",
             "penstock_ledger.store_errors": "Trouble in_words trouble_of",
             "penstock_ledger.stored_values": "FIGURE_MAX storable",
+            "penstock_ledger.stores.account": "RULE",
             "penstock_ledger.stores.batch_figures": "BatchFigures",
             "penstock_ledger.stores.batch_journal": "ProviderBatchStore",
-            "penstock_ledger.stores.batch_remainders": "RemainderStore",
+            "penstock_ledger.stores.batch_remainders": (
+                "EqualRequestStore RemainderStore SentRequest"
+            ),
             "penstock_ledger.stores.commit_order": "CommitOrder Place",
-            "penstock_ledger.stores.equal_requests": "EqualRequestStore SentRequest",
             "penstock_ledger.stores.jobs": "JobStore",
             "penstock_ledger.stores.lane_moves": "BY_HAND LaneMove LaneMoves MOVE_REASONS",
             "penstock_ledger.stores.live": "LiveFeed LiveJob LiveJobs",
-            "penstock_ledger.stores.meta": "Meta",
+            "penstock_ledger.stores.meta": "Meta StepTaken StepsTaken",
             "penstock_ledger.schedules.noticed": "Noted NoticedFile NoticedStore",
             "penstock_ledger.stores.outcomes": "OutcomeStore PromptSizes",
             "penstock_ledger.stores.provenance": (
@@ -317,7 +319,6 @@ else:
             "penstock_ledger.schedules.store": "ScheduleStore",
             "penstock_ledger.stores.source_keys": "SourceKeys",
             "penstock_ledger.stores.spool": "Spool SpoolRow",
-            "penstock_ledger.stores.steps": "StepTaken StepsTaken",
             "penstock_ledger.vectors": "Vectors",
         },
     )

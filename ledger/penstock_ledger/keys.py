@@ -199,8 +199,6 @@ MAX_FIELD_BYTES: Final = 64
 PURGED: Final = "purged"  # the state of a job that is no more; see purged.lua
 # before the reason, in a job's counters of attempts that were followed by another
 RETRIED = "retried:"
-# before the name of a counter of documents that were asked by a rule of their job
-LEVER: Final = "lever:"
 
 
 def bucket_count(total: int | None) -> int:

@@ -143,6 +143,8 @@ class Job:
     why: Reason | None = None
     # of what a stop-loss had paused it for, when a person let it go on
     accepted: Accepted | None = None
+    # the service tier that control has chosen for it; None: as its spec says
+    tier_now: str | None = None
 
     def __repr__(self) -> str:
         """Return one short line: its fields are fifty."""

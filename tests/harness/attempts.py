@@ -9,8 +9,9 @@ from penstock_ledger.model import DeadLetter, ItemKey, Result
 from penstock_producer.feed.wire import ItemMessage
 from penstock_producer.job.spec import JobSpec
 from penstock_workers.failpoints import Failpoints
-from penstock_workers.item.attempt import Attempt, Item, JobView
+from penstock_workers.item.attempt import Attempt, Item
 from penstock_workers.item.deliveries import Delivery
+from penstock_workers.item.job_view import JobView
 from penstock_workers.item.outcome import Dead, Done
 from penstock_workers.item.run.fates import RetryPolicy
 from penstock_workers.item.run.host import ItemHost

@@ -257,7 +257,7 @@ ALERTS: Final = (
         "{{ $value | humanize }} runs of schedules moved away from the run before in the last hour",
         "`penstock schedule list NAME` and the report of the job say what has moved: dead letters, "
         "lengths, cost, shares of labels. Look at some answers (`penstock results JOB`): the model "
-        "behind the name, the source or the prompt may have changed. A schedule that was paused for "
+        "behind the name, the source or the prompt may have changed. A schedule that was paused so "
         "it goes on by `penstock schedule resume NAME`.",
     ),
     Alert(

@@ -257,7 +257,23 @@ def _job_lines(found: Preview, provider: ProviderSettings) -> Iterator[str]:
             "prompt cache: not used, since documents share too little, it would save nothing, or "
             "no price of cached tokens is known"
         )
-    yield from found.levers.lines(spec)
+    yield from _rule_lines(found)
+
+
+def _rule_lines(found: Preview) -> Iterator[str]:
+    """Yield a line for each rule by which documents are asked otherwise."""
+    levers, spec = found.levers, found.spec
+    for one in levers.routes:
+        yield f"route {one.rule}: {counted(one.documents, 'document')}, {_about(one.cost_usd)}"
+    if levers.escalated_usd is not None:
+        none, every = map(_about, levers.escalated_usd)
+        yield f"--escalate {spec.escalate}: {none} where no answer goes on, {every} where all do"
+    for step, cost in levers.steps:
+        yield f"--degrade {step}: documents that begin then; all of them by it, {_about(cost)}"
+
+
+def _about(cost_usd: float | None) -> str:
+    return "at an unknown cost" if cost_usd is None else f"about {usd(cost_usd)}"
 
 
 def _cost(found: Preview, provider: ProviderSettings, out: str) -> str:

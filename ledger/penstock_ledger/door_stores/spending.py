@@ -31,9 +31,8 @@ from penstock_ledger.sql.tables import (
     spending,
     tallies,
 )
-from penstock_ledger.stores.account import cost_of_jobs, cost_of_tenant
+from penstock_ledger.stores.account import cost_of_jobs, cost_of_tenant, sums_of_savings
 from penstock_ledger.stores.outcome_rows import DEAD
-from penstock_ledger.stores.savings import sums_of_savings
 
 __all__ = [
     "Conditions",

@@ -56,6 +56,7 @@ jobs = Table(
     Column("pause", Words),
     # JSON: what a person has accepted of a job that a stop-loss had paused
     Column("stop_accepted", Words),
+    Column("tier", Words),  # that control has chosen for it; NULL: as its spec says
     UniqueConstraint("job_key", name="jobs_job_key"),
     Index("jobs_created", "created_at", "job_id"),
     Index("jobs_state", "state"),
@@ -372,7 +373,7 @@ batch_remainders = Table(
 )
 
 # Requests that provider batches of a job have had, of jobs whose equal requests are sent once: the
-# document whose answer serves the others. See stores/equal_requests.py.
+# document whose answer serves the others. See stores/batch_remainders.py.
 batch_requests = Table(
     "batch_requests",
     metadata,
@@ -470,7 +471,7 @@ spending = Table(
 
 # What answers of a job cost less than they would have without a cause (below 0: more), as a service
 # tier or the provider's prompt cache. It only grows, and stays when the job is purged. See
-# stores/savings.py.
+# stores/account.py.
 savings = Table(
     "savings",
     metadata,

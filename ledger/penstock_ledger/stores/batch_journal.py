@@ -27,13 +27,18 @@ from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import provider_batch_ids as kept_ids
 from penstock_ledger.sql.tables import provider_batches as table
 from penstock_ledger.stored_values import json_text
-from penstock_ledger.stores.account import UNREAD, WAITED, add_spent, take_out_earlier
+from penstock_ledger.stores.account import (
+    NOTHING_SAVED,
+    UNREAD,
+    WAITED,
+    Savings,
+    add_spent,
+    take_out_earlier,
+)
 from penstock_ledger.stores.batch_figures import IS_OPEN, BatchFigures, batch_of, held_beside
-from penstock_ledger.stores.batch_remainders import claim, move, put_back, take_waiting
-from penstock_ledger.stores.equal_requests import note_equal
+from penstock_ledger.stores.batch_remainders import claim, move, note_equal, put_back, take_waiting
 from penstock_ledger.stores.feeds import FeedStore
 from penstock_ledger.stores.outcomes import NOTHING_EARLIER, OutcomeStore
-from penstock_ledger.stores.savings import NOTHING_SAVED, Savings
 from penstock_ledger.stores.spool import mark_fed
 from penstock_ledger.stores.tallies import add_beside
 

@@ -200,7 +200,7 @@ def _as_sent(request: Document, spec: JobSpec, cached: CachedPrompts | None) -> 
     rule = next((one for one in spec.routing.rules if one.number == route_in(request.body)), None)
     body = unmarked(request.body)
     if rule is not None and rule.target is not None:
-        spec, cached = rule.target.applied(spec), None
+        spec, cached = spec.asked_as(rule.target), None
     if spec.tier is not None and spec.tier_in(spec.first_lane) is not None:
         body = in_tier(body, request.endpoint or spec.endpoint, spec.tier)
     if cached is not None and request.endpoint is None:

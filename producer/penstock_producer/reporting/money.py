@@ -233,7 +233,7 @@ def saved_in_all(savings: Iterable[Saving], *, is_noted: bool = True) -> Money:
 
 
 def notes_savings(one: MadeWith) -> bool:
-    """Return whether what its answers saved is booked; an engine of ours has no such prices."""
+    """Return whether what its answers saved is booked; a model in the worker has no such prices."""
     return one.notes_savings or bool(one.engine)
 
 
@@ -308,11 +308,16 @@ def _by_reuse(how: str, counts: Counts, made_with: Sequence[MadeWith]) -> float 
         return 0.0
     if any(map(is_unpriced, made_with)):
         return None
-    prices = {(one.usd_per_mtok_in, one.usd_per_mtok_out) for one in made_with if not one.engine}
+    prices = {
+        (one.usd_per_mtok_in or 0.0, one.usd_per_mtok_out or 0.0, one.batch_discount or 0.0)
+        for one in made_with
+        if not one.engine
+    }
     if len(prices) == 1 and not any(one.engine for one in made_with):
-        per_input, per_output = prices.pop()
+        per_input, per_output, discount = prices.pop()
         prompt, completion = counts.reused_tokens.get(how, (0, 0))
-        return round((prompt * (per_input or 0.0) + completion * (per_output or 0.0)) / MTOK, 6)
+        ordinary = prompt * per_input + completion * per_output
+        return round((1.0 - discount) * ordinary / MTOK, 6)
     asked = counts.succeeded - sum(counts.reused.values())
     return round(number * counts.cost_microusd / MICRO / asked, 6) if asked > 0 else None
 

@@ -256,6 +256,11 @@ CASES |= {
     "LaneMoves.move": lambda db: (
         lambda: LaneMoves(db).move("job-a", "api", "batch", "by_hand", "cheaper", {}, now=1.0)
     ),
+    "LaneMoves.change_tier": lambda db: (
+        lambda: LaneMoves(db).change_tier(
+            "job-a", "api", "flex", "cheaper", "half the price", {}, now=1.0
+        )
+    ),
     "Provenance.note": lambda db: (
         lambda: Provenance(db).note(
             [("job-a", MadeWith(1, "api", "p", "0.1", "", 1.0, 2.0, 0.0, "m"))]
@@ -583,6 +588,7 @@ SAYS_IT_IS_DONE: dict[str, object] = {
     "NoticedStore.note": Noted([], ["b"], []),
     # the next round, or `penstock move`, sees the lane that it has
     "LaneMoves.move": None,
+    "LaneMoves.change_tier": None,
     "ApiKeyStore.revoke": False,
     # its lease is over in a while, and `due` has it again
     "DoorBatchStore.lease": False,

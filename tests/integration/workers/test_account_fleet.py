@@ -90,8 +90,8 @@ def test_what_was_paid_stays_in_the_books_and_bounds_the_budget(tmp_path: Path) 
 
 
 def test_a_service_tier_costs_what_the_provider_charges_for_it(tmp_path: Path) -> None:
-    """Asked for in the flex tier at half the price, and in priority at twice: the account of each
-    job says so, and together they are what the provider has charged. Documents that flex has no
+    """Asked for in the flex tier at half the price, also where control has chosen it, and in
+    priority at twice: the account of each job says so, and together they are what the provider has charged. Documents that flex has no
     room for are asked for at the standard price at once, and no attempt is counted. What tiers
     saved and added is what the provider would have charged without them: in reports, costs, over
     HTTP and in metrics."""
@@ -127,7 +127,18 @@ def test_a_service_tier_costs_what_the_provider_charges_for_it(tmp_path: Path) -
         mixed = fleet.producer.status(job.job_id).counts.cost_microusd / 1e6
         assert costs["flex"] < mixed < costs["default"]
         assert sum(costs.values()) + mixed == pytest.approx(_charged(fleet), abs=1e-5)
+        fleet.provider.tell(flex_full_share=0.0)
+        spec = fleet.spec(
+            params={"max_tokens": 64}, lane="auto", lanes=["api"], deadline_s=3_600.0, dedup="off"
+        )
+        job = fleet.producer.submit(source, spec, job_key="auto")
+        fleet.wait_for(job, JobState.COMPLETED, TIME_S)
+        assert fleet.producer.status(job.job_id).job.tier_now == "flex"
+        assert "lane api in the flex tier since" in fleet.penstock("status", "auto")
+        chosen = fleet.producer.status(job.job_id).counts.cost_microusd / 1e6
+        assert chosen == pytest.approx(costs["flex"], abs=1e-5)
         saved = {
+            "auto": chosen,
             "flex": costs["flex"],
             "default": 0.0,
             "priority": -costs["default"],

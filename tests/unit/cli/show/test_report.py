@@ -252,6 +252,7 @@ def test_kept_figures_survive_and_add_up(tmp_path: Path) -> None:
         "skipped": 0,
         "repairs": 0,
         "fallbacks": 0,
+        "escalations": 0,
         "retried:timeout": 5,
     }
     path.write_text("{]")

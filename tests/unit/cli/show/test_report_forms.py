@@ -290,6 +290,8 @@ def test_what_was_not_asked_again_saved_what_it_would_have_cost() -> None:
     counts = Counts(4, 0, 0, {}, 2, 4, 4, 500, {"dedup": 1, "cache": 1}, reused)
     priced = build(job, counts, stats={}, made_with=[MadeWith(1, "api", "p", "1", "", 2.0, 8.0)])
     assert priced.saved[:3] == (0.0, 2.8, 4.0)
+    in_batches = MadeWith(1, "batch", "p", "1", "", 2.0, 8.0, batch_discount=0.5)
+    assert build(job, counts, stats={}, made_with=[in_batches]).saved[1:3] == (1.4, 2.0)
     unpriced = build(job, counts, stats={}, made_with=[MadeWith(1, "api", "p", "1", "")])
     assert unpriced.saved[:3] == (0.0, None, None)
     changed = [

@@ -195,3 +195,25 @@ def test_a_dry_run_says_where_auto_would_begin() -> None:
     assert tried.why.endswith("; batch costs about 1.00 USD in all")
     patient = forecast(spec(lane="auto"), guess, 10_000, unknown, rules, NOW)
     assert patient.why == "batch costs about 1.00 USD in all; there is no deadline"
+
+
+def test_a_preview_offers_flex_where_it_costs_less_and_the_job_names_no_tier() -> None:
+    """By the provider's prices and limits, in `auto` alone; a tier that the job, its parameters or
+    no price names is none to choose."""
+    tiers = {"flex": {"discount": 0.5}}
+    prices = ModelPrices(input=1.0, output=2.0, batch_discount=0.5, tiers=tiers)
+    provider = ProviderFacts(prices={"m": prices})
+    known = Known(provider, {"requests": 600.0}, lasted=[20 * H] * 5)
+    guess = Estimate(1_000_000, 100_000, True)
+
+    def chosen(with_: Known = known, **given: Any) -> tuple[str, str | None]:
+        asked = spec(**{"lane": "auto", "deadline_s": 3 * H, **given})
+        choice = forecast(asked, guess, 1_000, with_, LaneChangeSettings(), NOW)
+        return choice.name, choice.tier
+
+    assert chosen() == ("flex", "flex")
+    assert chosen(lanes=["api"]) == ("flex", "flex")
+    assert chosen(tier="standard") == chosen(params={"service_tier": "auto"}) == ("api", None)
+    unpriced = known._replace(provider=PROVIDER)
+    assert chosen(unpriced) == ("api", None)
+    assert chosen(lane="api", lanes=["api", "batch"]) == ("api", None)

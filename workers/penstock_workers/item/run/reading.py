@@ -35,7 +35,8 @@ from penstock_producer.sources.of_feed import open_feed_source
 from penstock_ratelimit import Flow, Priority, full_jitter
 from penstock_workers.errors import EndpointRefused, PricesMissing
 from penstock_workers.failure_log import FailureLog
-from penstock_workers.item.attempt import Escalated, Item, JobView
+from penstock_workers.item.attempt import Item
+from penstock_workers.item.job_view import Escalated, JobView
 from penstock_workers.item.same_request import policy_of
 from penstock_workers.item.slots import Waiting
 from penstock_workers.settings import ProviderSettings, WorkerSettings
@@ -76,6 +77,7 @@ class Bodies:
         return source
 
 
+TIER_LOOK_S: Final = 15.0  # between two looks at the service tier that control has chosen for a job
 JOBS_KEPT = 1_000  # a worker sees few jobs at a time; each costs a few kilobytes
 
 # a job, and the path that its items name, where that is not the job's
@@ -92,20 +94,42 @@ class JobBook:
     def __init__(self, read: Reader) -> None:
         self._read = read
         self._views: OrderedDict[Seen, asyncio.Future[JobView]] = OrderedDict()
+        # those that change their service tier: when they are read anew, by the loop's clock
+        self._due: dict[Seen, float] = {}
 
     def known(self, job_id: str, endpoint: str | None = None) -> JobView | None:
         """Return the view if it is here already, without a task switch."""
         future = self._views.get((job_id, endpoint))
-        return (
-            future.result()
-            if future is not None and future.done() and future.exception() is None
-            else None
-        )
+        if future is None or not future.done() or future.exception() is not None:
+            return None
+        view = future.result()
+        if view.changes_tier:
+            self._look_again((job_id, endpoint))
+        return view
 
     def forget(self, job_id: str) -> None:
         """Read it anew when it is asked for next: it was given a budget, or has none any more."""
         for known in [known for known in self._views if known[0] == job_id]:
             self._views.pop(known, None)
+            self._due.pop(known, None)
+
+    def _look_again(self, seen: Seen) -> None:
+        """Have a view read anew now and then; until that is there, and where it fails, it stays."""
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._due.setdefault(seen, loop.time() + TIER_LOOK_S):
+            return
+        self._due[seen] = loop.time() + TIER_LOOK_S
+        fresh = asyncio.ensure_future(asyncio.to_thread(self._read, *seen))
+
+        def take(done: asyncio.Future[JobView]) -> None:
+            if done.cancelled() or done.exception() is not None:
+                return
+            if seen in self._views:
+                self._views[seen] = done
+            else:
+                self._due.pop(seen, None)
+
+        fresh.add_done_callback(take)
 
     async def get(self, job_id: str, endpoint: str | None = None) -> JobView:
         """Return the job as its items see it.
@@ -120,7 +144,8 @@ class JobBook:
             future = asyncio.ensure_future(asyncio.to_thread(self._read, job_id, endpoint))
             self._views[seen] = future
             if len(self._views) > JOBS_KEPT:
-                self._views.popitem(last=False)
+                forgotten, _ = self._views.popitem(last=False)
+                self._due.pop(forgotten, None)
         try:
             return await asyncio.shield(future)
         except Exception:
@@ -145,12 +170,15 @@ def read_job(
         if job.job_id != job_id:
             raise JobNotFound(job_id)
         spec = JobSpec.accepted(job.spec)
+        changes_tier = spec.lets_choose_flex and LANES[settings.lane].is_real_time
         if endpoint is not None:
             _check_named(endpoint, spec)
             spec = spec.model_copy(update={"endpoint": endpoint})
         if job.moves or len(spec.permitted_lanes) > 1:
             spec = spec.model_copy(update={"lane": settings.lane})
-        if spec.tier is not None:
+        tier = job.tier_now or spec.tier
+        if tier is not None:
+            spec = spec.model_copy(update={"tier": tier})
             spec = spec.model_copy(update={"tier": spec.tier_in(spec.lane)})
         provider = _provider_of(spec, settings)
         usual = JobView(
@@ -163,10 +191,12 @@ def read_job(
             awaited=bool(job.source.get(AWAITED)),
             tenant_usd=None if tenants is None else tenants.of(spec.tenant),
             named_endpoint=endpoint,
+            changes_tier=changes_tier,
+            has_rules=spec.has_rules,
             cached=_cached(job.source, spec, provider),
         )
         routes = (
-            None if rule.target is None else _asked_as(usual, rule.target.applied(spec), settings)
+            None if rule.target is None else _asked_as(usual, spec.asked_as(rule.target), settings)
             for rule in spec.routing.rules
         )
         return replace(_asked_as(usual, spec, settings), routes=tuple(routes))
@@ -187,13 +217,13 @@ def _asked_as(usual: JobView, spec: JobSpec, settings: WorkerSettings) -> JobVie
     """Return the job as it is asked by this spec, with all that it may go on to."""
     asked, steps, following = [spec], spec.steps, None
     for step in steps:  # each gives way further than the one before
-        asked.append(step.target.applied(asked[-1]))
+        asked.append(asked[-1].asked_as(step.target))
     for step, one in reversed([*zip(steps, asked[1:], strict=True)]):
         view = replace(_with_fallbacks(usual, one, settings), next_step=following)
         following = (step.target, view)
     better, rule = None, spec.escalation
     if rule is not None:
-        better = Escalated(rule, _with_fallbacks(usual, rule.target.applied(spec), settings))
+        better = Escalated(rule, _with_fallbacks(usual, spec.asked_as(rule.target), settings))
     view = _with_fallbacks(usual, spec, settings)
     return replace(view, escalation=better, next_step=following)
 
@@ -314,7 +344,7 @@ class Reads:
     async def step(self, job_id: str) -> int:
         """Return the latest step of its `degrade` that a job has taken; 0 before the first.
 
-        It is read once in ``STEPS_S``, whoever asks."""
+        It is read once in ``STEPS_S`` for all items."""
         now = asyncio.get_running_loop().time()
         known = self._steps.get(job_id)
         if known is None or now - known[0] >= STEPS_S:
