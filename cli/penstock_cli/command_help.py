@@ -134,7 +134,7 @@ BOXES: Final[Mapping[str, str]] = {
     "response-format response-schema schema-repairs embedding-dtype preprocess postprocess",
     "Answers": "out output-format keep-columns order escape-formulas into into-table into-id",
     "Money and time": "budget-usd over-budget usd-per-mtok-in usd-per-mtok-out deadline "
-    "stop-at-dead stop-at-usd-per-doc cache tier",
+    "stop-at-dead stop-at-usd-per-doc cache prompt-cache tier",
     "Failures": "max-attempts timeout fallback fallback-on degrade escalate",
     "The provider": "api base-url api-key-env rpm tpm itpm otpm profile provider",
     "How it is inferred": "lane lanes route batch-max-requests batch-poll batch-files prefix-order",

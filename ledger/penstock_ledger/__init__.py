@@ -139,6 +139,8 @@ if TYPE_CHECKING:
     from penstock_ledger.in_redis.seen import QuotaSeen as QuotaSeen
     from penstock_ledger.in_redis.seen import counted as counted
     from penstock_ledger.in_redis.seen import quotas_seen as quotas_seen
+    from penstock_ledger.in_redis.warm_prefixes import Primed as Primed
+    from penstock_ledger.in_redis.warm_prefixes import WarmPrefixes as WarmPrefixes
     from penstock_ledger.keys import RETRIED as RETRIED
     from penstock_ledger.keys import bucket_count as bucket_count
     from penstock_ledger.keys import buckets_for as buckets_for
@@ -261,6 +263,7 @@ else:
                 "TablesInUse TooManySchedules"
             ),
             "penstock_ledger.in_redis.answer_book": "AnswerBook Asked InFlight RequestName",
+            "penstock_ledger.in_redis.warm_prefixes": "Primed WarmPrefixes",
             "penstock_ledger.in_redis.batches": (
                 "AskedAgain Begin BeginReply Begun Depth Drained Drains FED_UP_TO JobSeen Keep "
                 "Lately MayCost Memory Publish PublishReport SettleBatch SettleReport "

@@ -16,6 +16,7 @@ from penstock_workers.item.outcome import Dead, Done
 from penstock_workers.item.run.fates import RetryPolicy
 from penstock_workers.item.run.host import ItemHost
 from penstock_workers.item.run.passes import Passes
+from penstock_workers.item.run.priming import Priming
 from penstock_workers.item.run.reading import Reads
 from penstock_workers.item.run.runner import ItemRunner
 from penstock_workers.item.run.runs import Causes, Runs
@@ -85,6 +86,7 @@ def _make(
         policy=RetryPolicy(),
         failpoints=Failpoints(),
         reuse=parts.get("reuse", part),
+        priming=Priming(part, waits.others),
         runs=Runs(pause_after_run),
         passes=Passes(part),
         models=parts.get("models"),

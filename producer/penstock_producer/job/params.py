@@ -265,6 +265,7 @@ _GENERATE: Final[dict[str, Param]] = {
     "responseSchema": _OBJECT,
     "responseJsonSchema": _OBJECT,
     "thinkingConfig": _OBJECT,
+    "serviceTier": _TEXT,
 }
 
 _BY_ENDPOINT: Final[dict[str, Mapping[str, Param]]] = {

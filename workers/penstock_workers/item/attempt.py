@@ -11,6 +11,7 @@ from penstock_ledger import ItemKey, Keep, Saving
 from penstock_ledger.model import Paid
 from penstock_producer.feed.wire import CALLS_HEADER, SPENT_HEADER, ItemMessage, item_tag
 from penstock_producer.job.targets import Target
+from penstock_producer.planning.prefixes import Level
 from penstock_workers.item.answer import Room
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.failures import Failure, Reply
@@ -88,11 +89,9 @@ class Attempt(Item, kw_only=True, eq=False):
     job: JobView
     given: bytes  # the request body as it came: what retries and replays start from
     body: bytes  # the same until the job's hook changes it
-    # what follow-ups begin with: ``body`` without a conversation about its answer
-    first_body: bytes | None = None
+    first_body: bytes | None = None  # what follow-ups begin with, without a conversation
     next_body: bytes | None = None  # what is sent in a follow-up
-    # providers that were left: calls, and what they cost
-    elsewhere: tuple[tuple[str, int, Spent], ...] = ()
+    elsewhere: tuple[tuple[str, int, Spent], ...] = ()  # providers left: calls, and their cost
     models_left: int = 0  # given up so far: ``job`` is as the next one is asked
     step: int = 0  # of the job's `degrade`, that it was asked by
     targets: tuple[Target, ...] = ()  # of rules that it was turned to, in their order
@@ -110,6 +109,7 @@ class Attempt(Item, kw_only=True, eq=False):
     room: Room | None = None
     happened: Failure | Reply | None = None  # what the call came to, before the job's own checks
     keep: Keep | None = None  # where its result will answer equal requests
+    levels: tuple[Level, ...] = ()  # beginnings of its prompt that other documents share
     passing: Passing | None = None  # to a caller who reads the answer as it comes
     savings: tuple[Saving, ...] = ()  # of this attempt's answers, by what caused them
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from penstock_producer.job.levers import Escalation
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.job.targets import Target
+from penstock_producer.planning.prefixes import CachedPrompts
 from penstock_ratelimit import Flow
 from penstock_ratelimit.for_penstock import DEFAULT_FLOW
 from penstock_workers.item.same_request import ReusePolicy
@@ -39,6 +40,7 @@ class JobView:
     escalation: Escalated | None = None  # where an answer may go on to a better model
     # as it is asked from its next step of `degrade` on, see control/job/degrading.py
     next_step: tuple[Target, JobView] | None = None
+    cached: CachedPrompts | None = None  # None: the provider's prompt cache is not used
 
 
 class Escalated(NamedTuple):

@@ -14,7 +14,7 @@ from penstock_producer.accepting.estimates import Estimate
 from penstock_producer.accepting.new_jobs import digest_of
 from penstock_producer.job.lanes import lanes_in_words
 from penstock_producer.job.provider_facts import ProviderFacts
-from penstock_producer.prices import ModelPrices
+from penstock_producer.prices import ModelPrices, TierPrices
 from penstock_producer.reporting.advice import on_terminal
 from penstock_workers.control.lanes import speeds, troubles
 from penstock_workers.control.lanes.forecast import Known, forecast, late
@@ -200,8 +200,8 @@ def test_a_dry_run_says_where_auto_would_begin() -> None:
 def test_a_preview_offers_flex_where_it_costs_less_and_the_job_names_no_tier() -> None:
     """By the provider's prices and limits, in `auto` alone; a tier that the job, its parameters or
     no price names is none to choose."""
-    tiers = {"flex": {"discount": 0.5}}
-    prices = ModelPrices(input=1.0, output=2.0, batch_discount=0.5, tiers=tiers)
+    of_flex = {"flex": TierPrices(discount=0.5)}
+    prices = ModelPrices(input=1.0, output=2.0, batch_discount=0.5, tiers=of_flex)
     provider = ProviderFacts(prices={"m": prices})
     known = Known(provider, {"requests": 600.0}, lasted=[20 * H] * 5)
     guess = Estimate(1_000_000, 100_000, True)

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import orjson
 
+from penstock_producer.dialects.prompt_caches import without_marks
 from penstock_producer.job.endpoints import CHAT, GENERATE, MESSAGES
 from penstock_producer.job.params import as_sent
 from penstock_producer.job.routing import route_in
@@ -98,7 +99,7 @@ def _in_standard(attempt: Attempt, failure: Failure) -> bytes | None:
 
 
 def to_current_model(attempt: Attempt, is_down: Callable[[str], bool]) -> None:
-    """Turn the attempt to the model that earlier ones came to, in its job's service tier.
+    """Turn the attempt to the model that earlier ones came to, in its job's tier, for its cache.
 
     While its provider is down, to the next one that is up. Each model is given up once, however
     often its steps are taken."""
@@ -113,6 +114,11 @@ def to_current_model(attempt: Attempt, is_down: Callable[[str], bool]) -> None:
         attempt.body = with_model(attempt.body, spec.model)
     if spec.tier is not None:
         attempt.body = in_tier(attempt.body, spec.endpoint, spec.tier)
+    cached = attempt.job.cached
+    if cached is not None:
+        if spec.preprocess is not None:  # which has changed the request since
+            attempt.levels = tuple(cached.levels(attempt.body))
+        attempt.body = cached.laid_out(attempt.body, attempt.levels)
 
 
 def routed(job: JobView, body: bytes) -> JobView:
@@ -251,7 +257,7 @@ def let_go(attempt: Attempt) -> None:
 
 
 def with_model(body: bytes, model: str | None) -> bytes:
-    return orjson.dumps({**orjson.loads(body), "model": model})
+    return orjson.dumps({**orjson.loads(without_marks(body)), "model": model})
 
 
 def _to_better_model(attempt: Attempt) -> bool:
@@ -265,7 +271,7 @@ def _to_better_model(attempt: Attempt) -> bool:
 
 def _as_asked(body: bytes, target: Target, view: JobView) -> bytes:
     """Return a request as it is for a target of the job's rules."""
-    request, spec = orjson.loads(body), view.spec
+    request, spec = orjson.loads(without_marks(body)), view.spec
     if target.model is not None:
         request["model"] = target.model
     params = as_sent(dict(target.params))

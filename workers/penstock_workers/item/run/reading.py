@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import count
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from penstock_ledger import (
     Database,
@@ -29,6 +29,7 @@ from penstock_producer.job.lanes import LANES, has_own_model
 from penstock_producer.job.request_body import url_refusal
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.pins import AWAITED
+from penstock_producer.planning.prefixes import CachedPrompts
 from penstock_producer.sources import Source
 from penstock_producer.sources.of_feed import open_feed_source
 from penstock_ratelimit import Flow, Priority, full_jitter
@@ -192,6 +193,7 @@ def read_job(
             named_endpoint=endpoint,
             changes_tier=changes_tier,
             has_rules=spec.has_rules,
+            cached=_cached(job.source, spec, provider),
         )
         routes = (
             None if rule.target is None else _asked_as(usual, spec.asked_as(rule.target), settings)
@@ -200,6 +202,15 @@ def read_job(
         return replace(_asked_as(usual, spec, settings), routes=tuple(routes))
 
     return read
+
+
+def _cached(
+    source: Mapping[str, Any], spec: JobSpec, provider: ProviderSettings
+) -> CachedPrompts | None:
+    """Return the shared beginnings of a job's prompts, where the worker's lane asks a provider."""
+    if spec.prompt_cache == "off" or not LANES[spec.lane].is_real_time:
+        return None
+    return CachedPrompts.of(source, provider.kind, provider.base_url, spec.endpoint, packs=False)
 
 
 def _asked_as(usual: JobView, spec: JobSpec, settings: WorkerSettings) -> JobView:
@@ -222,8 +233,13 @@ def _with_fallbacks(usual: JobView, spec: JobSpec, settings: WorkerSettings) -> 
     following: JobView | None = None
     providers = () if has_own_model(spec.lane) else settings.providers
     for one in reversed([spec, *_fallbacks(spec, providers)]):
+        is_usual = (one.model, one.provider) == (usual.spec.model, usual.spec.provider)
         following = replace(
-            usual, spec=one, provider=_provider_of(one, settings), fallback=following
+            usual,
+            spec=one,
+            provider=_provider_of(one, settings),
+            fallback=following,
+            cached=usual.cached if is_usual else None,
         )
     assert following is not None, "the job's own model is one of them"
     return following

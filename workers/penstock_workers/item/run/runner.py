@@ -48,6 +48,7 @@ from penstock_workers.item.run.follow_ups import (
 from penstock_workers.item.run.job_code import JobCode
 from penstock_workers.item.run.models import ModelCheck
 from penstock_workers.item.run.passes import Passes
+from penstock_workers.item.run.priming import Priming
 from penstock_workers.item.run.quarantine import (
     CRASHES_MAX,
     SUSPECT_AFTER_CRASHES,
@@ -81,6 +82,7 @@ class ItemRunner:
     policy: RetryPolicy
     failpoints: Failpoints
     reuse: Reuse  # of answers, in jobs that ask for it
+    priming: Priming  # of the provider's prompt cache, in jobs that use it
     passes: Passes  # answers to callers who read them as they come
     models: ModelCheck | None = None  # None in lanes without models of their own
     traced: bool = False  # attempts keep the times of their marks
@@ -93,8 +95,9 @@ class ItemRunner:
         try:
             item = self._read(delivery)
             item = attempt = await self._open(item)
+            steps = self.priming.around(attempt, self._steps)
             outcome = await (
-                self.reuse.once(attempt, self._steps) if attempt.job.reuse else self._steps(attempt)
+                self.reuse.once(attempt, steps) if attempt.job.reuse else steps(attempt)
             )
         except asyncio.CancelledError:
             outcome = STOPPED
@@ -197,15 +200,13 @@ class ItemRunner:
             await self._preprocess(attempt)
         if attempt.job.has_rules:
             await by_rules(attempt, self.reads.step)
-        if spec.fallback is not None or spec.tier is not None:
+        if spec.fallback is not None or spec.tier is not None or attempt.levels:
             to_current_model(attempt, self.admission.is_down)
         if (why := too_long(attempt.body, spec.max_prompt_tokens)) is not None:
             raise TurnedAway(decide(attempt, Failure("prompt_too_long", why, None), self.policy))
 
     async def _preprocess(self, attempt: Attempt) -> None:
-        """Call the job's hook.
-
-        Its start is counted, so that a hook that ends this process is found; waiting is not."""
+        """Call the job's hook, with its start counted: one that ends this process is found."""
         await self._begin(attempt)
         refused = await self.code.preprocess(attempt)
         if refused is not None:
@@ -260,9 +261,7 @@ class ItemRunner:
         return happened
 
     async def _accept(self, attempt: Attempt, happened: Failure | Reply) -> Failure | Reply:
-        """See whether a reply is what the job asked for, by its schema and its own hook.
-
-        The turn has ended before this."""
+        """See, once the turn has ended, whether a reply is what the job asked for."""
         spec = attempt.job.spec
         if isinstance(happened, Reply) and (spec.postprocess or spec.response_schema is not None):
             happened = await self.code.accept(attempt, happened)

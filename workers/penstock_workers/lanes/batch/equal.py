@@ -156,7 +156,7 @@ class EqualWindow:
             self._taken.append((before, known.key, name[1]))
             return True
         # one that was in a batch is packed again: others may wait for it
-        if not isinstance(known, str) or known == document.doc_id or before.attempts:
+        if not isinstance(known, str) or known == before.key.doc_id or before.attempts:
             return False
         self._waiting.append(before._replace(same_as=known, reason=SAME_REQUEST))
         return True
@@ -205,8 +205,12 @@ class EqualWindow:
                 "answers of other jobs cannot be looked up", error, "the requests are sent"
             )
             return
+        # a result may be gone with its purged job
+        there = self._answers.outcomes.terminal(
+            [told for told in found.values() if isinstance(told, ItemKey)]
+        )
         for one, told in found.items():
-            if isinstance(told, ItemKey):
+            if isinstance(told, ItemKey) and told in there:
                 self._known[one.name.digest] = _Answered(told)
 
 
