@@ -139,9 +139,12 @@ if TYPE_CHECKING:
     from penstock_ledger.in_redis.seen import QuotaSeen as QuotaSeen
     from penstock_ledger.in_redis.seen import counted as counted
     from penstock_ledger.in_redis.seen import quotas_seen as quotas_seen
+    from penstock_ledger.in_redis.warm_prefixes import Primed as Primed
+    from penstock_ledger.in_redis.warm_prefixes import WarmPrefixes as WarmPrefixes
     from penstock_ledger.keys import RETRIED as RETRIED
     from penstock_ledger.keys import bucket_count as bucket_count
     from penstock_ledger.keys import buckets_for as buckets_for
+    from penstock_ledger.model import RULE as RULE
     from penstock_ledger.model import Counts as Counts
     from penstock_ledger.model import DeadLetter as DeadLetter
     from penstock_ledger.model import Feed as Feed
@@ -161,6 +164,7 @@ if TYPE_CHECKING:
     from penstock_ledger.provider_batch import BatchState as BatchState
     from penstock_ledger.provider_batch import BatchSum as BatchSum
     from penstock_ledger.provider_batch import BatchTrouble as BatchTrouble
+    from penstock_ledger.provider_batch import EqualRequests as EqualRequests
     from penstock_ledger.provider_batch import KeptDocument as KeptDocument
     from penstock_ledger.provider_batch import Missing as Missing
     from penstock_ledger.provider_batch import NewProviderBatch as NewProviderBatch
@@ -196,7 +200,9 @@ if TYPE_CHECKING:
     from penstock_ledger.stored_values import storable as storable
     from penstock_ledger.stores.batch_figures import BatchFigures as BatchFigures
     from penstock_ledger.stores.batch_journal import ProviderBatchStore as ProviderBatchStore
+    from penstock_ledger.stores.batch_remainders import EqualRequestStore as EqualRequestStore
     from penstock_ledger.stores.batch_remainders import RemainderStore as RemainderStore
+    from penstock_ledger.stores.batch_remainders import SentRequest as SentRequest
     from penstock_ledger.stores.commit_order import CommitOrder as CommitOrder
     from penstock_ledger.stores.commit_order import Place as Place
     from penstock_ledger.stores.jobs import JobStore as JobStore
@@ -208,6 +214,8 @@ if TYPE_CHECKING:
     from penstock_ledger.stores.live import LiveJob as LiveJob
     from penstock_ledger.stores.live import LiveJobs as LiveJobs
     from penstock_ledger.stores.meta import Meta as Meta
+    from penstock_ledger.stores.meta import StepsTaken as StepsTaken
+    from penstock_ledger.stores.meta import StepTaken as StepTaken
     from penstock_ledger.stores.outcomes import OutcomeStore as OutcomeStore
     from penstock_ledger.stores.outcomes import PromptSizes as PromptSizes
     from penstock_ledger.stores.provenance import RENOTED_S as RENOTED_S
@@ -255,6 +263,7 @@ else:
                 "TablesInUse TooManySchedules"
             ),
             "penstock_ledger.in_redis.answer_book": "AnswerBook Asked InFlight RequestName",
+            "penstock_ledger.in_redis.warm_prefixes": "Primed WarmPrefixes",
             "penstock_ledger.in_redis.batches": (
                 "AskedAgain Begin BeginReply Begun Depth Drained Drains FED_UP_TO JobSeen Keep "
                 "Lately MayCost Memory Publish PublishReport SettleBatch SettleReport "
@@ -275,12 +284,12 @@ else:
             "penstock_ledger.keys": "RETRIED bucket_count buckets_for",
             "penstock_ledger.model": (
                 "Counts DeadLetter Feed FeedKind ItemKey Job JobState LaneCounts NewJob Paid "
-                "PaidBeside Result Saving"
+                "PaidBeside RULE Result Saving"
             ),
             "penstock_ledger.provider_batch": (
                 "BatchFailure BatchState BatchSum BatchTrouble BatchesOpen CANCEL_WAIT_S "
-                "KeptDocument Missing NewProviderBatch ProviderBatch Remainder Waiting "
-                "kept_documents"
+                "EqualRequests KeptDocument Missing NewProviderBatch ProviderBatch Remainder "
+                "Waiting kept_documents"
             ),
             "penstock_ledger.schedules.model": (
                 "CatchUp Decision DriftRule Firing FiringOutcome NewSchedule OnDrift Schedule"
@@ -292,12 +301,14 @@ else:
             "penstock_ledger.stored_values": "FIGURE_MAX storable",
             "penstock_ledger.stores.batch_figures": "BatchFigures",
             "penstock_ledger.stores.batch_journal": "ProviderBatchStore",
-            "penstock_ledger.stores.batch_remainders": "RemainderStore",
+            "penstock_ledger.stores.batch_remainders": (
+                "EqualRequestStore RemainderStore SentRequest"
+            ),
             "penstock_ledger.stores.commit_order": "CommitOrder Place",
             "penstock_ledger.stores.jobs": "JobStore",
             "penstock_ledger.stores.lane_moves": "BY_HAND LaneMove LaneMoves MOVE_REASONS",
             "penstock_ledger.stores.live": "LiveFeed LiveJob LiveJobs",
-            "penstock_ledger.stores.meta": "Meta",
+            "penstock_ledger.stores.meta": "Meta StepTaken StepsTaken",
             "penstock_ledger.schedules.noticed": "Noted NoticedFile NoticedStore",
             "penstock_ledger.stores.outcomes": "OutcomeStore PromptSizes",
             "penstock_ledger.stores.provenance": (

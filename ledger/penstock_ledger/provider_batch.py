@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, Self
@@ -21,6 +21,7 @@ __all__ = [
     "BatchSum",
     "BatchTrouble",
     "BatchesOpen",
+    "EqualRequests",
     "KeptDocument",
     "Missing",
     "NewProviderBatch",
@@ -193,6 +194,17 @@ class Remainder(NamedTuple):
     # answers of which no price is known, in a row that is read; of this batch alone, in one that is
     # written
     unpriced: int = 0
+    # the document of its generation whose answer it waits for; None: it goes into a batch
+    same_as: str | None = None
+
+
+class EqualRequests(NamedTuple):
+    """The equal requests that were found while documents of a feed were packed."""
+
+    job_id: str
+    generation: int
+    sent: Mapping[str, str]  # documents that are packed, by the digests of their requests
+    waiting: Sequence[Remainder]  # for the answers to others
 
 
 class Waiting(NamedTuple):

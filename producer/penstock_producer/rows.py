@@ -55,6 +55,9 @@ class Tally:
 
     cut: dict[str, int] = field(default_factory=dict)  # rows by the column whose text was cut
     saved_chars: int = 0  # blanks that compression took out
+    # columns that the rules of routes look at and that some row has; not kept with the job
+    met: set[str] = field(default_factory=set)
+    refused: dict[int, int] = field(default_factory=dict)  # rows that a rule refused, likewise
 
     def note(self, cut: Sequence[str], saved_chars: int) -> None:
         """Note what was changed in one row."""

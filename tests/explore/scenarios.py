@@ -281,7 +281,8 @@ class Scenario:
 
     def _draw(self, knob: str, *among: T) -> T:
         """Draw one of these, or of what the theme of this seed has for it."""
-        return self.chance.choice(self._theme.get(knob, among))
+        drawn: T = self.chance.choice(self._theme.get(knob, among))
+        return drawn
 
     def _odds(self) -> Odds:
         draw = self._draw

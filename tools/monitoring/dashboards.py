@@ -81,9 +81,16 @@ FLEET: Final = Dashboard(
                 ),
                 Panel(
                     "Cost per hour",
-                    "At the current rate, by the configured prices.",
+                    "At the current rate, by the configured prices, and what service tiers and "
+                    "prompt caches save of it or add to it.",
                     "currencyUSD",
-                    ((f"3600 * {_rate(of.COST, 'lane, provider')}", "{{lane}} {{provider}}"),),
+                    (
+                        (f"3600 * {_rate(of.COST, 'lane, provider')}", "{{lane}} {{provider}}"),
+                        (
+                            f"3600 * {_rate(of.SAVINGS, 'cause, effect')}",
+                            "{{effect}} by {{cause}}",
+                        ),
+                    ),
                 ),
                 Panel(
                     "Tokens",

@@ -16,7 +16,7 @@ from penstock_producer.reporting.text import count, one_line
 
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
-    from penstock_ledger import Spending
+    from penstock_ledger import Saving, Spending
     from penstock_producer.reporting.money import Money
 
 Output = Annotated[
@@ -157,6 +157,7 @@ def costs(
     What was spent stays in it: dead letters that were replayed,
     lost batches, jobs that were purged. Where of some of it no
     price is known, that is said, and the sum is of the rest.
+    Saved is by service tiers and the provider's prompt cache.
     """
     import time
 
@@ -184,8 +185,12 @@ class Cost(NamedTuple):
 
     of: Spending
     unpriced: int  # of its jobs: some of what they cost has no known price
+    savings: Sequence[Saving] = ()  # by service tiers and prompt caches
+    unnoted: int = 0  # of its jobs: some answers are of releases that did not book what they saved
 
     def to_json(self, by: str) -> dict[str, Any]:
+        from penstock_producer.reporting.money import saved_by_cause
+
         figures = self.of._asdict()
         del figures["cost_microusd"], figures["unpriced"]
         name, money = figures.pop("name"), self.money
@@ -195,6 +200,11 @@ class Cost(NamedTuple):
             "cost_usd": money.usd,
             "known_usd": money.known_usd,
             "jobs_without_price": self.unpriced,
+            "saved_usd": self.saved.usd,
+            "saved_by_cause": {
+                cause: one._asdict() for cause, one in saved_by_cause(self.savings).items()
+            },
+            "jobs_without_savings": self.unnoted,
         }
 
     @property
@@ -203,28 +213,42 @@ class Cost(NamedTuple):
 
         return money_of(self.of, is_priced=not self.unpriced)
 
+    @property
+    def saved(self) -> Money:
+        from penstock_producer.reporting.money import saved_in_all
+
+        return saved_in_all(self.savings, is_noted=not self.unnoted)
+
 
 def costs_by(ledger: Books, by: str, since: float) -> list[Cost]:
     """Return what the jobs have cost by tenant or lane, the dearest first.
 
     A job counts as a whole where it was submitted at `since` (Unix time) or later."""
     from penstock_ledger import Provenance, SpendingStore
-    from penstock_producer.reporting.money import is_unpriced
+    from penstock_producer.reporting.money import is_unpriced, notes_savings
 
     store = SpendingStore(ledger.database)
     tenants = store.tenants(since)
-    unpriced = defaultdict[str | None, set[str]](set)
+    unpriced, unnoted = (defaultdict[str | None, set[str]](set) for _ in range(2))
     for job_id, made in Provenance(ledger.database).of_all():
-        if job_id in tenants and is_unpriced(made):
-            unpriced[tenants[job_id] if by == "tenant" else made.lane].add(job_id)
+        if job_id in tenants:
+            name = tenants[job_id] if by == "tenant" else made.lane
+            if is_unpriced(made):
+                unpriced[name].add(job_id)
+            if not notes_savings(made):
+                unnoted[name].add(job_id)
     found = store.by_tenant(since) if by == "tenant" else store.by_lane(since)
-    costs = [Cost(one, len(unpriced[one.name])) for one in found]
+    savings = store.savings(since, by_lane=by == "lane")
+    costs = [
+        Cost(one, len(unpriced[one.name]), savings.get(one.name, ()), len(unnoted[one.name]))
+        for one in found
+    ]
     return sorted(costs, key=lambda cost: (-cost.of.cost_microusd, cost.of.name or ""))
 
 
 def table(costs: Sequence[Cost], by: str) -> list[str]:
     """Return the sums as lines: one for each, and one of all."""
-    header = [by, "jobs", "succeeded", "dead", "calls", "tokens in", "tokens out", "cost"]
+    header = [by, "jobs", "succeeded", "dead", "calls", "tokens in", "tokens out", "cost", "saved"]
     rows = [
         _row(one_line(cost.of.name or (NO_TENANT if by == "tenant" else NO_LANE), 64), cost, by)
         for cost in costs
@@ -233,13 +257,19 @@ def table(costs: Sequence[Cost], by: str) -> list[str]:
         whole = costs[0].of._replace(name=None)
         for cost in costs[1:]:
             whole = whole.plus(cost.of[1:])
-        rows.append(_row("together", Cost(whole, sum(cost.unpriced for cost in costs)), by))
+        savings = [one for cost in costs for one in cost.savings]
+        unpriced, unnoted = (
+            sum(figures) for figures in zip(*((c.unpriced, c.unnoted) for c in costs), strict=True)
+        )
+        rows.append(_row("together", Cost(whole, unpriced, savings, unnoted), by))
     return aligned(header, rows)
 
 
 def _row(name: str, cost: Cost, by: str) -> list[str]:
+    from penstock_producer.reporting.words import saved_words
+
     of = cost.of
     # a job may have run in several lanes
     jobs = "" if by == "lane" and (of.name is None) else count(of.jobs)
     figures = (of.succeeded, of.dead, of.calls, of.prompt_tokens, of.completion_tokens)
-    return [name, jobs, *map(count, figures), cost.money.words]
+    return [name, jobs, *map(count, figures), cost.money.words, saved_words(cost.saved)]

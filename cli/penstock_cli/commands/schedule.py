@@ -202,8 +202,8 @@ def _trouble(source: str, spec: JobSpec) -> str | None:
         return None  # the control processes may have rights and addresses that this machine has not
     try:
         settings = ProducerSettings.load()
-        opened, provider = open_source(source, spec, settings), settings.prices(spec.provider)
-        found = preview(opened, spec, provider, 1, most=LOOKED_AT, meter=TokenMeter())
+        opened = open_source(source, spec, settings)
+        found = preview(opened, spec, settings.prices, 1, most=LOOKED_AT, meter=TokenMeter())
     except PenstockError as error:
         return on_terminal(error.text)
     return None if found.requests else on_terminal(found.refused[0].text)

@@ -98,6 +98,7 @@ def understood(request: RunRequest) -> tuple[JobSpec, list[WorkerSettings]]:
     They are checked without a look at anything else. Raises UsageProblem and SettingsError."""
     from penstock_producer import SpecError
     from penstock_producer.accepting.acceptance import check_acceptable
+    from penstock_producer.accepting.quality import check_prices
     from penstock_producer.sources import refuse_unreadable
     from penstock_workers.lanes.registry import check_lane
 
@@ -110,6 +111,7 @@ def understood(request: RunRequest) -> tuple[JobSpec, list[WorkerSettings]]:
     of_lanes = [_settings_of(lane, spec, request) for lane in spec.permitted_lanes]
     try:
         check_acceptable(spec, of_lanes[0].prices(spec.provider))
+        check_prices(spec, of_lanes[0].prices)
         for settings in of_lanes:
             _refuse_models_elsewhere(spec, settings)
     except SpecError as error:
@@ -125,7 +127,9 @@ def _settings_of(lane: str, spec: JobSpec, request: RunRequest) -> WorkerSetting
 
     settings = WorkerSettings.load(lane=lane, concurrency=request.concurrency)
     if asks_a_provider(spec):
-        settings = with_provider(settings, spec.provider, request.provider, spec.fallback or ())
+        others = [f"{provider}/-" for provider in spec.providers_of_rules]
+        asked = [*(spec.fallback or ()), *others]
+        settings = with_provider(settings, spec.provider, request.provider, asked)
     return _with_hooks(with_own_model(settings, spec), spec)
 
 
@@ -144,7 +148,7 @@ def _refuse_what_is_missing(spec: JobSpec, settings: WorkerSettings) -> None:
 
 
 def _refuse_models_elsewhere(spec: JobSpec, settings: WorkerSettings) -> None:
-    """Refuse a fallback to a model that no worker of this command hosts.
+    """Refuse a fallback, or a rule, to a model that no worker of this command hosts.
 
     In a lane that hosts models all workers here have one, and documents that go on to another would
     wait for ever. Raises SpecError."""
@@ -154,7 +158,9 @@ def _refuse_models_elsewhere(spec: JobSpec, settings: WorkerSettings) -> None:
     served, own = served_by(settings), settings.of_lane(settings.lane)
     if served is None or not served.names or (own is not None and own.finds_names_later()):
         return  # a provider's; or what is served is known once the worker is up
-    elsewhere = [model for model in spec.fallback or () if model not in served.every_name]
+    others = dict.fromkeys(spec.fallback or (), "/fallback")
+    others |= {one.model: pointer for pointer, one in spec.asked_by_rules if one.model}
+    elsewhere = [model for model in others if model not in served.every_name]
     if elsewhere:
         why = f"`penstock run` hosts one model, and it is not {' or '.join(elsewhere)}"
         fix = (
@@ -162,7 +168,7 @@ def _refuse_models_elsewhere(spec: JobSpec, settings: WorkerSettings) -> None:
             "submit the job to them, or run the dead letters again: penstock submit --from-job JOB "
             "--where reason=… --model …"
         )
-        raise SpecError([Problem("invalid_value", "/fallback", why, fix)])
+        raise SpecError([Problem("invalid_value", others[elsewhere[0]], why, fix)])
 
 
 def asks_a_provider(spec: JobSpec) -> bool:

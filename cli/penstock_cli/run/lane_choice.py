@@ -138,7 +138,7 @@ def choice_lines(
     lines = []
     if spec.lane == AUTO:
         choice = forecast(*asked)
-        lines.append(f"lane {AUTO} would begin with {choice.lane}: {choice.why}")
+        lines.append(f"lane {AUTO} would begin with {choice.name}: {choice.why}")
     warning = late(*asked)
     return (
         lines

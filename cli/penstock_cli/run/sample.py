@@ -54,9 +54,16 @@ def sampled(
 
     Raises UsageProblem for a source without documents, and what reading a source raises.
     """
-    from penstock_producer.accepting.sampling import FOR_ALL, SAID_BY_LINES, drawn, input_line
+    from penstock_producer.accepting.sampling import (
+        FOR_ALL,
+        SAID_BY_LINES,
+        check_sampled,
+        drawn,
+        input_line,
+    )
     from penstock_producer.sources import open_source
 
+    check_sampled(spec)
     found = _surveyed(request.source, spec, settings)
     given = json.dumps(
         [deciding_options(spec), content_of(found.pin), number], sort_keys=True, default=str

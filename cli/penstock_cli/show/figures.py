@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 COUNT_SHARE = 0.05  # of the time at most this much goes into counting rows
 COUNT_PAUSE_S = 1.0  # and never more often than this
 RATE_SPAN_S = 15.0  # the speed shown is that of the last seconds, not of the whole night
-KEPT_STATS = ("calls", "rate_limited", "skipped", "repairs", "fallbacks")
+KEPT_STATS = ("calls", "rate_limited", "skipped", "repairs", "fallbacks", "escalations")
 
 
 def _kept(stats: Mapping[str, Any]) -> dict[str, int]:

@@ -48,7 +48,7 @@ _NUMBERS: Final = {
     "max_prompt_tokens": "tokens",
 }
 # of a job; others are not for callers to choose
-_FIELDS: Final = ("priority", "lane", "tenant", "stop_at_dead", *_NUMBERS)
+_FIELDS: Final = ("priority", "lane", "tier", "tenant", "stop_at_dead", *_NUMBERS)
 TENANT: Final = f"{OURS}tenant"
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from penstock_gateway.render import Part, parts
-from penstock_ledger import Cause, Depth, MadeWith, QuotaSeen, Spending, WorkerSeen, counted
+from penstock_ledger import Cause, Depth, MadeWith, QuotaSeen, Saving, Spending, WorkerSeen, counted
 from penstock_ledger.texts import Command, Run, SetOption, Text
 from penstock_producer.feed.queues import ALIVE_S
 from penstock_producer.job.lanes import DEFAULT_LANE
 from penstock_producer.reporting.advice import command_line, on_terminal
 from penstock_producer.reporting.engines import engines_line, engines_of, gpus_in_words
-from penstock_producer.reporting.money import money_of, per_million, together
+from penstock_producer.reporting.money import money_of, per_million, saved_in_all, together
 from penstock_producer.reporting.reasons import cause_line, latest_cause
 from penstock_producer.reporting.text import count, duration, one_line, usd
+from penstock_producer.reporting.words import saved_words
 
 __all__ = ["PERIODS", "lane_views", "price_rows", "quota_rows", "spend_rows", "stops", "total_of"]
 
@@ -258,6 +260,7 @@ class SpendRow(NamedTuple):
     calls: str
     tokens: str
     cost: str
+    saved: str  # by service tiers and prompt caches; empty where nothing was
     bar: Sequence[Part]
 
 
@@ -268,7 +271,11 @@ class PriceRow(NamedTuple):
     batches: str
 
 
-def spend_rows(spent: Sequence[Spending], without: str) -> list[SpendRow]:
+def spend_rows(
+    spent: Sequence[Spending],
+    without: str,
+    savings: Mapping[str | None, Sequence[Saving]] = MappingProxyType({}),
+) -> list[SpendRow]:
     """Return a row for each name, the dearest first; ``without`` stands for no name."""
     most = max((one.cost_microusd for one in spent), default=0)
     ordered = sorted(spent, key=lambda one: (-one.cost_microusd, one.name or ""))
@@ -280,6 +287,7 @@ def spend_rows(spent: Sequence[Spending], without: str) -> list[SpendRow]:
             count(one.calls),
             f"{count(one.prompt_tokens)} in, {count(one.completion_tokens)} out",
             money_of(one).words,
+            saved_words(saved_in_all(savings[one.name])) if one.name in savings else "",
             parts([("accent", one.cost_microusd)], most),
         )
         for one in ordered[:TENANTS_MAX]

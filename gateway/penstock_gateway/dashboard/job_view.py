@@ -44,7 +44,7 @@ from penstock_producer.reporting.words import (
     made_with_line,
     milliseconds,
     moment,
-    saved_rows,
+    saved_line,
     started_by_line,
     twice_line,
 )
@@ -500,7 +500,7 @@ def _effort(seen: JobSeenNow) -> list[str]:
         f"{count(report.calls)} calls",
         *([] if retried is None else [retried]),
         *batches_line(report.batches),
-        *(f"saved {amount} by {name}" for name, amount in saved_rows(report.saved)),
+        *saved_line(report.saved),
         *besides_lines(report),
         *twice_line(report),
         *dict.fromkeys(made_with_line(one) for one in report.made_with),

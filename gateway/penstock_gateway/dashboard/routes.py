@@ -301,10 +301,12 @@ async def spending(request: Request, viewer: Reader) -> Response:
         for found, _ in desk.pages.page(tenants=viewer.tenants, limit=PRICED_JOBS).jobs:
             made += islice(Provenance(desk.database).of(found.job_id), PRICED_JOBS)
         return {
-            "rows": spend_rows(spent, "no tenant"),
+            "rows": spend_rows(spent, "no tenant", desk.spending.savings(since, viewer.tenants)),
             "total": total_of(spent),
             "lanes": spend_rows(
-                desk.spending.by_lane(since, viewer.tenants), "refused or cancelled"
+                desk.spending.by_lane(since, viewer.tenants),
+                "refused or cancelled",
+                desk.spending.savings(since, viewer.tenants, by_lane=True),
             ),
             "prices": price_rows(made),
         }

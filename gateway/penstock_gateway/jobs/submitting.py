@@ -153,7 +153,7 @@ def _previewed(
         behind, spec = find_job(backend, caller, given.from_job), JobSpec.from_json(options)
         backend.remote_limits.check(spec)
         opened = backend.producer.outcomes_source(behind.job_id, spec, where=given.where)
-        return opened_preview(opened, spec, backend.settings.prices(spec.provider), number)
+        return opened_preview(opened, spec, backend.settings.prices, number)
     source = source_of(backend, caller, str(given.source))
     timeout_s = backend.settings.doors.submit_timeout_s
     return backend.remote.preview(

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import datetime
 import time
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import redis
-from sqlalchemy import ColumnElement, Connection, Row, Table, and_, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Row, Table, and_, func, or_, select, union
 
 from penstock_ledger import keys
 from penstock_ledger.door_stores.api_keys import budget_of_keys
 from penstock_ledger.in_redis.budget_book import ENDED_MAX, Account, BudgetBook, TenantSeen
-from penstock_ledger.model import Job, JobState, Paid
+from penstock_ledger.model import Job, JobState, Paid, Saving
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import (
     api_keys,
@@ -26,10 +27,11 @@ from penstock_ledger.sql.tables import (
     lane_tallies,
     paid_beside,
     purged_costs,
+    savings,
     spending,
     tallies,
 )
-from penstock_ledger.stores.account import cost_of_jobs, cost_of_tenant
+from penstock_ledger.stores.account import cost_of_jobs, cost_of_tenant, sums_of_savings
 from penstock_ledger.stores.outcome_rows import DEAD
 
 __all__ = [
@@ -300,6 +302,31 @@ class SpendingStore:
         for one in found:
             rest = rest.plus((0, *one[2:]), -1)
         return [*found, rest] if any(rest[1:]) else found
+
+    def savings(
+        self, since: float, tenants: Tenants = None, *, by_lane: bool = False
+    ) -> dict[str | None, list[Saving]]:
+        """Return what answers saved, by tenant or by the lane that was paid; purged jobs as well.
+
+        None: jobs without a tenant; what no lane is noted of."""
+        accepted = [
+            select(table.c.job_id, table.c.tenant).where(
+                *_chosen(since, tenants, at, table.c.tenant)
+            )
+            for table, at in ((jobs, jobs.c.created_at), (spending, spending.c.accepted_at))
+        ]
+        whose = union(*accepted).subquery()
+        of = savings.c.lane if by_lane else whose.c.tenant
+        query = (
+            select(of, savings.c.cause, *sums_of_savings())
+            .join_from(savings, whose, whose.c.job_id == savings.c.job_id)
+            .group_by(of, savings.c.cause)
+            .order_by(savings.c.cause)
+        )
+        found = defaultdict[str | None, list[Saving]](list)
+        for name, cause, *figures in self._db.rows(query):
+            found[name or None].append(Saving(cause, *map(int, figures)))
+        return dict(found)
 
 
 LAST_YEAR: Final = 253_000_000_000.0  # Unix seconds: the last that calendars know

@@ -152,6 +152,7 @@ class AskedAgain(NamedTuple):
     job_id: str
     repairs: int  # with what the job's schema had against the answer
     fallbacks: int  # of the next model
+    escalations: int = 0  # of the better model
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from penstock_ledger import keys
 from penstock_ledger.in_redis.batches import AskedAgain, Lately, SettledCrash, lately_of
 
 # only Redis has them: a reset keeps them
-FOREIGN_TO_SQL: Final = ("skipped", "rate_limited", "repairs", "fallbacks")
+FOREIGN_TO_SQL: Final = ("skipped", "rate_limited", "repairs", "fallbacks", "escalations")
 
 
 def stats(client: Any, job_id: str) -> dict[str, int]:
@@ -59,9 +59,10 @@ def count_crashed(client: Any, crashed: Sequence[SettledCrash]) -> None:
 def count_asked_again(client: Any, asked: Sequence[AskedAgain]) -> None:
     """Count what was asked again. Its cost is in the sums of what was settled."""
     counts: Counter[tuple[str, str]] = Counter()
-    for job_id, repairs, fallbacks in asked:
+    for job_id, repairs, fallbacks, escalations in asked:
         counts[job_id, "repairs"] += repairs
         counts[job_id, "fallbacks"] += fallbacks
+        counts[job_id, "escalations"] += escalations
     _add(client, counts)
 
 

@@ -56,6 +56,7 @@ jobs = Table(
     Column("pause", Words),
     # JSON: what a person has accepted of a job that a stop-loss had paused
     Column("stop_accepted", Words),
+    Column("tier", Words),  # that control has chosen for it; NULL: as its spec says
     UniqueConstraint("job_key", name="jobs_job_key"),
     Index("jobs_created", "created_at", "job_id"),
     Index("jobs_state", "state"),
@@ -365,8 +366,22 @@ batch_remainders = Table(
     Column("most", Integer),  # documents in its next batch; NULL: as many as in any other
     # answers of which no price is known
     Column("unpriced", BigInteger, nullable=False, server_default=text("0")),
+    # the document whose answer it waits for, as their requests are equal; NULL: it is packed
+    Column("same_as", Id),
     PrimaryKeyConstraint("job_id", "generation", "doc_id", name="batch_remainders_pkey"),
     Index("batch_remainders_tag", "tag"),
+)
+
+# Requests that provider batches of a job have had, of jobs whose equal requests are sent once: the
+# document whose answer serves the others. See stores/batch_remainders.py.
+batch_requests = Table(
+    "batch_requests",
+    metadata,
+    Column("job_id", Id, nullable=False),
+    Column("digest", Id, nullable=False),
+    Column("generation", Integer, nullable=False),
+    Column("doc_id", Id, nullable=False),
+    PrimaryKeyConstraint("job_id", "digest", name="batch_requests_pkey"),
 )
 
 # Which documents a provider batch has, until it is settled, so that its answers find them where its
@@ -456,7 +471,7 @@ spending = Table(
 
 # What answers of a job cost less than they would have without a cause (below 0: more), as a service
 # tier or the provider's prompt cache. It only grows, and stays when the job is purged. See
-# stores/savings.py.
+# stores/account.py.
 savings = Table(
     "savings",
     metadata,

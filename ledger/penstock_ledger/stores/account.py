@@ -11,6 +11,11 @@ transaction:
 - ``spending``: the rest. A replay moves what its dead letters cost from the tallies to here, and a
   purge moves all of it.
 
+Beside it stands what answers saved: how much less they cost than they would have without a cause, a
+service tier or the provider's prompt cache; below 0, it made them dearer. Each answer is booked
+once, in the transaction that first writes a row that it was paid for by. What moves between these
+later moves nothing here, so that replays and purges change nothing in it.
+
 What an outcome costs is all that was paid for its document, as far as its message tells of earlier
 attempts. Those that were paid for are in ``paid_beside`` or ``batch_remainders`` meanwhile, since a
 lost Redis forgets messages; the outcome's transaction takes them out, and what the message did not
@@ -21,7 +26,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -44,7 +49,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
-from penstock_ledger.model import ItemKey, Paid
+from penstock_ledger.model import RULE, ItemKey, Paid, Saving
 from penstock_ledger.sql.tables import (
     batch_remainders,
     feeds,
@@ -52,9 +57,11 @@ from penstock_ledger.sql.tables import (
     lane_tallies,
     outcomes,
     paid_beside,
+    savings,
     spending,
     tallies,
 )
+from penstock_ledger.stored_values import FIGURE_MAX
 from penstock_ledger.stores.outcome_rows import DEAD
 
 SHARDS: Final = 16  # more than the processes that commit at the same moment, few enough to add up
@@ -471,3 +478,51 @@ def _growing(on_sqlite: bool, table: Table, of: tuple[str, ...], figures: tuple[
         index_elements=["shard", *of],
         set_={name: table.c[name] + new.excluded[name] for name in figures},
     )
+
+
+# -- savings ---------------------------------------------------------------------------------------
+
+Savings = Mapping[ItemKey, Sequence[Saving]]
+NOTHING_SAVED: Final[Savings] = {}
+
+_OF_SAVINGS: Final = ("job_id", "cause", "lane")
+_OF_SAVING: Final = Saving._fields[1:]
+
+
+def add_savings(
+    connection: Connection, lane: str | None, found: Savings, paid_now: Collection[ItemKey]
+) -> None:
+    """Book savings of those documents whose answers ``paid_now`` says are new in the account."""
+    sums = dict[tuple[str, str, str], list[int]]()
+    for key, some in found.items():
+        for one in some if key in paid_now else ():
+            which = (key.job_id, one.cause, lane or "")
+            before = sums.get(which, [0] * len(_OF_SAVING))
+            figures = (max(-FIGURE_MAX, min(FIGURE_MAX, figure)) for figure in one[1:])
+            sums[which] = [sum(both) for both in zip(figures, before, strict=True)]
+    grow(connection, savings, _OF_SAVINGS, _OF_SAVING, sums)
+
+
+def savings_of(connection: Connection, job_id: str) -> list[Saving]:
+    """Return the savings of a job by cause, those of all lanes together; none of its rules'."""
+    return _by_cause(connection, savings.c.job_id == job_id, ~savings.c.cause.startswith(RULE))
+
+
+def by_rules(connection: Connection, job_id: str) -> list[Saving]:
+    """Return what answers were and cost by the rules of a job, whose causes begin with ``RULE``."""
+    return _by_cause(connection, savings.c.job_id == job_id, savings.c.cause.startswith(RULE))
+
+
+def _by_cause(connection: Connection, *conditions: ColumnElement[bool]) -> list[Saving]:
+    query = (
+        select(savings.c.cause, *sums_of_savings())
+        .where(*conditions)
+        .group_by(savings.c.cause)
+        .order_by(savings.c.cause)
+    )
+    return [Saving(cause, *map(int, figures)) for cause, *figures in connection.execute(query)]
+
+
+def sums_of_savings() -> list[Any]:
+    """Return the columns that add up rows, named and in the order of ``Saving``."""
+    return [func.sum(savings.c[name]).label(name) for name in _OF_SAVING]

@@ -18,6 +18,7 @@ from penstock_ledger.model import DeadLetter, Feed, ItemKey, Paid, PaidBeside, R
 from penstock_ledger.provider_batch import (
     BatchFailure,
     BatchState,
+    EqualRequests,
     NewProviderBatch,
     ProviderBatch,
     Remainder,
@@ -26,12 +27,18 @@ from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import provider_batch_ids as kept_ids
 from penstock_ledger.sql.tables import provider_batches as table
 from penstock_ledger.stored_values import json_text
-from penstock_ledger.stores.account import UNREAD, WAITED, add_spent, take_out_earlier
+from penstock_ledger.stores.account import (
+    NOTHING_SAVED,
+    UNREAD,
+    WAITED,
+    Savings,
+    add_spent,
+    take_out_earlier,
+)
 from penstock_ledger.stores.batch_figures import IS_OPEN, BatchFigures, batch_of, held_beside
-from penstock_ledger.stores.batch_remainders import claim, move, put_back, take_waiting
+from penstock_ledger.stores.batch_remainders import claim, move, note_equal, put_back, take_waiting
 from penstock_ledger.stores.feeds import FeedStore
 from penstock_ledger.stores.outcomes import NOTHING_EARLIER, OutcomeStore
-from penstock_ledger.stores.savings import NOTHING_SAVED, Savings
 from penstock_ledger.stores.spool import mark_fed
 from penstock_ledger.stores.tallies import add_beside
 
@@ -116,16 +123,20 @@ class ProviderBatchStore(BatchFigures):
         cursor: dict[str, Any],
         exhausted: bool,
         ids: Mapping[str, bytes] | None = None,
+        equal: EqualRequests | None = None,
     ) -> None:
         """Note batches that ``owner`` has packed from a feed, and move its cursor, or neither.
 
-        The cursor goes behind their documents.
+        The cursor goes behind their documents, and those that wait for the answers to ``equal``
+        requests.
 
         ``ids``: what ``kept_ids`` returns later, by tag. Raises FeedLost.
         """
 
         def add(connection: Connection) -> None:
             _add(connection, batches, owner, self._db.now(connection) + ttl_s, ids or {})
+            if equal is not None:
+                note_equal(connection, equal)
 
         FeedStore(self._db).advance_feed(feed, owner, cursor=cursor, exhausted=exhausted, also=add)
 
@@ -156,12 +167,15 @@ class ProviderBatchStore(BatchFigures):
         ttl_s: float,
         batches: Sequence[tuple[NewProviderBatch, Sequence[ItemKey]]],
         ids: Mapping[str, bytes] | None = None,
+        equal: EqualRequests | None = None,
     ) -> bool:
-        """Note batches that were packed of remainders.
+        """Note batches that were packed of remainders, and ``equal`` requests that wait.
 
         False, and nothing is noted, where another process was first."""
 
         def add(connection: Connection) -> None:
+            if equal is not None:
+                note_equal(connection, equal)
             for batch, keys in batches:
                 if not claim(connection, keys, batch.tag):
                     raise _Claimed

@@ -3,28 +3,36 @@
 A document has one row at most. Reading the same answers twice changes nothing: a row is only added
 for a document that has neither an outcome nor a row, and only the batch that has a document now may
 give it back.
+
+Of equal requests one is packed, and the other documents wait with its name. Which was packed is
+written with the batches and the cursor of their feed, so that a worker that dies, or a Redis that
+forgets, sends no request again; whatever takes remainders elsewhere takes those that wait as well.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Connection, Row, bindparam, delete, func, or_, select, update
+from sqlalchemy import Connection, Row, and_, bindparam, delete, func, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from penstock_ledger.model import ItemKey
-from penstock_ledger.provider_batch import Remainder, Waiting
+from penstock_ledger.provider_batch import EqualRequests, Remainder, Waiting
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import batch_remainders as table
+from penstock_ledger.sql.tables import batch_requests, outcomes
 from penstock_ledger.stored_values import bounded_count, bounded_figure
 from penstock_ledger.stores.account import by_feed
 from penstock_ledger.stores.outcome_insert import terminal_keys
+from penstock_ledger.stores.outcome_rows import DEAD
 
 IDS_MAX: Final = 500  # per statement
 PAGE: Final = 1_000
 
+# the others wait for the answers to equal requests
+_TO_BE_PACKED: Final = (table.c.tag.is_(None), table.c.same_as.is_(None))
 _KEY: Final = tuple(table.c[name] for name in ItemKey._fields)
 _MOVE: Final = (
     update(table).where(table.c.tag == bindparam("from_tag")).values(tag=bindparam("to_tag"))
@@ -59,7 +67,7 @@ class RemainderStore:
         self._db = db
 
     def waiting(self, job_ids: Collection[str]) -> list[Waiting]:
-        """Count documents of these jobs that are in no batch.
+        """Count documents of these jobs that are in no batch and go into one.
 
         They are counted by feed and by how many of them may be in one."""
         query = (
@@ -70,7 +78,7 @@ class RemainderStore:
                 func.min(table.c.since),
                 table.c.most,
             )
-            .where(table.c.job_id.in_(job_ids), table.c.tag.is_(None))
+            .where(table.c.job_id.in_(job_ids), *_TO_BE_PACKED)
             .group_by(table.c.job_id, table.c.generation, table.c.most)
             .order_by(table.c.job_id, table.c.generation, table.c.most)
         )
@@ -108,12 +116,8 @@ class RemainderStore:
     def alike(
         self, job_id: str, generation: int, most: int | None, page: int = PAGE
     ) -> Iterator[Remainder]:
-        """Yield those of a feed that are in no batch and have the same ``most``."""
-        of_feed = (
-            table.c.job_id == job_id,
-            table.c.generation == generation,
-            table.c.tag.is_(None),
-        )
+        """Yield those of a feed that go into a batch and have the same ``most``."""
+        of_feed = (table.c.job_id == job_id, table.c.generation == generation, *_TO_BE_PACKED)
         return self._paged(
             page, *of_feed, table.c.most.is_(None) if most is None else table.c.most == most
         )
@@ -231,6 +235,7 @@ def _row(one: Remainder, now: float) -> dict[str, Any]:
         "since": now,
         "most": one.most,
         "unpriced": bounded_count(one.unpriced),
+        "same_as": one.same_as,
     }
 
 
@@ -246,4 +251,173 @@ def _remainder_of(row: Row[Any]) -> Remainder:
         row.reason,
         row.most,
         row.unpriced,
+        row.same_as,
     )
+
+
+# -- equal requests --------------------------------------------------------------------------------
+
+_WAITS: Final = (table.c.tag.is_(None), table.c.same_as.is_not(None))
+_FOLLOW: Final = (
+    update(table)
+    .where(
+        *(table.c[name] == bindparam(f"its_{name}") for name in ItemKey._fields),
+        table.c.tag.is_(None),
+    )
+    .values(same_as=bindparam("other"), reason=bindparam("why"))
+)
+
+
+class SentRequest(NamedTuple):
+    """The document that was sent for a request, and what it came to."""
+
+    key: ItemKey
+    is_dead: bool | None  # None: it has no outcome yet
+    made_at: float = 0.0  # Unix seconds, of its outcome
+    size: int = 0  # bytes of its answer
+
+
+class EqualRequestStore:
+    """Of all jobs."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    def sent(self, job_id: str, digests: Sequence[str]) -> dict[str, SentRequest]:
+        """Return those of ``digests`` that a batch of the job has had."""
+        found = dict[str, SentRequest]()
+        query = (
+            select(
+                batch_requests.c.digest,
+                batch_requests.c.generation,
+                batch_requests.c.doc_id,
+                outcomes.c.kind,
+                outcomes.c.created_at,
+                func.coalesce(func.length(outcomes.c.body), 0),
+            )
+            .outerjoin(
+                outcomes,
+                and_(
+                    *(outcomes.c[name] == batch_requests.c[name] for name in ItemKey._fields),
+                ),
+            )
+            .where(batch_requests.c.job_id == job_id)
+        )
+        for start in range(0, len(digests), IDS_MAX):
+            some = digests[start : start + IDS_MAX]
+            for digest, generation, doc_id, kind, at, size in self._db.rows(
+                query.where(batch_requests.c.digest.in_(some))
+            ):
+                key, is_dead = ItemKey(job_id, generation, doc_id), kind == DEAD
+                found[digest] = (
+                    SentRequest(key, None)
+                    if kind is None
+                    else SentRequest(key, is_dead, at, int(size))
+                )
+        return found
+
+    def answered(
+        self, job_id: str, generation: int, most: int
+    ) -> list[tuple[Remainder, SentRequest]]:
+        """Return documents that wait, where the one that was sent has its outcome."""
+        sent = ItemKey(job_id, generation, "")
+        query = (
+            select(
+                table,
+                outcomes.c.kind,
+                outcomes.c.created_at.label("at"),
+                func.coalesce(func.length(outcomes.c.body), 0).label("size"),
+            )
+            .join(
+                outcomes,
+                and_(
+                    outcomes.c.job_id == table.c.job_id,
+                    outcomes.c.generation == table.c.generation,
+                    outcomes.c.doc_id == table.c.same_as,
+                ),
+            )
+            .where(
+                table.c.job_id == job_id,
+                table.c.generation == generation,
+                *_WAITS,
+            )
+            .order_by(table.c.doc_id)
+            .limit(most)
+        )
+        return [
+            (
+                _remainder_of(row),
+                SentRequest(
+                    sent._replace(doc_id=row.same_as), row.kind == DEAD, row.at, int(row.size)
+                ),
+            )
+            for row in self._db.rows(query)
+        ]
+
+    def let_go(self, keys: Collection[ItemKey]) -> None:
+        """Let these documents go into batches of their own: there is no answer to wait for."""
+
+        def write(connection: Connection) -> None:
+            for (job_id, generation), docs in by_feed(keys).items():
+                for start in range(0, len(docs), IDS_MAX):
+                    connection.execute(
+                        update(table)
+                        .where(
+                            table.c.job_id == job_id,
+                            table.c.generation == generation,
+                            table.c.doc_id.in_(docs[start : start + IDS_MAX]),
+                            *_WAITS,
+                        )
+                        .values(same_as=None)
+                    )
+
+        self._db.write(write)
+
+    def waiting(self, keys: Collection[ItemKey]) -> set[ItemKey]:
+        """Return those of ``keys`` that wait for the answers to others."""
+        found = set[ItemKey]()
+        for (job_id, generation), docs in by_feed(keys).items():
+            query = select(table.c.doc_id).where(
+                table.c.job_id == job_id,
+                table.c.generation == generation,
+                *_WAITS,
+            )
+            for start in range(0, len(docs), IDS_MAX):
+                some = query.where(table.c.doc_id.in_(docs[start : start + IDS_MAX]))
+                found.update(ItemKey(job_id, generation, row.doc_id) for row in self._db.rows(some))
+        return found
+
+
+def note_equal(connection: Connection, equal: EqualRequests) -> None:
+    """Note what was found while a feed was packed, as part of a larger transaction.
+
+    A request that an earlier generation has sent is this one's from now on."""
+    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
+    if equal.sent:
+        new = dialect.insert(batch_requests)
+        rows = [
+            {
+                "job_id": equal.job_id,
+                "digest": digest,
+                "generation": equal.generation,
+                "doc_id": doc_id,
+            }
+            for digest, doc_id in sorted(equal.sent.items())
+        ]
+        connection.execute(
+            new.on_conflict_do_update(
+                index_elements=["job_id", "digest"],
+                set_={"generation": new.excluded.generation, "doc_id": new.excluded.doc_id},
+                where=batch_requests.c.generation < new.excluded.generation,
+            ),
+            rows,
+        )
+    put_back(connection, "", equal.waiting)
+    known = [_following(one) for one in equal.waiting]
+    if known:  # those that have waited for a batch of their own until now
+        connection.execute(_FOLLOW, known)
+
+
+def _following(one: Remainder) -> dict[str, object]:
+    key = {f"its_{name}": value for name, value in one.key._asdict().items()}
+    return {**key, "other": one.same_as, "why": one.reason}

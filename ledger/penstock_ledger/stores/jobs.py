@@ -403,6 +403,7 @@ def job_of(row: Row[Any]) -> Job:
         moves=row.moves,
         why=read_reason(row.pause, row.reason),
         accepted=_accepted(row),
+        tier_now=row.tier,
     )
 
 

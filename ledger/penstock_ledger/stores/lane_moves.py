@@ -74,12 +74,14 @@ class LaneMoves:
         *,
         now: float,
         paused_for: str | None = None,
+        tier: str | None = None,
     ) -> LaneMove | None:
         """Change the lane of a running job from ``before`` to ``lane``.
 
         It is None where another process was first, or the job does not run. ``before`` is None for
-        the first choice, which notes why the job is where it is. With ``paused_for`` the job is one
-        that is paused with this reason, and runs from then on."""
+        the first choice, which notes why the job is where it is. ``tier`` is the service tier in
+        which it asks there; None: as its spec says. With ``paused_for`` the job is one that is
+        paused with this reason, and runs from then on."""
         if reason not in MOVE_REASONS:
             raise ValueError(f"a move's reason is one of {', '.join(MOVE_REASONS)}, not {reason!r}")
 
@@ -94,7 +96,38 @@ class LaneMoves:
             connection.execute(
                 update(jobs)
                 .where(jobs.c.job_id == job_id)
-                .values(lane=lane, moves=moved.number, **runs)
+                .values(lane=lane, tier=tier, moves=moved.number, **runs)
+            )
+            connection.execute(insert(lane_moves).values(_values(moved)))
+            return moved
+
+        return self._db.write(write)
+
+    def change_tier(
+        self,
+        job_id: str,
+        lane: str,
+        tier: str | None,
+        reason: str,
+        why: str,
+        figures: Mapping[str, float | str | None],
+        *,
+        now: float,
+    ) -> LaneMove | None:
+        """Change the service tier in which a running job asks in its ``lane``.
+
+        It is None where another process was first, or the job does not run there. No document
+        leaves the lane for it, so that its row has no lane before."""
+
+        def write(connection: Connection) -> LaneMove | None:
+            row = connection.execute(_LOCKED, {"job": job_id}).one_or_none()
+            if row is None or not _may_move(row, None) or row.moves >= MOVES_MAX:
+                return None
+            if job_of(row).lane != lane or row.tier == tier:
+                return None
+            moved = LaneMove(job_id, row.moves + 1, now, None, lane, reason, why, dict(figures))
+            connection.execute(
+                update(jobs).where(jobs.c.job_id == job_id).values(tier=tier, moves=moved.number)
             )
             connection.execute(insert(lane_moves).values(_values(moved)))
             return moved

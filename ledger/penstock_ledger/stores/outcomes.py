@@ -38,10 +38,15 @@ from penstock_ledger.model import (
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import feeds, outcomes
 from penstock_ledger.stores.account import (
+    NOTHING_SAVED,
+    Savings,
+    add_savings,
+    by_rules,
     mend_replays,
     mend_retries,
     rest_of_generation,
     rest_of_job,
+    savings_of,
     take_out_earlier,
 )
 from penstock_ledger.stores.outcome_insert import KEYS_MAX, insert_outcomes, terminal_keys
@@ -58,7 +63,6 @@ from penstock_ledger.stores.outcome_rows import (
     stored_from,
     stored_result_from,
 )
-from penstock_ledger.stores.savings import NOTHING_SAVED, Savings, add_savings, savings_of
 from penstock_ledger.stores.tallies import (
     add_left,
     add_retried,
@@ -179,6 +183,10 @@ class OutcomeStore:
             return losers
 
         return self._db.write(write)
+
+    def by_rules(self, job_id: str) -> list[Saving]:
+        """Return documents by the rules of a job; their cost is a saving below 0."""
+        return self._db.read(lambda connection: by_rules(connection, job_id))
 
     def mend_replays(self, job_id: str) -> None:
         """Account for what replays by processes of the release before have left out."""

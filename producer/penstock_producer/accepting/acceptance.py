@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 
 from penstock_ledger.texts import SetParam, SetSetting, Text
-from penstock_producer.accepting.estimates import Estimate
+from penstock_producer.accepting.prompt_caching import check_prompt_cache
 from penstock_producer.errors import Problem, SpecError
 from penstock_producer.job.lanes import (
     BATCH_LANE,
@@ -28,7 +28,6 @@ __all__ = [
     "check_acceptable",
     "check_estimate",
     "check_other_lane",
-    "estimated_usd",
 ]
 
 
@@ -52,6 +51,7 @@ def check_acceptable(spec: JobSpec, provider: ProviderFacts) -> None:
         raise SpecError([Problem("invalid_value", "/embedding_dtype", why, fix)])
     if spec.budget_usd is not None:
         _check_budget(spec, provider)
+    check_prompt_cache(spec, provider)
 
 
 def check_other_lane(spec: JobSpec, lane: str, settings: ProducerSettings) -> None:
@@ -73,16 +73,6 @@ def check_other_lane(spec: JobSpec, lane: str, settings: ProducerSettings) -> No
         )
     if refusal is not None:
         raise SpecError([Problem("invalid_value", "/lane", refusal, "")])
-
-
-def estimated_usd(spec: JobSpec, guess: Estimate, provider: ProviderFacts) -> float | None:
-    """Return the estimated cost in US dollars; None where it is unknown.
-
-    It is by the price of batches where the job can go nowhere else, by the full one where it may.
-    """
-    in_batch = all(map(packs, spec.permitted_lanes))
-    prices = provider.prices_of(spec.model, tier=spec.tier_in(spec.first_lane))
-    return guess.usd(prices, in_batch=in_batch)
 
 
 def beyond_budget(budget_usd: float | None, estimated_usd: float | None) -> str | None:
@@ -168,8 +158,8 @@ def _check_budget(spec: JobSpec, provider: ProviderFacts) -> None:
 _NOT_IN_BATCHES = {
     "preprocess": "requests go into batches as they are",
     "fallback": "what a batch refuses is tried again with its own model",
-    "dedup": "every document of a batch is a request of its own",
-    "cache_s": "every document of a batch is a request of its own",
+    "escalate": "a batch asks each of its documents once",
+    "degrade": "what is in a batch is asked as it was packed, and a batch takes hours",
 }
 _LEFT_OUT = "leave it out, or give lanes without {}"
 _ONLY_IN_BATCHES = ("batch_max_requests", "batch_poll_s", "batch_files")
@@ -219,6 +209,10 @@ def _check_several(spec: JobSpec) -> None:
         if not can_answer(lane, spec.endpoint)
     ]
     hosting = [lane for lane in spec.permitted_lanes if has_own_model(lane)]
+    for name in ("routes", "escalate", "degrade"):
+        if getattr(spec, name) and spec.asks_a_provider and hosting:
+            why = f"lane {hosting[0]} hosts its models, and those of the rules are a provider's"
+            problems.append(Problem("invalid_value", f"/{name}", why, _LEFT_OUT.format(hosting[0])))
     if spec.fallback and spec.asks_a_provider and hosting:
         why = (
             f"lane {hosting[0]} hosts its models, and the models of fallback are a provider's in "

@@ -20,7 +20,9 @@ from penstock_ledger import ApiKeyStore, Database, JobNotFound, JobStore
 from penstock_ledger.keys import JOB_ID
 from penstock_ledger.model import FeedKind, ItemKey, Job, NewJob, Shard, TakenFiles
 from penstock_ledger.texts import Command, Run, Text
-from penstock_producer.accepting.acceptance import check_acceptable, check_estimate, estimated_usd
+from penstock_producer.accepting.acceptance import check_acceptable, check_estimate
+from penstock_producer.accepting.prompt_caching import cache_use
+from penstock_producer.accepting.quality import check_prices, estimated_usd
 from penstock_producer.accepting.remote_limits import RemoteLimits
 from penstock_producer.accepting.survey import Survey
 from penstock_producer.errors import Problem, SpecError, seen
@@ -180,6 +182,7 @@ class NewJobs:
         spec = given if isinstance(given, JobSpec) else JobSpec.from_json(given)
         self._check_endpoint(spec)
         check_acceptable(spec, self._settings.prices(spec.provider))
+        check_prices(spec, self._settings.prices)
         if spec.output_format in ("csv", "parquet") and self._settings.results_url is None:
             fix = Text(
                 "set results_url (PENSTOCK_RESULTS_URL) here and for the control processes, or "
@@ -208,11 +211,12 @@ class NewJobs:
         fallbacks = [
             provider_and_model(name, self._settings.providers)[0] for name in spec.fallback or ()
         ]
-        for provider in dict.fromkeys((spec.provider, *filter(None, fallbacks))):
+        pointers = dict.fromkeys(filter(None, fallbacks), "/fallback") | spec.providers_of_rules
+        for provider in dict.fromkeys((spec.provider, *pointers)):
             for lane in spec.permitted_lanes:
                 refusal = self._settings.refused_endpoint(provider, spec.endpoint, lane)
                 if refusal is not None:
-                    pointer = "/endpoint" if provider == spec.provider else "/fallback"
+                    pointer = "/endpoint" if provider == spec.provider else pointers[provider]
                     said = refusal if len(spec.permitted_lanes) == 1 else f"lane {lane}: {refusal}"
                     raise SpecError([Problem("invalid_value", pointer, said, "")])
 
@@ -232,12 +236,11 @@ class NewJobs:
         """Make the job of a source that was read whole; ``keys`` are those of a table's rows.
 
         Raises SpecError before anything is spent, JobConflict and FilesTaken."""
-        check_estimate(
-            spec, estimated_usd(spec, found.estimate, self._settings.prices(spec.provider))
-        )
+        check_estimate(spec, estimated_usd(spec, found, self._settings.prices))
         plan = plan_feeders(spec, found.total, found.size, found.pin, one_machine=self._one_machine)
+        use = cache_use(spec, found, self._settings.prices(spec.provider))
         content = Content(
-            found.pin | _estimate(spec, found),
+            found.pin | _estimate(spec, found) | ({} if use is None else use.kept()),
             found.total,
             [(refusal.doc_id, refusal.row) for refusal in found.refused],
             found.split_points.split(found.total, plan.feeders),

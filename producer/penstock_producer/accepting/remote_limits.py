@@ -131,6 +131,10 @@ class RemoteLimits:
             )
         if doors.providers is not None and spec.asks_a_provider:
             yield from _fallback_problems(spec.fallback or (), doors.providers)
+            for provider, pointer in spec.providers_of_rules.items():
+                if provider not in doors.providers:
+                    why = f"the setting doors.providers allows {_listed(doors.providers)}"
+                    yield _problem(pointer.removeprefix("/"), provider, why)
         if spec.into is not None and spec.into not in doors.into:
             yield _problem(
                 "into", spec.into, f"the setting doors.into allows {_listed(doors.into)}"

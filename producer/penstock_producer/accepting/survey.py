@@ -1,9 +1,10 @@
 """The one whole reading of a source before its job is accepted.
 
-It counts the rows, finds those that cannot be used and ids that come twice, guesses the tokens, and
-notes where the source can be split. Memory stays flat: the ids lie on disk, in a private file of
-SQLite that the system removes with the connection. They are appended unsorted and sorted once at
-the end, which is several times faster than asking an index about each row.
+It counts the rows, finds those that cannot be used and ids that come twice, guesses the tokens,
+notes where the source can be split, and finds the beginnings that prompts share. Memory stays flat:
+the ids lie on disk, in a private file of SQLite that the system removes with the connection. They
+are appended unsorted and sorted once at the end, which is several times faster than asking an index
+about each row.
 """
 
 from __future__ import annotations
@@ -11,17 +12,21 @@ from __future__ import annotations
 import itertools
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, Protocol, Self
 
 from penstock_ledger.model import Shard
 from penstock_producer.accepting.estimates import Estimate, Measure, TokenMeter, meter_of
-from penstock_producer.errors import SourceError, TooManyBadRows
+from penstock_producer.dialects.prompt_caches import has_cached_prompts
+from penstock_producer.errors import Problem, SourceError, SpecError, TooManyBadRows
+from penstock_producer.job.routing import DISAGREE, REFUSED_BY_ROUTE, route_in
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.pins import PREPARED
+from penstock_producer.pins import PREPARED, ROUTES
+from penstock_producer.planning.prefixes import PrefixFinder
 from penstock_producer.refusals import DUPLICATE
 from penstock_producer.rows import MISSING_FIELD, BadRow, Document, Place, Tally
+from penstock_producer.sources.forms.row_forms import no_route_column
 
 __all__ = ["Check", "SplitPoints", "Survey", "Surveyed", "survey"]
 
@@ -148,6 +153,13 @@ class RefusedRow:
     doc_id: str
 
 
+class Routed(NamedTuple):
+    """The documents that take one route."""
+
+    documents: int
+    estimate: Estimate
+
+
 @dataclass(frozen=True, slots=True)
 class Survey:
     """The content of a source, counted."""
@@ -158,6 +170,21 @@ class Survey:
     estimate: Estimate = NOTHING  # of its documents, from the first of them
     size: int = 0  # bytes of all request bodies
     split_points: SplitPoints = field(default_factory=SplitPoints)  # where it can be split
+    # by the number of the rule that takes them, 0 for the job's own model; empty without rules
+    routes: Mapping[int, Routed] = field(default_factory=dict)
+    prefixes: PrefixFinder | None = None  # the beginnings that prompts share, where that counts
+
+    @property
+    def prompts(self) -> Self:
+        """Return it as if answers had no tokens."""
+        return replace(
+            self,
+            estimate=self.estimate._replace(tokens_out=0),
+            routes={
+                number: Routed(one.documents, one.estimate._replace(tokens_out=0))
+                for number, one in self.routes.items()
+            },
+        )
 
 
 Check = Callable[[Document], BadRow | None]
@@ -206,7 +233,12 @@ def survey(
     split_points = SplitPoints()
     total = size = 0
     next_point = 1
-    measure = Measure(meter or job_meter(spec))
+    meter = meter or job_meter(spec)
+    measure = Measure(meter)
+    routes = {number: _Route(meter) for number in range(len(spec.routes) + 1 if spec.routes else 0)}
+    prefixes = None
+    if spec.prompt_cache != "off" and spec.asks_a_provider and has_cached_prompts(spec.endpoint):
+        prefixes = PrefixFinder(spec.endpoint)
     with SeenIds() as ids:
         add = ids.add
         for row in itertools.islice(source.documents({}), first):
@@ -220,8 +252,12 @@ def survey(
             else:
                 add(row.doc_id, row.line)
                 size += len(row.body)
+                if routes:
+                    routes[route_in(row.body)].add(row.body)
                 if not measure.enough:
                     measure.add(row.body)
+                if prefixes is not None and row.endpoint is None:
+                    prefixes.add(row.body)
             if total == next_point:
                 next_point = split_points.note(total, row.cursor)
             if total == FIRST_ROWS and len(bad) == FIRST_ROWS > spec.bad_rows_allowed(FIRST_ROWS):
@@ -234,15 +270,60 @@ def survey(
             _keep(bad, _duplicate(duplicate, source), most, source.uri)
         bad.sort(key=lambda row: row.line)
         check_bad_rows(source.uri, spec, total, bad)
+        is_whole = first is None or total < first
         tally = source.tally
+        if is_whole:
+            _check_route_columns(source.uri, spec, tally)
         prepared = {PREPARED: tally.to_json()} if tally.cut or tally.saved_chars else {}
+        taken = {number: route.routed for number, route in routes.items()}
+        taken |= {number: Routed(rows, NOTHING) for number, rows in tally.refused.items()}
+        if taken:
+            prepared[ROUTES] = {str(number): one.documents for number, one in taken.items()}
         estimate = measure.of(total - len(bad), size)
-        pin = source.pin() if first is None or total < first else {}
-        return Survey(total, _named(bad, ids), pin | prepared, estimate, size, split_points)
+        pin = source.pin() if is_whole else {}
+        return Survey(
+            total,
+            _named(bad, ids),
+            pin | prepared,
+            estimate,
+            size,
+            split_points,
+            routes=taken,
+            prefixes=prefixes,
+        )
+
+
+class _Route:
+    """Counts the documents that take one route."""
+
+    def __init__(self, meter: TokenMeter) -> None:
+        self._measure = Measure(meter)
+        self._documents = self._size = 0
+
+    def add(self, body: bytes) -> None:
+        self._documents += 1
+        self._size += len(body)
+        if not self._measure.enough:
+            self._measure.add(body)
+
+    @property
+    def routed(self) -> Routed:
+        return Routed(self._documents, self._measure.of(self._documents, self._size))
+
+
+def _check_route_columns(uri: str, spec: JobSpec, tally: Tally) -> None:
+    """Raise SourceError for a column that a rule looks at and no row has."""
+    for name in spec.routing.columns if spec.routes else ():
+        if name not in tally.met:
+            raise no_route_column(uri, name, "no row has it")
 
 
 def check_bad_rows(uri: str, spec: JobSpec, total: int, bad: Sequence[BadRow]) -> None:
-    """Raise TooManyBadRows where more of ``total`` rows are bad than the spec allows."""
+    """Raise TooManyBadRows where more of ``total`` rows are bad than the spec allows.
+
+    Those that a rule of the job refuses are not bad."""
+    if spec.routes:
+        bad = [row for row in bad if row.code != REFUSED_BY_ROUTE]
     allowed = min(spec.bad_rows_allowed(total), MAX_BAD_ROWS_HELD)
     if len(bad) > allowed:
         raise TooManyBadRows(uri, allowed, bad, counted=len(bad), whole=True)
@@ -258,7 +339,12 @@ def job_meter(spec: JobSpec) -> TokenMeter:
 
 
 def _keep(bad: list[BadRow], row: BadRow, most: int, uri: str) -> None:
+    if row.code == DISAGREE:
+        name = row.uri.rpartition("/")[2]  # doors show no places of this machine
+        why = f"{name} {row.place}: {row.message.rstrip('.')}"
+        raise SpecError([Problem("invalid_value", "/routes", why, row.fix)])
     bad.append(row)
+    most = MAX_BAD_ROWS_HELD if row.code == REFUSED_BY_ROUTE else most
     if len(bad) > most:
         in_order = sorted(bad, key=lambda row: row.line)
         raise TooManyBadRows(uri, most, in_order, counted=len(bad), whole=False)

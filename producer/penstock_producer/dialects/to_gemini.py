@@ -153,7 +153,13 @@ _MEANINGLESS: Final[Mapping[str, Collection[object]]] = {
     "modalities": (["text"],),
     "logit_bias": ({},),
     "parallel_tool_calls": (True,),
-    "service_tier": ("auto", "default"),
+}
+# Of OpenAI, as generateContent has them; None: what it does anyway.
+_TIERS: Final[Mapping[str, str | None]] = {
+    "auto": None,
+    "default": None,
+    "flex": "flex",
+    "priority": "priority",
 }
 # of thought, as Google's own translation of OpenAI's words has them
 _THOUGHTS: Final = {"none": 0, "minimal": 1_024, "low": 1_024, "medium": 8_192, "high": 24_576}
@@ -242,9 +248,17 @@ _CONFIG: Final = Fields(
         "reasoning_effort": _thinking,
     },
 )
+
+
+def _tier(value: Any, _given: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(value, str) or value not in _TIERS:
+        raise BadMessages("service_tier", NO_EQUAL, f"write {', '.join(_TIERS)}", value)
+    return {} if _TIERS[value] is None else {"serviceTier": _TIERS[value]}
+
+
 _FIELDS: Final = Fields(
     NO_EQUAL,
-    {"messages": _messages, "tools": _tools, "tool_choice": _choice},
+    {"messages": _messages, "tools": _tools, "tool_choice": _choice, "service_tier": _tier},
     ("model",),
     _MEANINGLESS,
 )

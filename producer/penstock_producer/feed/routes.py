@@ -48,7 +48,7 @@ class Routes:
         self._clock = clock
         self._job_id = feed.job_id
         self._is_split = has_own_model(lane)
-        self._is_one_model = spec.takes_records and feed.kind is not FeedKind.REPLAY
+        self._is_one_model = spec.asks_one_model and feed.kind is not FeedKind.REPLAY
         self._model = spec.model
         self._noted = set[str]()  # forgotten together, as is the next
         # queues for which the lane had no room at the last look

@@ -354,6 +354,28 @@ _TABLE: Final = (
         metavar="REASON",
     ),
     Option(
+        "routes",
+        "A rule by which documents take another model, as lang=de -> model=large, or "
+        '@length>8000 -> model=long max_tokens=500, subject~"refund|return" -> tier=flex, '
+        "else -> refuse; docs/quality.md.",
+        form=FlagForm.LIST,
+        flag="route",
+        metavar="RULE",
+    ),
+    Option(
+        "escalate",
+        "Ask another model after the first where its answer says so, as score<0.5 -> "
+        "model=large; missing=escalate behind it: also where the answer has no such field.",
+        metavar="RULE",
+    ),
+    Option(
+        "degrade",
+        "Ask documents that begin after a moment otherwise, as model=small at 80% of deadline, or "
+        "max_tokens=100 at 90% of budget; in their order.",
+        form=FlagForm.LIST,
+        metavar="RULE",
+    ),
+    Option(
         "dedup",
         "Send equal requests of the job once: on where the answer would be the same (embeddings, "
         "temperature 0), always, or off; docs/cache.md.",
@@ -365,6 +387,13 @@ _TABLE: Final = (
         "e.g. 24h; 1m to 30d.",
         form=FlagForm.DURATION,
         flag="cache",
+    ),
+    Option(
+        "prompt_cache",
+        "Use the provider's prompt cache for beginnings that documents share: on (refused where "
+        "that cannot be), auto (where it saves money), or off; docs/prompt-cache.md.",
+        "off",
+        metavar="auto|on|off",
     ),
     Option(
         "batch_max_requests",

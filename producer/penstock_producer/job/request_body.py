@@ -19,6 +19,7 @@ from penstock_producer.job.lanes import can_answer
 from penstock_producer.job.params import as_sent, params_of
 from penstock_producer.job.response_format import FIELD
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.job.tiers import TIER_FIELDS
 from penstock_producer.prompts.messages import BadMessages, leading_system
 
 __all__ = ["url_refusal"]
@@ -254,16 +255,25 @@ def with_defaults(
 ) -> dict[str, Any]:
     """Return a body with what the job says where the body does not."""
     filled = {**({} if model is None else {"model": model}), **given}
-    own = given.get("generationConfig", {})
+    own, (config, beside) = given.get("generationConfig", {}), _placed(params)
+    filled = beside | filled
     return (
-        filled | {"generationConfig": {**params, **own}}
-        if params and isinstance(own, dict)
+        filled | {"generationConfig": {**config, **own}}
+        if config and isinstance(own, dict)
         else filled
     )
 
 
 def _config(params: Mapping[str, Any]) -> bytes:
-    return b',"generationConfig":' + _dump(dict(params)) + b"}" if params else b"}"
+    config, beside = _placed(params)
+    fields = ({"generationConfig": config} if config else {}) | beside
+    return b"," + _dump(fields)[1:] if fields else b"}"
+
+
+def _placed(params: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the parameters for `generationConfig`, and those that a request has beside it."""
+    beside = {name: value for name, value in params.items() if name in TIER_FIELDS}
+    return {name: value for name, value in params.items() if name not in beside}, beside
 
 
 # whose answers have a text to check

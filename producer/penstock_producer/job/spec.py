@@ -28,7 +28,7 @@ from pydantic_core import PydanticKnownError
 from penstock_ledger.redaction import redact
 from penstock_ledger.vectors import VectorType
 from penstock_producer.errors import Problem, SpecError, pointer_to, seen
-from penstock_producer.job.endpoints import MAX_PATH_CHARS, check_path
+from penstock_producer.job.endpoints import CHAT, MAX_PATH_CHARS, check_path
 from penstock_producer.job.fallback import (
     MAX_FALLBACKS,
     USUAL_REASONS,
@@ -44,6 +44,15 @@ from penstock_producer.job.lanes import (
     lanes_in_words,
     permitted,
 )
+from penstock_producer.job.levers import (
+    ANSWERED_IN_TEXT,
+    MAX_STEPS,
+    Escalation,
+    Step,
+    escalation_of,
+    steps_of,
+    steps_problems,
+)
 from penstock_producer.job.options import OPTIONS, SINK_FIELDS
 from penstock_producer.job.params import (
     KNOWN,
@@ -57,8 +66,10 @@ from penstock_producer.job.params import (
 from penstock_producer.job.repeats import CACHE_MAX_S, CACHE_MIN_S, Dedup, reuse_problems
 from penstock_producer.job.response_format import FIELD, AskedFormat, ResponseFormat, format_asked
 from penstock_producer.job.response_schema import schema_problems
+from penstock_producer.job.routing import MAX_ROUTES, RoutingTable, table_problems
 from penstock_producer.job.sinks import columns_problem, sink_problems
-from penstock_producer.job.tiers import Tier, tier_named, tier_problems
+from penstock_producer.job.targets import RULE_CHARS, RuleFault, Target, target_problems
+from penstock_producer.job.tiers import Tier, has_flex, tier_named, tier_problems
 from penstock_producer.prompts.examples import example_problems
 from penstock_producer.prompts.languages import Language, prompt_of
 from penstock_producer.prompts.tokens import counts_tokens, cut_of, in_words, pinned
@@ -114,6 +125,7 @@ MAX_PROMPT_CHARS = 1_000_000
 # as in "package.module:function"
 HookPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", max_length=256)]
 Column = Annotated[str, Field(min_length=1, max_length=512)]
+RuleText = Annotated[str, Field(min_length=1, max_length=RULE_CHARS)]
 PositiveFloat = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 Span = Annotated[PositiveFloat, Field(le=MAX_SPAN_S)]  # seconds
 
@@ -219,6 +231,9 @@ class JobSpec(BaseModel):
     )
     fallback: list[FallbackModel] | None = _of("fallback", min_length=1, max_length=MAX_FALLBACKS)
     fallback_on: list[FallbackReason] | None = _of("fallback_on", min_length=1)
+    routes: list[RuleText] | None = _of("routes", min_length=1, max_length=MAX_ROUTES)
+    escalate: RuleText | None = _of("escalate")
+    degrade: list[RuleText] | None = _of("degrade", min_length=1, max_length=MAX_STEPS)
     priority: Priority = _of("priority")
     weight: Annotated[float, Field(strict=True, gt=0, le=MAX_JOB_WEIGHT)] = _of("weight")
     tenant: str | None = _of("tenant", pattern=r"^[A-Za-z0-9_.:@/-]{1,64}$")
@@ -228,6 +243,7 @@ class JobSpec(BaseModel):
     embedding_dtype: VectorType | None = _of("embedding_dtype")
     prefix_order: Annotated[bool, Field(strict=True)] | None = _of("prefix_order")
     dedup: Dedup = _of("dedup")
+    prompt_cache: Literal["off", "auto", "on"] = _of("prompt_cache")
     cache_s: Annotated[PositiveFloat, Field(ge=CACHE_MIN_S, le=CACHE_MAX_S)] | None = _of("cache_s")
     feeders: Annotated[int, Field(strict=True, ge=1, le=MAX_FEEDERS)] | None = _of("feeders")
     batch_max_requests: Annotated[int, Field(strict=True, ge=1, le=MAX_BATCH_REQUESTS)] | None = (
@@ -277,6 +293,16 @@ class JobSpec(BaseModel):
         return self.prompt is not None or self.messages_field is not None
 
     @property
+    def has_rules(self) -> bool:
+        """Return whether documents may be asked otherwise than the job says."""
+        return bool(self.routes or self.escalate or self.degrade)
+
+    @property
+    def asks_one_model(self) -> bool:
+        """Return whether all of its documents begin with the job's own model."""
+        return self.takes_records and not self.routes
+
+    @property
     def permitted_lanes(self) -> tuple[str, ...]:
         """Return where its documents may go, the preferred one first."""
         return permitted(self.lane, self.lanes)
@@ -285,6 +311,12 @@ class JobSpec(BaseModel):
     def first_lane(self) -> str:
         """The one that it begins with, and whose form its requests have."""
         return self.permitted_lanes[0]
+
+    @property
+    def lets_choose_flex(self) -> bool:
+        """Return whether its documents may be asked for in flex where that is the better choice."""
+        has_own = self.tier is not None or tier_named(self.params) is not None
+        return self.lane == AUTO and not has_own and has_flex(self.endpoint)
 
     def tier_in(self, lane: str) -> str | None:
         """Return the service tier that its requests name, as flex.
@@ -337,6 +369,7 @@ class JobSpec(BaseModel):
         if self.tier is not None:
             yield from tier_problems(self.tier, self.endpoint, self.permitted_lanes, self.params)
         yield from self._format_problems()
+        yield from self._rule_problems()
         yield from sink_problems(
             self.output_format, self.escape_formulas, self.into, self.into_table, self.into_id
         )
@@ -507,6 +540,47 @@ class JobSpec(BaseModel):
             return
         yield Problem("invalid_value", "/response_format", message, fix)
 
+    def _rule_problems(self) -> Iterable[Problem]:
+        """Yield what is wrong with the rules by which documents go to other models."""
+        routes = list(table_problems(self.routes or ()))
+        yield from routes
+        for rule in () if routes else self.routing.rules:
+            if rule.target is not None:
+                at = pointer_to("routes", rule.number - 1)
+                yield from self._target_problems(rule.target, at)
+        steps = list(
+            steps_problems(
+                self.degrade or (),
+                has_deadline=self.deadline_s is not None,
+                has_budget=self.budget_usd is not None,
+            )
+        )
+        yield from steps
+        for step in () if steps else self.steps:
+            yield from self._target_problems(step.target, pointer_to("degrade", step.number - 1))
+        if self.escalate is not None:
+            yield from self._escalation_problems(self.escalate)
+
+    def _target_problems(self, target: Target, pointer: str) -> Iterable[Problem]:
+        return target_problems(target, self.endpoint, self.permitted_lanes, self.params, pointer)
+
+    def _escalation_problems(self, text: str) -> Iterable[Problem]:
+        try:
+            rule = escalation_of(text)
+        except RuleFault as fault:
+            yield Problem("invalid_value", "/escalate", f"{seen(text)} is refused", str(fault))
+            return
+        yield from self._target_problems(rule.target, "/escalate")
+        if self.endpoint not in ANSWERED_IN_TEXT:
+            why = f"answers of {self.endpoint} have no text that a rule could look into"
+            yield Problem("invalid_value", "/escalate", why, "leave it out")
+        elif rule.by_logprob and (
+            self.endpoint != CHAT or as_sent(self.params).get("logprobs") is not True
+        ):
+            why = "answers have no log probabilities where requests do not ask for them"
+            fix = f"send logprobs=true to {CHAT}, or compare a field of the answer"
+            yield Problem("invalid_value", "/escalate", why, fix)
+
     def _reuse_problems(self) -> Iterable[Problem]:
         # else rows have parameters of their own
         decides = self.prompt is not None and not self.param_fields
@@ -518,6 +592,58 @@ class JobSpec(BaseModel):
             preprocess=self.preprocess,
             postprocess=self.postprocess,
         )
+
+    @property
+    def reuses_answers(self) -> bool:
+        """Return whether documents may take the answers to equal requests."""
+        return self.dedup != "off" or self.cache_s is not None
+
+    @property
+    def routing(self) -> RoutingTable:
+        """Return the rules by which documents take another route."""
+        return RoutingTable(self.routes or ())
+
+    def asked_as(self, target: Target) -> Self:
+        """Return the job as it asks for a document that a rule sends to this target."""
+        changes: dict[str, Any] = {"params": {**self.params, **dict(target.params)}}
+        if target.model is not None:
+            changes["model"] = target.model
+        if target.provider is not None:
+            changes["provider"] = target.provider
+            # the tiers of one provider are not those of another
+            changes["tier"] = self.tier if target.provider == self.provider else None
+        if target.tier is not None:
+            changes["tier"] = target.tier
+        return self.model_copy(update=changes)
+
+    @property
+    def asked_by_rules(self) -> list[tuple[str, Self]]:
+        """Return the job as each of its rules asks, with the rule's pointer."""
+        found, asked = list[tuple[str, Self]](), self
+        for rule in self.routing.rules:
+            if rule.target is not None:
+                found.append((pointer_to("routes", rule.number - 1), self.asked_as(rule.target)))
+        if self.escalation is not None:
+            found.append(("/escalate", self.asked_as(self.escalation.target)))
+        for step in self.steps:  # each step gives way further than the one before
+            asked = asked.asked_as(step.target)
+            found.append((pointer_to("degrade", step.number - 1), asked))
+        return found
+
+    @property
+    def providers_of_rules(self) -> dict[str, str]:
+        """Return the other providers that rules name, each with the pointer of a rule that does."""
+        asked = ((one.provider, pointer) for pointer, one in self.asked_by_rules)
+        return {provider: pointer for provider, pointer in asked if provider != self.provider}
+
+    @property
+    def escalation(self) -> Escalation | None:
+        return None if self.escalate is None else escalation_of(self.escalate)
+
+    @property
+    def steps(self) -> list[Step]:
+        """Return the steps by which the job gives way as its deadline or budget comes near."""
+        return steps_of(self.degrade or ())
 
     @property
     def stop_at_share(self) -> float | None:
@@ -739,6 +865,10 @@ _NEEDS_RECORDS: Final = {
     "compress_prompt": (
         "there is no prompt",
         "give a prompt as well; a batch line is sent as it is",
+    ),
+    "routes": (
+        "rules look at columns of plain records",
+        "give a prompt as well; a batch line names its own model",
     ),
 }
 _NEEDS_PROMPT: Final = {

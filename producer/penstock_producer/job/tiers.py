@@ -18,7 +18,9 @@ from penstock_producer.job.lanes import LANES, packs
 
 __all__ = [
     "FLEX",
+    "TIER_FIELDS",
     "Tier",
+    "has_flex",
     "in_the_standard_tier",
     "in_tier",
     "tier_named",
@@ -75,6 +77,16 @@ def in_the_standard_tier(body: bytes, endpoint: str) -> bytes | None:
     if not body.startswith(flex, start):
         return None
     return body[:start] + standard + body[start + len(flex) :]
+
+
+TIER_FIELDS: Final = tuple(dict.fromkeys(names.field for names in _BY_ENDPOINT.values()))
+"""The fields in which requests of any API name a tier."""
+
+
+def has_flex(endpoint: str) -> bool:
+    """Return whether requests to an endpoint can ask for the flex tier."""
+    names = _names_of(endpoint)
+    return names is not None and FLEX in names.tiers
 
 
 def tier_named(body: Mapping[str, object]) -> str | None:

@@ -15,13 +15,14 @@ from penstock_ledger.texts import SetOption, Text
 from penstock_producer.accepting.estimates import CHARS_PER_TOKEN
 from penstock_producer.job.lanes import packs
 from penstock_producer.reporting import money
+from penstock_producer.reporting.by_rules import ByRules, by_rules
 from penstock_producer.reporting.money import MICRO, Money, money_of
 from penstock_producer.reporting.reasons import retried_by_reason, retries
 from penstock_producer.reporting.text import count, counted, one_line, safe
 from penstock_producer.rows import Tally
 
 if TYPE_CHECKING:
-    from penstock_ledger import Database, LaneMove, MadeWith, PromptSizes
+    from penstock_ledger import Database, LaneMove, MadeWith, PromptSizes, Saving
     from penstock_ledger.model import Counts, Job, LaneCounts
     from penstock_producer.rows import Tally
 
@@ -34,6 +35,7 @@ __all__ = [
     "gathered",
     "lane_line",
     "lanes_of",
+    "rules_of",
     "saved_tokens",
 ]
 
@@ -50,9 +52,9 @@ def lane_line(moves: Sequence[LaneMove]) -> str | None:
     last = moves[-1]
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last.at))
     before = "" if last.before is None else f", before in {last.before}"
-    return (
-        f"lane {last.lane} since {since}{before}: {one_line(last.why, WHY_CHARS)} ({last.reason})"
-    )
+    tier = f" in the {safe(str(last.figures['tier']))} tier" if "tier" in last.figures else ""
+    why = f"{one_line(last.why, WHY_CHARS)} ({last.reason})"
+    return f"lane {last.lane}{tier} since {since}{before}: {why}"
 
 
 def lanes_of(moves: Iterable[LaneMove]) -> list[dict[str, Any]]:
@@ -117,7 +119,19 @@ def gathered(
             sizes=outcomes.prompt_sizes(job.job_id) if sizes else None,
             unread=BatchFigures(database).unread(job.job_id),
             run_before=RunStore(database).comparison_of(job.job_id),
+            savings=outcomes.savings(job.job_id),
+            rules=rules_of(database, job),
         )
+
+
+def rules_of(database: Database, job: Job) -> ByRules | None:
+    """Return what the rules of a job did; None where it has none."""
+    from penstock_ledger import OutcomeStore, StepsTaken
+
+    if not any(job.spec.get(name) for name in ("routes", "escalate", "degrade")):
+        return None
+    booked, taken = OutcomeStore(database).by_rules(job.job_id), StepsTaken(database)
+    return by_rules(job, booked, taken.of(job.job_id))
 
 
 class BatchesCreated(NamedTuple):
@@ -181,7 +195,7 @@ class Report:
     # where all documents failed alike: why, and what to do
     advice: list[str] = field(default_factory=list)
     cost_by_lane: list[money.LaneCost] = field(default_factory=list)
-    saved: money.Saved = field(default_factory=lambda: money.Saved(0.0, 0.0, 0.0))
+    saved: money.Saved = field(default_factory=lambda: money.Saved(0.0, 0.0, 0.0, {}))
     batches: BatchesCreated | None = None  # None: its documents went into none
     # None: the rows of the job were not read for this form of the report
     prompt_sizes: PromptTokens | None = None
@@ -191,6 +205,10 @@ class Report:
     spent_besides: dict[str, float] = field(default_factory=dict)
     # of a schedule's run: how it compares with the one before; None: it was not compared
     run_before: dict[str, Any] | None = None
+    # by the rules of the job: see by_rules.py
+    routes: Sequence[dict[str, Any]] = ()
+    escalated: dict[str, Any] | None = None
+    degraded: Sequence[dict[str, Any]] = ()
 
     @property
     def finished(self) -> int:
@@ -203,7 +221,7 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         fields = asdict(self)
         fields["cost_by_lane"] = money.as_json(self.cost_by_lane)
-        fields["saved"] = self.saved._asdict()
+        fields["saved"] = self.saved.to_json()
         fields["batches"] = None if self.batches is None else self.batches._asdict()
         fields["prompt_sizes"] = None if self.prompt_sizes is None else self.prompt_sizes._asdict()
         return fields
@@ -222,6 +240,8 @@ def build(
     sizes: PromptSizes | None = None,
     unread: tuple[int, int | None] = (0, 0),
     run_before: dict[str, Any] | None = None,
+    savings: Iterable[Saving] = (),
+    rules: ByRules | None = None,
 ) -> Report:
     """Build the report of a job.
 
@@ -237,7 +257,7 @@ def build(
     spent_usd = money_of(counts, is_priced=is_priced)
     tally, lane = Tally.of_pin(job.source), job.lane
     by_lane = money.by_lane(counts, lanes, None if job.moves else lane, combinations)
-    saved = money.saved(counts, by_lane, combinations)
+    saved = money.saved(counts, by_lane, combinations, savings)
     return Report(
         job=job.job_key,
         state=str(job.state),
@@ -276,6 +296,7 @@ def build(
             why: round(paid.cost_microusd / MICRO, 6)
             for why, paid in sorted(counts.by_kind.items())
         },
+        **(rules or ByRules())._asdict(),
         lanes=lanes_of(moves),
         cost_by_lane=by_lane,
         saved=saved,

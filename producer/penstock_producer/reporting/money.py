@@ -5,10 +5,10 @@ Prices are written in the same words wherever they are shown.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from penstock_ledger.model import Paid
+from penstock_ledger.model import Paid, Saving
 from penstock_producer.accepting.estimates import MTOK
 from penstock_producer.job.lanes import has_own_model, packs
 from penstock_producer.reporting.text import usd
@@ -23,6 +23,7 @@ __all__ = [
     "LaneCost",
     "Money",
     "Saved",
+    "SavedBy",
     "as_json",
     "by_lane",
     "cost_of_engines",
@@ -30,8 +31,11 @@ __all__ = [
     "is_unpriced",
     "known_from",
     "money_of",
+    "notes_savings",
     "per_million",
     "saved",
+    "saved_by_cause",
+    "saved_in_all",
     "together",
     "usd_or_unknown",
 ]
@@ -122,16 +126,32 @@ class LaneCost(NamedTuple):
         return self.succeeded + self.dead
 
 
+class SavedBy(NamedTuple):
+    """The difference that one cause made to the cost of answers, below 0 where they cost more."""
+
+    answers: int
+    tokens: int  # of them that the cause is about
+    saved_usd: float | None  # None: of some of it no price is known
+    known_usd: float  # the same without that
+
+    @property
+    def money(self) -> Money:
+        return Money(self.known_usd, self.saved_usd is not None)
+
+
 class Saved(NamedTuple):
     """US dollars; None where the price that they are compared with is not known."""
 
     batch_discount_usd: float | None
     dedup_usd: float | None
     cache_usd: float | None
+    # by service tiers and the provider's prompt cache, as each answer was booked
+    by_cause: Mapping[str, SavedBy]
+    is_noted: bool = True  # False: releases that booked none of that made some of the answers
 
-    @property
-    def is_any(self) -> bool:
-        return any(amount is None or amount > 0 for amount in self)
+    def to_json(self) -> dict[str, Any]:
+        by_cause = {cause: one._asdict() for cause, one in self.by_cause.items()}
+        return {**self._asdict(), "by_cause": by_cause}
 
 
 def by_lane(
@@ -174,16 +194,47 @@ def cost_of_providers(lanes: Sequence[LaneCost]) -> float | None:
     return _total([one.cost_usd for one in lanes if not has_own_model(one.lane or "")])
 
 
-def saved(counts: Counts, lanes: Sequence[LaneCost], made_with: Sequence[MadeWith]) -> Saved:
+def saved(
+    counts: Counts,
+    lanes: Sequence[LaneCost],
+    made_with: Sequence[MadeWith],
+    savings: Iterable[Saving] = (),
+) -> Saved:
     """Return what was saved, by the prices that the job's results were made with.
 
     Where these differ, an answer that was used again counts as the mean of those that were asked.
+    ``savings``: as answers were booked.
     """
     return Saved(
         _by_discount(lanes, made_with),
         _by_reuse("dedup", counts, made_with),
         _by_reuse("cache", counts, made_with),
+        saved_by_cause(savings),
+        all(map(notes_savings, made_with)),
     )
+
+
+def saved_by_cause(savings: Iterable[Saving]) -> dict[str, SavedBy]:
+    """Return savings as reports show them, by cause."""
+    found = dict[str, SavedBy]()
+    for one in savings:
+        money = Money(round(one.saved_microusd / MICRO, 6), not one.unpriced)
+        found[one.cause] = SavedBy(one.answers, one.tokens, money.usd, money.known_usd)
+    return found
+
+
+def saved_in_all(savings: Iterable[Saving], *, is_noted: bool = True) -> Money:
+    """Return what all causes saved together, below 0 where answers cost more.
+
+    ``is_noted`` False: releases that booked nothing of it made some of the answers."""
+    every = list(savings)
+    known = round(sum(one.saved_microusd for one in every) / MICRO, 6)
+    return Money(known, is_noted and not any(one.unpriced for one in every))
+
+
+def notes_savings(one: MadeWith) -> bool:
+    """Return whether what its answers saved is booked; a model in the worker has no such prices."""
+    return one.notes_savings or bool(one.engine)
 
 
 def _rest(counts: Counts, lanes: Sequence[LaneCounts]) -> list[int]:
@@ -257,11 +308,16 @@ def _by_reuse(how: str, counts: Counts, made_with: Sequence[MadeWith]) -> float 
         return 0.0
     if any(map(is_unpriced, made_with)):
         return None
-    prices = {(one.usd_per_mtok_in, one.usd_per_mtok_out) for one in made_with if not one.engine}
+    prices = {
+        (one.usd_per_mtok_in or 0.0, one.usd_per_mtok_out or 0.0, one.batch_discount or 0.0)
+        for one in made_with
+        if not one.engine
+    }
     if len(prices) == 1 and not any(one.engine for one in made_with):
-        per_input, per_output = prices.pop()
+        per_input, per_output, discount = prices.pop()
         prompt, completion = counts.reused_tokens.get(how, (0, 0))
-        return round((prompt * (per_input or 0.0) + completion * (per_output or 0.0)) / MTOK, 6)
+        ordinary = prompt * per_input + completion * per_output
+        return round((1.0 - discount) * ordinary / MTOK, 6)
     asked = counts.succeeded - sum(counts.reused.values())
     return round(number * counts.cost_microusd / MICRO / asked, 6) if asked > 0 else None
 

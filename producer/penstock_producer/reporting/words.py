@@ -8,8 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock_ledger.texts import SetOption, Text
+from penstock_producer.prices import OF_TIER, PROMPT_CACHE
 from penstock_producer.reporting.account import changes
 from penstock_producer.reporting.advice import as_flag
+from penstock_producer.reporting.by_rules import rule_lines
 from penstock_producer.reporting.money import UNKNOWN, Money, per_million, usd_or_unknown
 from penstock_producer.reporting.reasons import retried_line, reused_lines
 from penstock_producer.reporting.text import count, counted, duration, one_line, safe, usd
@@ -31,7 +33,9 @@ __all__ = [
     "moment",
     "moves_in_words",
     "reasons_of",
+    "saved_line",
     "saved_rows",
+    "saved_words",
     "started_by_line",
     "twice_line",
 ]
@@ -40,7 +44,7 @@ __all__ = [
 if TYPE_CHECKING:
     from penstock_ledger.model import Feed, Job
     from penstock_producer.reporting.account import BatchesCreated, PromptTokens, Report
-    from penstock_producer.reporting.money import LaneCost, Saved
+    from penstock_producer.reporting.money import LaneCost, Saved, SavedBy
 
     Shards = Sequence[tuple[Feed, str | None]]
 
@@ -180,20 +184,51 @@ def counted_batches(number: int) -> str:
 
 
 def saved_rows(saved: Saved) -> list[tuple[str, str]]:
-    """Return what saved money, and how much; what saved nothing is left out."""
-    names = ("the batch discount", "answers to equal requests", "the cache")
-    amounts = zip(names, saved, strict=True)
-    return [
-        (name, usd_or_unknown(amount)) for name, amount in amounts if amount is None or amount > 0
+    """Return what saved money, and how much; what saved nothing is left out.
+
+    What cost more has an amount below 0."""
+    own = {
+        "the batch discount": saved.batch_discount_usd,
+        "answers to equal requests": saved.dedup_usd,
+        "the cache": saved.cache_usd,
+    }
+    rows = [(name, usd_or_unknown(usd)) for name, usd in own.items() if usd is None or usd > 0]
+    rows += [
+        (_cause(cause, one), saved_words(one.money))
+        for cause, one in saved.by_cause.items()
+        if one.saved_usd != 0
     ]
+    if not saved.is_noted:
+        rows.append(("service tiers and prompt caches, before this release", UNKNOWN))
+    return rows
+
+
+def saved_words(money: Money) -> str:
+    """Return an amount that may be below 0, as that of a tier that costs more."""
+    if money.known_usd >= 0:
+        return money.words
+    return f"-{usd(-money.known_usd)}" if money.is_whole else UNKNOWN
+
+
+def _cause(cause: str, one: SavedBy) -> str:
+    if cause == PROMPT_CACHE:
+        return f"the provider's prompt cache ({count(one.tokens)} tokens read)"
+    name = safe(cause.removeprefix(OF_TIER))
+    return f"the {name} tier ({counted(one.answers, 'answer')})"
 
 
 def saved_line(saved: Saved) -> Iterator[str]:
-    if rows := saved_rows(saved):
-        yield "saved: " + ", ".join(
-            f"{amount} by {name}" if amount != UNKNOWN else f"an unknown amount by {name}"
-            for name, amount in rows
-        )
+    """Yield a line of what was saved, and one of what cost more."""
+    less, more = list[str](), list[str]()
+    for name, amount in saved_rows(saved):
+        if amount.startswith("-"):
+            more.append(f"{amount[1:]} for {name}")
+        else:
+            less.append(f"{'an unknown amount' if amount == UNKNOWN else amount} by {name}")
+    if less:
+        yield f"saved: {', '.join(less)}"
+    if more:
+        yield f"paid beyond ordinary prices: {', '.join(more)}"
 
 
 def made_with_line(one: Mapping[str, Any]) -> str:
@@ -230,6 +265,7 @@ def effort_lines(report: Report, *, saved: bool = False) -> Iterator[str]:
     A line here is in every form of the report, in its order. ``saved``: what was saved is among
     them; Markdown and the page have it in a table.
     """
+    yield from rule_lines(report.routes, report.escalated, report.degraded)
     yield from batches_line(report.batches)
     yield from reused_lines(report.deduplicated, report.cached)
     if saved:

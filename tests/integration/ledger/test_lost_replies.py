@@ -36,6 +36,8 @@ from penstock_ledger import (
     DoorCallStore,
     DoorFiles,
     EndedSessions,
+    EqualRequests,
+    EqualRequestStore,
     FeedKind,
     FileDetails,
     ItemKey,
@@ -60,6 +62,7 @@ from penstock_ledger import (
     Remainder,
     RemainderStore,
     Result,
+    Saving,
     ScheduleExists,
     ScheduleNotFound,
     ScheduleStore,
@@ -218,6 +221,7 @@ CASES |= {
             earlier={key("r2"): Paid(1, 1, 1, 3)},
             retried=[("try-1", PaidBeside(key("r3"), 1, 2, 3, 4))],
             left=[PaidBeside(key("r4"), 1, 2, 3, 4)],
+            savings={key(doc): [Saving("tier:flex", 1, 3, 5)] for doc in ("r1", "r3")},
         )
     ),
     "OutcomeStore.mend_replays": lambda db: lambda: OutcomeStore(db).mend_replays("job-a"),
@@ -251,6 +255,11 @@ CASES |= {
     "NoticedStore.note": lambda db: lambda: NoticedStore(db).note("id-nightly", ["b"]),
     "LaneMoves.move": lambda db: (
         lambda: LaneMoves(db).move("job-a", "api", "batch", "by_hand", "cheaper", {}, now=1.0)
+    ),
+    "LaneMoves.change_tier": lambda db: (
+        lambda: LaneMoves(db).change_tier(
+            "job-a", "api", "flex", "cheaper", "half the price", {}, now=1.0
+        )
     ),
     "Provenance.note": lambda db: (
         lambda: Provenance(db).note(
@@ -346,6 +355,18 @@ def ProviderBatchStore__add_of_feed(db: Database) -> Call:
     return lambda: ProviderBatchStore(db).add_of_feed(
         feed, ME, LEASE_S, [packed("b4")], cursor={"offset": 9}, exhausted=True, ids={"b4": b"x"}
     )
+
+
+@case
+def EqualRequestStore__let_go(db: Database) -> Call:
+    feed = leased(db, "job-o")
+    waits = left("d8")._replace(key=key("d8", "job-o"), same_as="d7")
+    equal = EqualRequests("job-o", 1, {"digest": "d7"}, [waits])
+    ProviderBatchStore(db).add_of_feed(
+        feed, ME, LEASE_S, [], cursor={"offset": 9}, exhausted=True, equal=equal
+    )
+    assert EqualRequestStore(db).waiting([waits.key]) == {waits.key}
+    return lambda: EqualRequestStore(db).let_go([waits.key])
 
 
 @case
@@ -567,6 +588,7 @@ SAYS_IT_IS_DONE: dict[str, object] = {
     "NoticedStore.note": Noted([], ["b"], []),
     # the next round, or `penstock move`, sees the lane that it has
     "LaneMoves.move": None,
+    "LaneMoves.change_tier": None,
     "ApiKeyStore.revoke": False,
     # its lease is over in a while, and `due` has it again
     "DoorBatchStore.lease": False,

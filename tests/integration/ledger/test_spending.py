@@ -22,8 +22,10 @@ from penstock_ledger import (
     OutcomeStore,
     Provenance,
     Result,
+    Saving,
     Spending,
     SpendingStore,
+    purge_job,
 )
 from penstock_ledger.model import PaidBeside
 from penstock_producer.reporting.money import by_lane, money_of
@@ -111,6 +113,39 @@ def test_a_price_of_0_is_known(either: Database) -> None:
     counts = OutcomeStore(either).counts("free")
     (lane,) = by_lane(counts, OutcomeStore(either).by_lane("free"), "api", [free])
     assert (lane.cost_usd, money_of(counts).words) == (0.0, "$0.00")
+
+
+def test_what_answers_saved_is_added_up_and_stays_when_its_job_is_purged(either: Database) -> None:
+    """By tenant and by lane, with what made answers dearer taken off. A job of a release that
+    booked none of it makes the sum unknown, and is counted."""
+    jobs, api = JobStore(either), OutcomeStore(either, "api")
+    noted = PRICED._replace(notes_savings=True)
+    for job_id, tenant in (("a", "blue"), ("b", "blue"), ("c", None)):
+        jobs.create(job(job_id, tenant))
+        Provenance(either).note([(job_id, noted)])
+    of_flex, of_priority = Saving("tier:flex", 1, 30, 900), Saving("tier:priority", 1, 30, -400)
+    for job_id, savings in (("a", [of_flex, of_priority]), ("b", [of_flex])):
+        one = result(job_id, "1", 100)
+        api.settle([one], [], savings={one.key: savings})
+    purge_job(either, "a")
+    ledger = Books(either, None, None)
+    for by, name in (("tenant", "blue"), ("lane", "api")):
+        found = {cost.of.name: cost.to_json(by) for cost in costs_by(ledger, by, 0.0)}
+        assert found[name]["saved_usd"] == 0.0014
+        assert found[name]["saved_by_cause"] == {
+            "tier:flex": {"answers": 2, "tokens": 60, "saved_usd": 0.0018, "known_usd": 0.0018},
+            "tier:priority": {
+                "answers": 1,
+                "tokens": 30,
+                "saved_usd": -0.0004,
+                "known_usd": -0.0004,
+            },
+        }
+    assert "$0.0014" in table(costs_by(ledger, "tenant", 0.0), "tenant")[1]
+    Provenance(either).note([("b", PRICED)])
+    blue, *_ = (cost.to_json("tenant") for cost in costs_by(ledger, "tenant", 0.0))
+    assert (blue["saved_usd"], blue["jobs_without_savings"]) == (None, 1)
+    assert SpendingStore(either).savings(1e12) == {}
 
 
 def test_a_cost_that_is_partly_unknown_says_so(db: Database) -> None:

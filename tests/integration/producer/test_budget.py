@@ -141,7 +141,6 @@ def test_the_command_line_refuses_a_budget_without_prices(
 @pytest.mark.parametrize(
     ("lane", "option", "why"),
     [
-        ("batch", {"dedup": "always"}, "every document of a batch is a request of its own"),
         ("batch", {"fallback": ["other"]}, "tried again with its own model"),
         ("api", {"batch_max_requests": 10}, "lane api makes no batches at a provider"),
         ("api", {"batch_files": "delete"}, "lane api makes no batches at a provider"),

@@ -90,19 +90,23 @@ def test_what_was_paid_stays_in_the_books_and_bounds_the_budget(tmp_path: Path) 
 
 
 def test_a_service_tier_costs_what_the_provider_charges_for_it(tmp_path: Path) -> None:
-    """Asked for in the flex tier at half the price: the account of each job says so, and together
-    they are what the provider has charged. Documents that flex has no room for are asked for at the
-    standard price at once, and no attempt is counted."""
-    own = {"input": 100.0, "output": 1_000.0, "tiers": {"flex": {"discount": 0.5}}}
+    """Asked for in the flex tier at half the price, also where control has chosen it, and in
+    priority at twice: the account of each job says so, and together they are what the provider has charged. Documents that flex has no
+    room for are asked for at the standard price at once, and no attempt is counted. What tiers
+    saved and added is what the provider would have charged without them: in reports, costs, over
+    HTTP and in metrics."""
+    tiers = {"flex": {"discount": 0.5}, "priority": {"input": 200.0, "output": 2_000.0}}
+    own = {"input": 100.0, "output": 1_000.0, "tiers": tiers}
     with Fleet(tmp_path) as fleet:
         fleet.provider.start("--usd-per-mtok-in", "100", "--usd-per-mtok-out", "1000")
         prices: dict[str, Any] = {
             "providers__default__prices": json.dumps({fleet.spec()["model"]: own})
         }
         fleet.control(**prices)
-        fleet.worker(8, **prices)
+        port = free_port()
+        fleet.worker(8, metrics_port=port, **prices)
         source, costs = fleet.source(DOCUMENTS), dict[str, float]()
-        for tier in ("flex", "default"):
+        for tier in ("flex", "default", "priority"):
             spec = fleet.spec(params={"max_tokens": 64, "service_tier": tier})
             job = fleet.producer.submit(source, spec, job_key=tier)
             fleet.wait_for(job, JobState.COMPLETED, TIME_S)
@@ -123,18 +127,64 @@ def test_a_service_tier_costs_what_the_provider_charges_for_it(tmp_path: Path) -
         mixed = fleet.producer.status(job.job_id).counts.cost_microusd / 1e6
         assert costs["flex"] < mixed < costs["default"]
         assert sum(costs.values()) + mixed == pytest.approx(_charged(fleet), abs=1e-5)
+        fleet.provider.tell(flex_full_share=0.0)
+        spec = fleet.spec(
+            params={"max_tokens": 64}, lane="auto", lanes=["api"], deadline_s=3_600.0, dedup="off"
+        )
+        job = fleet.producer.submit(source, spec, job_key="auto")
+        fleet.wait_for(job, JobState.COMPLETED, TIME_S)
+        assert fleet.producer.status(job.job_id).job.tier_now == "flex"
+        assert "lane api in the flex tier since" in fleet.penstock("status", "auto")
+        chosen = fleet.producer.status(job.job_id).counts.cost_microusd / 1e6
+        assert chosen == pytest.approx(costs["flex"], abs=1e-5)
+        saved = {
+            "auto": chosen,
+            "flex": costs["flex"],
+            "default": 0.0,
+            "priority": -costs["default"],
+            "flex or standard": costs["default"] - mixed,
+        }
+        _all_say_what_was_saved(fleet, saved, port)
 
 
-def _charged(fleet: Fleet) -> float:
+def _charged(fleet: Fleet, what: str = "spent_usd") -> float:
     """What the provider says, in US dollars."""
     with fleet.provider._open("/stats") as answer:
-        return float(json.load(answer)["spent_usd"])
+        return float(json.load(answer)[what])
 
 
-def _costs(fleet: Fleet) -> float:
-    return float(
-        sum(json.loads(line)["cost_usd"] for line in fleet.penstock("costs", "--json").splitlines())
+def _costs(fleet: Fleet, what: str = "cost_usd") -> float:
+    lines = fleet.penstock("costs", "--json").splitlines()
+    return float(sum(json.loads(line)[what] for line in lines))
+
+
+def _all_say_what_was_saved(fleet: Fleet, saved: dict[str, float], metrics_port: int) -> None:
+    for job_key, usd in saved.items():
+        report = json.loads(fleet.penstock("report", job_key, "--json"))["saved"]
+        assert report["is_noted"]
+        found = sum(one["saved_usd"] for one in report["by_cause"].values())
+        assert found == pytest.approx(usd, abs=1e-5), job_key
+        assert {one["answers"] for one in report["by_cause"].values()} <= set(range(DOCUMENTS + 1))
+    text = fleet.penstock("report", "priority")
+    assert f"paid beyond ordinary prices: ${-saved['priority']:,.4f} for the priority tier" in text
+    in_all = _charged(fleet, "ordinary_usd") - _charged(fleet)
+    metered = scrape(metrics_port)["penstock_savings_usd_total"]
+    by_effect = {
+        effect: sum(usd for labels, usd in metered.items() if dict(labels)["effect"] == effect)
+        for effect in ("saved", "lost")
+    }
+    settings = door_settings(fleet.folder, fleet.store.url).model_copy(
+        update={"database_url": fleet.database_url}
     )
+    with door(settings) as url:
+        listed = asked(f"{url}/ui/spending?period=all").body.decode()
+    found_in = {
+        "the jobs": sum(saved.values()),
+        "costs": _costs(fleet, "saved_usd"),
+        "metrics": by_effect["saved"] - by_effect["lost"],
+    }
+    assert found_in == {name: pytest.approx(in_all, abs=1e-5) for name in found_in}
+    assert " saved</span>" in listed
 
 
 def _all_agree(fleet: Fleet, job: Job, metrics_port: int) -> None:

@@ -28,6 +28,7 @@ LABELS = {
     "cause",
     "provider",
     "direction",
+    "effect",
     "version",
     "by",
     "store",

@@ -12,8 +12,8 @@ from attempts import make_attempt
 from msgspec import structs
 from prometheus_client import generate_latest
 
-from penstock_ledger.model import DeadLetter, ItemKey, Result
-from penstock_workers.item.attempt import Settled
+from penstock_ledger.model import DeadLetter, ItemKey, Result, Saving
+from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.outcome import (
     Dead,
@@ -119,6 +119,21 @@ def test_an_answer_that_was_taken_is_no_call_and_waiting_for_one_is_no_failed_tr
     assert shown["penstock_retries_total", "api", "uncounted"] == 0
     assert not any(name == "penstock_failed_tries_total" for name, *_ in shown)
     assert sum(shown["penstock_call_seconds", "api"].counts) == 0
+
+
+def test_what_causes_saved_and_what_they_added_are_counted_apart() -> None:
+    """A counter only grows, so that a tier which costs more has a series of its own."""
+    tally = OutcomeTally(["default"])
+    group = [settled(Done(RESULT)), settled(Retry(1.0, "e")), settled(Dead(LETTER))]
+    for (item, _), microusd in zip(group, (500_000, 250_000, -750_000), strict=True):
+        assert isinstance(item, Attempt)
+        cause = "tier:flex" if microusd > 0 else "tier:priority"
+        item.savings = (Saving(cause, 1, 13, microusd),)
+    tally.settled(group)
+    got = found(tally.figures("api"))
+    name = "penstock_savings_usd_total"
+    assert got[name, "api", "default", "tier:flex", "saved"] == 0.75
+    assert got[name, "api", "default", "tier:priority", "lost"] == 0.75
 
 
 def test_a_group_adds_up_to_what_was_sent_and_spent() -> None:

@@ -15,6 +15,7 @@ from penstock_ledger import (
     OutcomeStore,
     RedisAddress,
     RedisLedger,
+    StepsTaken,
     TenantAccounts,
 )
 from penstock_ledger.model import JobState
@@ -29,6 +30,7 @@ from penstock_workers.control.fleet_figures import Counters
 from penstock_workers.control.job.accounts import Accounts
 from penstock_workers.control.job.balance import Balance
 from penstock_workers.control.job.cancel import Cancelling
+from penstock_workers.control.job.degrading import Degrading
 from penstock_workers.control.job.job_states import JobStates
 from penstock_workers.control.job.limits import JobLimits
 from penstock_workers.control.job.outputs import BucketParts, OutputFiles, TableRows
@@ -112,7 +114,8 @@ def job_steps(
     quotas = RedisAddress.parse(settings.redis_url).connect(socket_timeout=REDIS_TIMEOUT_S)
     facts = LaneFacts(settings, database, hot, quotas, specs)
     lanes = LaneChoices(facts, moves, known, settings.lanes)
-    stopping = Stopping(hot, limits, Resumes(jobs, states, quotas), lanes, specs)
+    degrading = Degrading(StepsTaken(database), accounts)
+    stopping = Stopping(hot, limits, Resumes(jobs, states, quotas), lanes, specs, degrading)
 
     windows = FeedWindows(hot, settings.window, specs)
     reconciliation = Reconciliation(counters, settings.reconcile_interval_s)

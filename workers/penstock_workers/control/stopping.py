@@ -17,6 +17,7 @@ from penstock_ledger.model import Job, JobState
 from penstock_producer.feed.queues import queue_name
 from penstock_ratelimit.for_penstock import lift_hold
 from penstock_workers.control.feeds.specs import Specs
+from penstock_workers.control.job.degrading import Degrading
 from penstock_workers.control.job.job_states import JobStates
 from penstock_workers.control.job.limits import JobLimits
 from penstock_workers.control.lanes.step import LaneChoices
@@ -91,13 +92,15 @@ class Stopping:
         resumes: Resumes,
         lanes: LaneChoices,
         specs: Specs,
+        degrading: Degrading,
     ) -> None:
         self._hot, self._limits, self._resumes = hot, limits, resumes
+        self._degrading = degrading
         self._lanes, self._specs = lanes, specs
 
     def prepare(self, live: Sequence[LiveJob], names: Collection[str]) -> None:
         """Forget jobs that are over, and note those that live."""
-        for part in (self._limits, self._resumes, self._lanes):
+        for part in (self._limits, self._resumes, self._lanes, self._degrading):
             part.keep_only(names)
         self._lanes.note([job for job, _ in live], self._specs.of)
 
@@ -120,9 +123,10 @@ class Stopping:
     def stops(self, job: Job, seen: JobSeen) -> bool:
         """Return whether the job does not go on in its lane: it is stopped, or moves."""
         spec = self._specs.of(job)
-        return self._limits.stop(job, spec, seen) or self._lanes.look(
-            job, spec, sum(seen.outstanding)
-        )
+        if self._limits.stop(job, spec, seen):
+            return True
+        self._degrading.look(job, spec)
+        return self._lanes.look(job, spec, sum(seen.outstanding))
 
     def unpark(self, job: Job, seen: JobSeen) -> None:
         """Bring back parked messages, as many as the limits of the job let go on."""

@@ -76,7 +76,7 @@ def policy_of(
     job_id: str, spec: JobSpec, provider: ProviderSettings, *, across_tenants: bool
 ) -> ReusePolicy | None:
     """Return how answers are reused in a job; None for jobs whose requests are all sent."""
-    if spec.dedup == "off" and spec.cache_s is None:
+    if not spec.reuses_answers:
         return None
     across_jobs = spec.cache_s is not None
     lane = spec.lane if spec.lanes is None else (spec.lane, *spec.lanes)
@@ -92,6 +92,8 @@ def policy_of(
         spec.embedding_dtype,
         spec.fallback,
         spec.fallback_on,
+        # later options: jobs without them take the answers of earlier releases
+        *filter(None, (spec.routes, spec.escalate, spec.degrade)),
     )
     return ReusePolicy(
         book=keys.answers_of_tenant(None if across_tenants else spec.tenant or "")

@@ -8,9 +8,10 @@ from penstock_ledger.model import Paid
 
 MOST_SPENT = 10**15  # of one item: what a message says beyond that is not believed
 # of the header in every message; repairs and fallbacks follow where there are any, then what has no
-# price
+# price, then escalations
 _SUMS = 3
 _AGAIN = 5
+_UNPRICED = 6
 
 
 class Spent(NamedTuple):
@@ -22,6 +23,7 @@ class Spent(NamedTuple):
     repairs: int = 0  # requests that showed the model what was wrong with its answer
     fallbacks: int = 0  # models that were given up; the next of the job's `fallback` is asked
     unpriced: int = 0  # answers of which no price is known: the cost is that of the others
+    escalations: int = 0  # answers that went on to the better model of the job's `escalate`
 
     def plus(self, other: Spent) -> Spent:
         return Spent(*(one + another for one, another in zip(self, other, strict=True)))
@@ -33,9 +35,12 @@ class Spent(NamedTuple):
     def as_header(self) -> tuple[int, ...]:
         """The sums as a message carries them.
 
-        Workers of earlier releases know the three sums, or five."""
-        if self.unpriced:
+        Workers of earlier releases know the three sums, five or six; escalations are in jobs that
+        these cannot read."""
+        if self.escalations:
             return self
+        if self.unpriced:
+            return self[:_UNPRICED]
         return self[:_AGAIN] if self.repairs or self.fallbacks else self[:_SUMS]
 
     def paid(self, calls: int) -> Paid:
@@ -55,7 +60,7 @@ def spent_before(header: object) -> Spent:
     Headers come from outside."""
     if (
         not isinstance(header, list)
-        or len(header) not in (_SUMS, _AGAIN, len(NOTHING_SPENT))
+        or len(header) not in (_SUMS, _AGAIN, _UNPRICED, len(NOTHING_SPENT))
         or not all(map(_is_sum, header))
     ):
         return NOTHING_SPENT

@@ -53,7 +53,7 @@ FAILED_TRIES = _worker(
 ASKED_AGAIN = _worker(
     "penstock_asked_again_total",
     "Requests beyond the first of an attempt: `repair` shows a model what the job's schema has "
-    "against its answer, `fallback` goes to the next model.",
+    "against its answer, `fallback` goes to the next model, `escalation` to a better one.",
     "lane",
     "cause",
 )
@@ -77,6 +77,16 @@ COST = _worker(
     "Cost of finished items, as far as prices are known; absent where none is.",
     "lane",
     "provider",
+    unit="USD",
+)
+SAVINGS = _worker(
+    "penstock_savings_usd_total",
+    "What calls of finished items cost less (effect saved) or more (effect lost) by a service tier "
+    "or the provider's prompt cache, as far as prices are known.",
+    "lane",
+    "provider",
+    "cause",
+    "effect",
     unit="USD",
 )
 CALL_SECONDS = Metric(

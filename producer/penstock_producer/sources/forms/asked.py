@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import Problem, SpecError
 from penstock_producer.job.request_body import BodyBuilder, prompt_bodies
+from penstock_producer.job.routing import marked
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.prompts.examples import example_messages
 from penstock_producer.prompts.languages import Language, Prompt, default_in, prompt_of
@@ -18,6 +19,7 @@ from penstock_producer.prompts.messages import BadMessages, checked_messages
 from penstock_producer.prompts.template import MissingField, RenderFailed, TextTooLong
 from penstock_producer.prompts.tokens import NotText, compressed, counter_of, cut_of, shortened
 from penstock_producer.rows import MISSING_FIELD, Tally
+from penstock_producer.sources.forms.routed import RoutedBodies
 from penstock_producer.sources.forms.strict_json import (
     RowFault,
     bounded,
@@ -36,6 +38,7 @@ class Asked(Protocol):
     required: tuple[str, ...]  # columns that every row must have
     fields: tuple[str, ...]  # columns that it may read
     whole_row: bool  # whether it may read others, too
+    route_columns: tuple[str, ...]  # that rules look at; a row may have none of them
 
     def body(self, record: Mapping[str, Any], params: Mapping[str, Any] | None) -> bytes:
         """Return the request body of a record. ``params`` are the row's own. Raises RowFault."""
@@ -109,11 +112,15 @@ class RenderedPrompt:
         # as most are: nothing else is asked for each row
         self._is_plain = not (self._cuts or self._compresses or named)
         self._check_cuts()
-        self._build = prompt_bodies(spec, example_messages(spec.examples, self._example))
+        examples = example_messages(spec.examples, self._example)
+        self._bodies = RoutedBodies(spec, tally, lambda one: prompt_bodies(one, examples))
+        self.route_columns = self._bodies.columns
 
     def body(self, record: Mapping[str, Any], params: Mapping[str, Any] | None) -> bytes:
         if self._is_plain:
-            return bounded(self._build(self._rendered(record), params), self._max_body_bytes)
+            text = self._rendered(record)
+            route, build = self._bodies.of(record, len(text))
+            return marked(bounded(build(text, params), self._max_body_bytes), route)
         texts = record if self._media is None else self._media.texts(record, self._prompt.fields)
         row, cut = self._shortened(texts) if self._cuts else (texts, [])
         try:
@@ -124,7 +131,8 @@ class RenderedPrompt:
             raise
         sent = compressed(text) if self._compresses else text
         content = sent if self._media is None else self._media.content(sent, record)
-        body = bounded(self._build(content, params), self._max_body_bytes)
+        route, build = self._bodies.of(record, len(sent))
+        body = marked(bounded(build(content, params), self._max_body_bytes), route)
         if cut or len(sent) < len(text):
             self._tally.note(cut, len(text) - len(sent))
         return body
@@ -206,16 +214,20 @@ class MessagesColumn:
         self._max_body_bytes = max_body_bytes
         self._tally = tally
         self._compresses = spec.compress_prompt
-        self._build = BodyBuilder(spec, example_messages(spec.examples, None))
+        examples = example_messages(spec.examples, None)
+        self._bodies = RoutedBodies(spec, tally, lambda one: BodyBuilder(one, examples))
         self.required: tuple[str, ...] = (name,)
         self.fields: tuple[str, ...] = (name,)
         self.whole_row = False
+        self.route_columns = self._bodies.columns
 
     def body(self, record: Mapping[str, Any], params: Mapping[str, Any] | None) -> bytes:
         try:
             messages = checked_messages(self._given(record))
             saved = _compress(messages) if self._compresses else 0
-            built = self._build.of_messages(messages, params)
+            length = _characters(messages) if self._bodies.has_rules else 0
+            route, build = self._bodies.of(record, length)
+            built = build.of_messages(messages, params)
         except BadMessages as error:
             raise RowFault(
                 "invalid_messages",
@@ -224,7 +236,7 @@ class MessagesColumn:
                 field=f"{self._name}{error.place}",
                 value=error.value,
             ) from None
-        body = bounded(built, self._max_body_bytes)
+        body = marked(bounded(built, self._max_body_bytes), route)
         if saved:
             self._tally.note((), saved)
         return body
@@ -255,6 +267,14 @@ class MessagesColumn:
                 _JSON,
                 text,
             ) from None
+
+
+def _characters(messages: list[dict[str, Any]]) -> int:
+    """Return how long the texts of all messages are together."""
+    contents = [message.get("content") for message in messages]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    texts = [*contents, *(part.get("text") for part in parts)]
+    return sum(len(text) for text in texts if isinstance(text, str))
 
 
 def _compress(messages: list[dict[str, Any]]) -> int:

@@ -27,6 +27,7 @@ from penstock_producer.job.request_body import (
     with_defaults,
 )
 from penstock_producer.job.response_format import CONSTRAINTS, FIELD
+from penstock_producer.job.routing import ROUTE_FIELD
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.prompts.messages import BadMessages
 from penstock_producer.rows import DEFAULT_MAX_BODY_BYTES, ROW_ID, Tally, id_fault
@@ -39,6 +40,7 @@ class RowForm(Protocol):
     # that every row must have; None where rows are requests of their own
     columns: tuple[str, ...] | None
     param_columns: tuple[str, ...]  # that parameters come from: a row may leave them empty
+    route_columns: tuple[str, ...]  # that the rules of routes look at: likewise
     read_columns: tuple[str, ...] | None  # that may be read, others need not be; None for all
     media_columns: tuple[str, ...]  # of images and sounds: their values may be bytes
     tally: Tally  # of what it changed in rows
@@ -122,6 +124,7 @@ class BatchLines:
     control_keys: tuple[bytes, ...] = (b'"custom_id"', b'"body"', b'"model"')
     columns: tuple[str, ...] | None = None
     param_columns: tuple[str, ...] = ()
+    route_columns: tuple[str, ...] = ()
     read_columns: tuple[str, ...] | None = ()
     media_columns: tuple[str, ...] = ()
 
@@ -172,6 +175,8 @@ class BatchLines:
                 field="body",
                 value=seen(given),
             )
+        if ROUTE_FIELD in given:  # of another job's dead letter: which of its rules took it
+            given = {name: value for name, value in given.items() if name != ROUTE_FIELD}
         request = {**self._defaults, **given} if self._defaults else given
         if self._asks_for_form and FIELD not in given and not CONSTRAINTS.isdisjoint(given):
             del request[FIELD]  # the line says in another field what its answer looks like
@@ -299,7 +304,15 @@ class PlainRecords:
         )
         self.param_columns: tuple[str, ...] = tuple(spec.param_fields.values())
         self.media_columns: tuple[str, ...] = (*spec.image_fields, *spec.audio_fields)
-        names = dict.fromkeys((*self._id_column, *self._asked.fields, *spec.param_fields.values()))
+        self.route_columns: tuple[str, ...] = self._asked.route_columns
+        names = dict.fromkeys(
+            (
+                *self._id_column,
+                *self._asked.fields,
+                *spec.param_fields.values(),
+                *self.route_columns,
+            )
+        )
         self.read_columns: tuple[str, ...] | None = None if self._asked.whole_row else tuple(names)
         self.control_keys: tuple[bytes, ...] = tuple(orjson.dumps(name) for name in names)
 
@@ -440,3 +453,18 @@ def check_columns(
                     f") as it is: {shown}",
                 ),
             )
+    for name in form.route_columns:
+        if name not in names and not (nested and name.partition(".")[0] in names):
+            raise no_route_column(uri, name, shown)
+
+
+def no_route_column(uri: str, name: str, shown: str) -> SourceError:
+    """Return the refusal of a source without a column that a rule of the job looks at."""
+    return SourceError(
+        "missing_column",
+        Text(
+            f"{uri} has no column {seen(name)} for a rule to look at; name it (",
+            SetOption("routes"),
+            f") as it is: {shown}",
+        ),
+    )

@@ -333,15 +333,16 @@ def test_metadata_may_ask_for_a_priority_a_lane_and_a_budget(
 ) -> None:
     """They become options of the batch's job, and what a job cannot have is refused at once, under
     its name."""
-    asked = {"penstock.priority": "low", "penstock.lane": "api"}
+    asked = {"penstock.priority": "low", "penstock.lane": "api", "penstock.tier": "flex"}
     batch = doors.create(client, [chat(0)], metadata=asked)
     ended = doors.wait(client, batch.id)
     assert ended.status == "completed"
     spec = doors.fleet.producer.status(batch.id).job.spec
-    assert (spec["priority"], spec["lane"]) == ("low", "api")
+    assert (spec["priority"], spec["lane"], spec["tier"]) == ("low", "api", "flex")
     for name, value in (
         ("priority", "first"),
         ("lane", "gpu2"),
+        ("tier", "slow"),
         ("budget_usd", "much"),
         ("budget_usd", "5"),
     ):

@@ -506,7 +506,7 @@ def test_redis_is_rebuilt_with_the_jobs_of_when_the_rebuild_begins(
     house.control.tick()
     house.finish(job, "d0")
     house.redis.flushall()
-    looks = iter([lambda: []])  # it saw none
+    looks = iter([list])  # it saw none
     monkeypatch.setattr(house.control._live, "look", lambda: next(looks, look)())
     house.control._rounds.steps.leading.leadership.concerns = lambda live: True  # type: ignore[method-assign]
     house.control.tick()

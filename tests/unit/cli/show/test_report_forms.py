@@ -15,11 +15,16 @@ from rich.console import Console
 from penstock_cli.errors import UsageProblem
 from penstock_cli.files import Form, form_of, show
 from penstock_ledger import MadeWith
-from penstock_ledger.model import Counts, Job, JobState, LaneCounts, Paid
+from penstock_ledger.model import Counts, Job, JobState, LaneCounts, Paid, Saving
 from penstock_producer.reporting.account import Report, build
 from penstock_producer.reporting.forms import markdown, page, plain, plain_text
 from penstock_producer.reporting.timeline import Stretch, Timeline, percentiles, summed
-from penstock_producer.reporting.words import REASONS_SHOWN, effort_lines, lane_lines
+from penstock_producer.reporting.words import (
+    REASONS_SHOWN,
+    effort_lines,
+    lane_lines,
+    saved_line,
+)
 
 NOW = 1_790_000_000.0
 TIMELINE = Timeline(summed([(0, 4, 0), (2, 3, 3)], 10), percentiles([(100, 5), (900, 5)]))
@@ -284,17 +289,48 @@ def test_what_was_not_asked_again_saved_what_it_would_have_cost() -> None:
     reused = {"dedup": (1_000_000, 100_000), "cache": (2_000_000, 0)}
     counts = Counts(4, 0, 0, {}, 2, 4, 4, 500, {"dedup": 1, "cache": 1}, reused)
     priced = build(job, counts, stats={}, made_with=[MadeWith(1, "api", "p", "1", "", 2.0, 8.0)])
-    assert priced.saved == (0.0, 2.8, 4.0)
-    assert build(job, counts, stats={}, made_with=[MadeWith(1, "api", "p", "1", "")]).saved == (
-        0.0,
-        None,
-        None,
-    )
+    assert priced.saved[:3] == (0.0, 2.8, 4.0)
+    in_batches = MadeWith(1, "batch", "p", "1", "", 2.0, 8.0, batch_discount=0.5)
+    assert build(job, counts, stats={}, made_with=[in_batches]).saved[1:3] == (1.4, 2.0)
+    unpriced = build(job, counts, stats={}, made_with=[MadeWith(1, "api", "p", "1", "")])
+    assert unpriced.saved[:3] == (0.0, None, None)
     changed = [
         MadeWith(1, "api", "p", "1", "", 2.0, 8.0),
         MadeWith(1, "api", "p", "2", "", 3.0, 8.0),
     ]
-    assert build(job, counts, stats={}, made_with=changed).saved == (0.0, 0.00025, 0.00025)
+    assert build(job, counts, stats={}, made_with=changed).saved[:3] == (0.0, 0.00025, 0.00025)
+
+
+def test_what_tiers_and_prompt_caches_saved_is_said_and_what_they_added_as_well() -> None:
+    """With how many answers; a price that is missing is said, and so are answers of a release that
+    booked none of it. What changed nothing is left out."""
+    job = Job("id1", "k", {"lane": "api"}, {}, "", JobState.COMPLETED, None, 1, 4, 0.0, 1.0)
+    counts = Counts(4, 0, 0, {}, 4, 4, 4, 500)
+    made = MadeWith(1, "api", "p", "1", "", 2.0, 8.0, notes_savings=True)
+    savings = [
+        Saving("prompt_cache", 3, 12_000, 5_000_000, 1),
+        Saving("tier:fast", 2, 10),
+        Saving("tier:flex", 3, 10, 1_500_000),
+        Saving("tier:priority", 1, 10, -2_000_000),
+        Saving("tier:scale", 1, 10, 0, 1),
+    ]
+    found = build(job, counts, stats={}, made_with=[made], savings=savings)
+    assert list(saved_line(found.saved)) == [
+        "saved: at least $5.00 (some prices unknown) by the provider's prompt cache (12,000 tokens "
+        "read), $1.50 by the flex tier (3 answers), an unknown amount by the scale tier (1 answer)",
+        "paid beyond ordinary prices: $2.00 for the priority tier (1 answer)",
+    ]
+    shown = found.to_json()["saved"]
+    assert (shown["is_noted"], shown["by_cause"]["tier:priority"]) == (
+        True,
+        {"answers": 1, "tokens": 10, "saved_usd": -2.0, "known_usd": -2.0},
+    )
+    assert shown["by_cause"]["tier:scale"]["saved_usd"] is None
+    before = build(job, counts, stats={}, made_with=[made, made._replace(notes_savings=False)])
+    assert list(saved_line(before.saved)) == [
+        "saved: an unknown amount by service tiers and prompt caches, before this release"
+    ]
+    assert not before.saved.is_noted
 
 
 def test_a_course_is_flat_where_nothing_ended() -> None:

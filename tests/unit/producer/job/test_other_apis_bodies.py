@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import orjson
 import pytest
 
 from penstock_producer import SpecError
@@ -13,6 +14,7 @@ from penstock_producer.dialects import to_gemini
 from penstock_producer.dialects.pieces import answer_text
 from penstock_producer.dialects.to_anthropic import translated
 from penstock_producer.job.endpoints import GENERATE, MESSAGES
+from penstock_producer.job.request_body import GeminiBodies, with_defaults
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.prompts.messages import BadMessages
 from penstock_producer.sources.forms.media import media_of
@@ -396,6 +398,27 @@ def test_lines_of_gemini_are_filled_in() -> None:
     assert caught.value.field == "body.model"
 
 
+def test_the_tier_stands_beside_the_parameters_of_a_request_to_gemini() -> None:
+    """`serviceTier` is a field of the request, and the others are its `generationConfig`; a line's
+    own tier wins."""
+    for params, sent in (
+        (
+            {"serviceTier": "flex", "topK": 3},
+            {"serviceTier": "flex", "generationConfig": {"topK": 3}},
+        ),
+        ({"serviceTier": "flex"}, {"serviceTier": "flex"}),
+        ({}, {}),
+    ):
+        spec = JobSpec.from_json(
+            {"prompt": "{text}", "model": "m", "endpoint": GENERATE, "params": params}
+        )
+        body = orjson.loads(GeminiBodies(spec)("hi"))
+        assert {name: body[name] for name in body if name not in ("model", "contents")} == sent
+    given = {"contents": [], "serviceTier": "standard"}
+    filled = with_defaults(given, None, {"serviceTier": "flex", "topK": 3})
+    assert filled == {**given, "generationConfig": {"topK": 3}}
+
+
 def test_chat_lines_become_requests_of_gemini() -> None:
     """Messages, calls of functions and their results, parameters, and the job's own where the line
     has none."""
@@ -498,6 +521,8 @@ def test_chat_lines_become_requests_of_gemini() -> None:
             },
         ),
         ({"parallel_tool_calls": True, "logprobs": False, "logit_bias": {}, "store": False}, {}),
+        ({"service_tier": "auto"}, {}),
+        ({"service_tier": "flex"}, {"serviceTier": "flex"}),
     ],
 )
 def test_parameters_are_translated_for_gemini(
@@ -519,7 +544,7 @@ def test_parameters_are_translated_for_gemini(
         ({"user": "u"}, "user"),
         ({"reasoning_effort": "some"}, "reasoning_effort"),
         ({"parallel_tool_calls": False}, "parallel_tool_calls"),
-        ({"service_tier": "flex"}, "service_tier"),
+        ({"service_tier": "scale"}, "service_tier"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"response_format": 7}, "response_format"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),

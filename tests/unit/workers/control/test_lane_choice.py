@@ -387,3 +387,37 @@ def test_a_deadline_that_none_meets_is_said() -> None:
     assert (choice.lane, choice.meets) == ("api", False)
     assert "No lane is expected to meet the deadline" in choice.why
     assert choice.why.endswith("api comes nearest")
+
+
+def in_flex(usd: float, per_s: float) -> LaneNow:
+    pace = OneByOne(per_s)
+    return LaneNow("flex", usd, pace, "by the case", True, queue="api", tier="flex")
+
+
+def test_flex_is_a_choice_of_its_own_between_batches_and_real_time() -> None:
+    """Where batches would be late, the tier that costs as little and is in time; where it is too
+    slow, it does a part first, and real time the rest at the last moment. Without a deadline no
+    tier is paid for that may cost the full price, unless nothing else is permitted."""
+    api = LaneNow("api", 0.001, OneByOne(50.0), "by the case", True)
+    late_batch = LaneNow("batch", 0.0005, InBatches(4 * H), "by the case", False)
+    lanes = [late_batch, in_flex(0.0005, 50.0), api]
+    job = JobNow(None, 50_000, NOW + 2 * H)
+    choice = choose(job, lanes, NOW, RULES)
+    assert (choice.name, choice.lane, choice.tier, choice.meets) == ("flex", "api", "flex", True)
+    assert "flex ends about" in choice.why
+    assert choice.figures["flex.usd"] == 25.0
+    early_batch = late_batch._replace(pace=InBatches(H / 2))
+    assert choose(job, [early_batch, *lanes[1:]], NOW, RULES).name == "batch"
+
+    slow = [late_batch, in_flex(0.0005, 2.0), api]
+    begins = choose(job._replace(left=50_000), slow, NOW, RULES)
+    assert (begins.name, begins.figures["then"]) == ("flex", "api")
+    in_it = JobNow("flex", 50_000, NOW + RULES.margin * 50_000 / 50.0 + RULES.moving_s)
+    ends = choose(in_it, slow, NOW, RULES)
+    assert (ends.name, ends.lane, ends.tier, ends.reason) == ("api", "api", None, "deadline")
+
+    tight = choose(job._replace(usd_left=30.0), [in_flex(0.0005, 50.0), api], NOW, RULES)
+    assert tight.name == "flex"
+    open_end = job._replace(deadline_at=None)
+    assert choose(open_end, lanes, NOW, RULES).name == "batch"
+    assert choose(open_end, lanes[1:], NOW, RULES).name == "flex"

@@ -14,7 +14,7 @@ from penstock_producer.accepting.estimates import Estimate
 from penstock_producer.accepting.new_jobs import digest_of
 from penstock_producer.job.lanes import lanes_in_words
 from penstock_producer.job.provider_facts import ProviderFacts
-from penstock_producer.prices import ModelPrices
+from penstock_producer.prices import ModelPrices, TierPrices
 from penstock_producer.reporting.advice import on_terminal
 from penstock_workers.control.lanes import speeds, troubles
 from penstock_workers.control.lanes.forecast import Known, forecast, late
@@ -62,10 +62,6 @@ def test_a_job_permits_the_lanes_that_it_names(
         ({"lane": "auto", "lanes": []}, "give a list of lanes"),
         ({"lane": "auto", "lanes": "batch,api"}, "give a list of lanes"),
         ({"lane": "auto", "lanes": ["fast"]}, f"lanes are {lanes_in_words()}"),
-        (
-            {"lane": "auto", "dedup": "always"},
-            "lane batch: every document of a batch is a request of its own",
-        ),
         (
             {"lane": "api", "lanes": ["api", "batch"], "preprocess": "a.b:c"},
             "give lanes without batch",
@@ -199,3 +195,25 @@ def test_a_dry_run_says_where_auto_would_begin() -> None:
     assert tried.why.endswith("; batch costs about 1.00 USD in all")
     patient = forecast(spec(lane="auto"), guess, 10_000, unknown, rules, NOW)
     assert patient.why == "batch costs about 1.00 USD in all; there is no deadline"
+
+
+def test_a_preview_offers_flex_where_it_costs_less_and_the_job_names_no_tier() -> None:
+    """By the provider's prices and limits, in `auto` alone; a tier that the job, its parameters or
+    no price names is none to choose."""
+    of_flex = {"flex": TierPrices(discount=0.5)}
+    prices = ModelPrices(input=1.0, output=2.0, batch_discount=0.5, tiers=of_flex)
+    provider = ProviderFacts(prices={"m": prices})
+    known = Known(provider, {"requests": 600.0}, lasted=[20 * H] * 5)
+    guess = Estimate(1_000_000, 100_000, True)
+
+    def chosen(with_: Known = known, **given: Any) -> tuple[str, str | None]:
+        asked = spec(**{"lane": "auto", "deadline_s": 3 * H, **given})
+        choice = forecast(asked, guess, 1_000, with_, LaneChangeSettings(), NOW)
+        return choice.name, choice.tier
+
+    assert chosen() == ("flex", "flex")
+    assert chosen(lanes=["api"]) == ("flex", "flex")
+    assert chosen(tier="standard") == chosen(params={"service_tier": "auto"}) == ("api", None)
+    unpriced = known._replace(provider=PROVIDER)
+    assert chosen(unpriced) == ("api", None)
+    assert chosen(lane="api", lanes=["api", "batch"]) == ("api", None)

@@ -161,7 +161,9 @@ class PlayedDoor:
         *,
         now: float,
         paused_for: str | None = None,
+        tier: str | None = None,
     ) -> LaneMove | None:
+        assert tier is None, "the job has no tier to choose"
         if paused_for != self.played.paused_for:
             return None
         self.played.paused_for = None
@@ -171,6 +173,9 @@ class PlayedDoor:
         self.played.moves.append(moved)
         self.played.lane, self.played.arrived_at = lane, now
         return moved
+
+    def change_tier(self, *_: object, **__: object) -> LaneMove | None:
+        raise AssertionError("the job has no tier to choose")
 
     def of(self, job: Job) -> Sequence[LaneMove]:
         return list(self.played.moves)

@@ -90,6 +90,10 @@ class Accounts:
             return self._book.look(job.job_id, budget, spent=spent, batches=batches)
         return self._tenants.look(job, budget, tenant_usd, spent=spent, batches=batches)
 
+    def spent_of(self, job_id: str) -> int:
+        """Return what a job with a budget had spent at the latest look, in millionths."""
+        return self._known_spent.get(job_id, 0)
+
     def lift(self, job_id: str, *, some_wait: bool) -> None:
         """Tell workers that the job has no budget, so that they reserve nothing for it.
 

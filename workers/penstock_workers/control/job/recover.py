@@ -91,7 +91,7 @@ def stats_from(counts: Counts, kept: Mapping[str, int]) -> dict[str, int]:
     ``kept`` are those that Redis still has: what finished documents were asked more often than
     these say was tried again for reasons that are lost.
     """
-    asked_again = kept.get("repairs", 0) + kept.get("fallbacks", 0)
+    asked_again = sum(kept.get(name, 0) for name in ("repairs", "fallbacks", "escalations"))
     tried_again = (
         counts.calls + sum(counts.reused.values()) - counts.succeeded - counts.dead - asked_again
     )

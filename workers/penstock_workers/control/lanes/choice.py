@@ -27,11 +27,13 @@ CENT: Final = 1e-9  # plans whose costs differ by less cost the same
 
 
 class Choice(NamedTuple):
-    lane: str
+    name: str  # of what was chosen: a lane, or a service tier
+    lane: str  # where the documents go
     reason: str  # of the ledger's MOVE_REASONS
     why: str  # the sentence for people
     figures: Mapping[str, float | str | None]  # what it was decided by
     meets: bool | None  # whether the deadline is expected to be met; None: there is none
+    tier: str | None = None  # in which they are asked for there; None: as the spec says
 
 
 def choose(job: JobNow, lanes: Sequence[LaneNow], now: float, rules: LaneChangeSettings) -> Choice:
@@ -45,10 +47,12 @@ def choose(job: JobNow, lanes: Sequence[LaneNow], now: float, rules: LaneChangeS
     why = f"{sentence(job, here, best, now)}{of_budget(job, best, free, _passes(job, best))}"
     return Choice(
         best.now.lane,
+        best.now.queue or best.now.lane,
         _reason(job, lanes, here, best),
         why,
         _figures(job, lanes, best, now, rules),
         meets,
+        best.now.tier,
     )
 
 

@@ -25,7 +25,7 @@ from penstock_producer.job.spec import JobSpec
 from penstock_ratelimit.for_penstock import QuotaView, read_quotas
 from penstock_workers.control.feeds.specs import Specs
 from penstock_workers.control.lanes import speeds, troubles
-from penstock_workers.control.lanes.seen import JobNow, LaneNow, Trouble
+from penstock_workers.control.lanes.seen import TIER_BEFORE, JobNow, LaneNow, Trouble, name_of
 from penstock_workers.control.lanes.speeds import (
     Measured,
     Speed,
@@ -33,6 +33,7 @@ from penstock_workers.control.lanes.speeds import (
     model_of,
     tokens_each,
     usd_each,
+    with_flex,
 )
 from penstock_workers.heartbeat import ALIVE_S, KNOWS_MOVES
 from penstock_workers.lane_changes import LaneChangeSettings
@@ -184,10 +185,10 @@ class LaneFacts:
         if not packs(job.lane):
             paid = known.counts.cost_microusd / 1e6
             finished = known.counts.succeeded + known.counts.dead
-            self._measured.note(job.job_id, self._lane_of(job.lane, spec), finished, paid, now)
+            self._measured.note(job.job_id, self._lane_of(name_of(job), spec), finished, paid, now)
         deadline_at = None if spec.deadline_s is None else job.created_at + spec.deadline_s
         seen = JobNow(
-            lane=None if spec.lane == AUTO and not job.moves else job.lane,
+            lane=None if spec.lane == AUTO and not job.moves else name_of(job),
             left=known.left,
             deadline_at=deadline_at,
             by_order=spec.lane != AUTO,
@@ -195,11 +196,16 @@ class LaneFacts:
             usd_left=self._usd_left(job, spec),
             left_late=_left_late(moves, deadline_at),
         )
-        return seen, [self._lane(lane, known) for lane in spec.permitted_lanes]
+        ordinary = None if known.provider is None else known.provider.prices_of(_model_of(known))
+        lanes = list[LaneNow]()
+        for lane in spec.permitted_lanes:
+            for one in with_flex(self._lane(lane, known), spec, ordinary, known.tokens):
+                lanes.append(one if one.tier is None else self._measured_apart(one, known))
+        return seen, lanes
 
     def moved(self, job: Job) -> None:
-        """Forget what was measured of a job in the lane that it leaves."""
-        self._measured.forget(job.job_id, job.lane)
+        """Forget what was measured of a job in the lane or tier that it leaves."""
+        self._measured.forget(job.job_id, name_of(job))
 
     def older_worker(self) -> str | None:
         """Return the name of a living worker whose release does not look at a job's lane yet.
@@ -243,11 +249,10 @@ class LaneFacts:
         ):
             speed = speeds.half_of(spec.deadline_s, known.left)
         own = self._measured.of_job(known.job.job_id, lane) if has_own_model(lane) else None
-        model = spec.model or model_of(known.job.source)
         prices = (
             None
             if known.provider is None
-            else known.provider.prices_of(model, tier=spec.tier_in(lane))
+            else known.provider.prices_of(_model_of(known), tier=spec.tier_in(lane))
         )
         usd = own.usd_each if own is not None else usd_each(lane, known.tokens, prices)
         return LaneNow(
@@ -258,6 +263,12 @@ class LaneFacts:
             LANES[lane].is_real_time,
             self._troubles.lasting(lane, known),
         )
+
+    def _measured_apart(self, one: LaneNow, known: _Circumstances) -> LaneNow:
+        """Return a tier with its own speed, where the job, or another one, has shown it."""
+        assert one.queue is not None, "a tier is one of a lane"
+        speed = self._speed(one.queue, known, one.lane)
+        return one if speed.pace is None else one._replace(pace=speed.pace, pace_by=speed.by)
 
     def _usd_left(self, job: Job, spec: JobSpec) -> float | None:
         """Return what is left of the job's budget.
@@ -271,11 +282,12 @@ class LaneFacts:
 
     def _is_silent(self, known: _Circumstances) -> bool:
         """Return whether the job's lane does not answer, so that nothing may be assumed of it."""
-        own = self._measured.of_job(known.job.job_id, known.job.lane)
+        own = self._measured.of_job(known.job.job_id, name_of(known.job))
         return own is not None and own.per_s <= 0 and own.seconds >= speeds.SILENT_S
 
-    def _speed(self, lane: str, known: _Circumstances) -> Speed:
-        job, spec, is_here = known.job, known.spec, known.job.lane == lane
+    def _speed(self, lane: str, known: _Circumstances, tier: str | None = None) -> Speed:
+        job, spec, name = known.job, known.spec, tier or lane
+        is_here = name_of(job) == name
         if packs(lane):
             cap = None if known.provider is None else known.provider.batch_enqueued_tokens
             lasted = self._history.of(spec.provider, known.now)
@@ -285,8 +297,8 @@ class LaneFacts:
             )
         declared: Mapping[str, float] = {} if known.provider is None else known.provider.limits
         limits = {} if has_own_model(lane) else speeds.limits_of(known.view, declared)
-        own = self._measured.of_job(job.job_id, lane) if is_here else None
-        of_lane = self._measured.of_lane(self._lane_of(lane, spec), known.now)
+        own = self._measured.of_job(job.job_id, name) if is_here else None
+        of_lane = self._measured.of_lane(self._lane_of(name, spec), known.now)
         return speeds.one_by_one(own, of_lane, limits, known.tokens, self._sharing(lane, job, spec))
 
     def _sharing(self, lane: str, job: Job, spec: JobSpec) -> int:
@@ -305,14 +317,18 @@ class LaneFacts:
         return lane, "" if has_own_model(lane) else spec.provider, spec.model
 
 
+def _model_of(known: _Circumstances) -> str | None:
+    return known.spec.model or model_of(known.job.source)
+
+
 def _left_late(moves: Sequence[LaneMove], deadline_at: float | None) -> frozenset[str]:
     """Return the lanes that were left because they were late or stood still.
 
     Those that were late count while the same deadline holds."""
     known = None if deadline_at is None else round(deadline_at)
     return frozenset(
-        move.before
+        str(before)
         for move in moves
-        if move.before is not None and move.reason in LATE
+        if (before := move.figures.get(TIER_BEFORE) or move.before) and move.reason in LATE
         if move.reason != LATE[0] or move.figures.get("deadline_at") == known
     )

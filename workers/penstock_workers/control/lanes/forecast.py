@@ -15,7 +15,7 @@ from penstock_workers.control.lanes import speeds
 from penstock_workers.control.lanes.choice import Choice, choose
 from penstock_workers.control.lanes.explain import clock, dollars, lasting
 from penstock_workers.control.lanes.seen import JobNow, LaneNow
-from penstock_workers.control.lanes.speeds import Tokens, usd_each
+from penstock_workers.control.lanes.speeds import Tokens, usd_each, with_flex
 from penstock_workers.lane_changes import LaneChangeSettings
 
 __all__ = ["HISTORY", "Known", "forecast", "late"]
@@ -49,9 +49,11 @@ def forecast(
     job = JobNow(
         begins, documents, deadline_at, by_order=spec.lane != AUTO, usd_left=spec.budget_usd
     )
-    lanes = [
-        _lane(lane, spec, guess, documents, known, rules, now) for lane in spec.permitted_lanes
-    ]
+    lanes = list[LaneNow]()
+    for lane in spec.permitted_lanes:
+        own = _lane(lane, spec, guess, documents, known, rules, now)
+        model = spec.model or guess.model
+        lanes += with_flex(own, spec, known.provider.prices_of(model), _tokens(guess, documents))
     return choose(job, lanes, now, rules)
 
 
@@ -108,8 +110,7 @@ def _lane(
     rules: LaneChangeSettings,
     now: float,
 ) -> LaneNow:
-    many = max(1, documents)
-    tokens = Tokens(guess.tokens_in / many, guess.tokens_out / many)
+    tokens = _tokens(guess, documents)
     if packs(lane):
         speed = speeds.of_batches(known.lasted, None, known.batch_cap, tokens, rules.margin, now)
     else:
@@ -120,6 +121,11 @@ def _lane(
     prices = known.provider.prices_of(spec.model or guess.model, tier=spec.tier_in(lane))
     usd = usd_each(lane, tokens, prices)
     return LaneNow(lane, usd, speed.pace, speed.by, LANES[lane].is_real_time)
+
+
+def _tokens(guess: Estimate, documents: int) -> Tokens:
+    many = max(1, documents)
+    return Tokens(guess.tokens_in / many, guess.tokens_out / many)
 
 
 def _ends(one: LaneNow, documents: int, deadline_s: float, now: float) -> str:

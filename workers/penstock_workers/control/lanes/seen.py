@@ -5,9 +5,29 @@ None is unknown."""
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
-__all__ = ["InBatches", "JobNow", "LaneNow", "OneByOne", "Pace", "Plan", "Trouble"]
+from penstock_ledger.model import Job
+
+__all__ = [
+    "TIER_BEFORE",
+    "InBatches",
+    "JobNow",
+    "LaneNow",
+    "OneByOne",
+    "Pace",
+    "Plan",
+    "Trouble",
+    "name_of",
+]
+
+
+TIER_BEFORE: Final = "tier_before"  # among the figures of a move that left a tier
+
+
+def name_of(job: Job) -> str:
+    """Return the name of the choice that a job is with: its service tier, or its lane."""
+    return job.tier_now or job.lane
 
 
 class Pace(Protocol):
@@ -56,12 +76,16 @@ class Trouble(NamedTuple):
 
 
 class LaneNow(NamedTuple):
+    """A lane, or a service tier of it, which is a choice of its own by its name."""
+
     lane: str
     usd_each: float | None  # of a document
     pace: Pace | None
     pace_by: str  # in words: how the pace is known, or why it is not
     is_real_time: bool  # a provider's full price, for answers at once
     trouble: Trouble | None = None
+    queue: str | None = None  # the lane that has it, of a tier; None: itself
+    tier: str | None = None  # in which it is asked for there; None: as the job's spec says
 
 
 class JobNow(NamedTuple):

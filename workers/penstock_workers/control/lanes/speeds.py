@@ -16,11 +16,13 @@ from penstock_ledger import BatchesOpen
 from penstock_ledger.model import Counts
 from penstock_producer.accepting.estimates import Estimate
 from penstock_producer.job.lanes import has_own_model, packs
+from penstock_producer.job.spec import JobSpec
+from penstock_producer.job.tiers import FLEX
 from penstock_producer.pins import ESTIMATE
 from penstock_producer.prices import ModelPrices
 from penstock_ratelimit.for_penstock import QuotaView
 from penstock_workers.control.lanes.explain import lasting
-from penstock_workers.control.lanes.seen import InBatches, OneByOne, Pace
+from penstock_workers.control.lanes.seen import InBatches, LaneNow, OneByOne, Pace
 
 __all__ = [
     "HISTORY",
@@ -35,6 +37,7 @@ __all__ = [
     "one_by_one",
     "tokens_each",
     "usd_each",
+    "with_flex",
 ]
 
 HISTORY: Final = 20
@@ -202,6 +205,22 @@ def usd_each(lane: str, tokens: Tokens | None, prices: ModelPrices | None) -> fl
     guess = Estimate(round(tokens.into * many), round(tokens.out * many), True)
     cost = guess.usd(prices, in_batch=packs(lane))
     return None if cost is None else cost / many
+
+
+def with_flex(
+    one: LaneNow, spec: JobSpec, ordinary: ModelPrices | None, tokens: Tokens | None
+) -> list[LaneNow]:
+    """Return a lane, and before it its flex tier where that is a choice: it costs less.
+
+    It is as fast by the limits of the provider, until it was measured."""
+    if not one.is_real_time or not spec.lets_choose_flex or ordinary is None:
+        return [one]
+    usd, full_usd = (
+        usd_each(one.lane, tokens, prices) for prices in (ordinary.of_tier(FLEX), ordinary)
+    )
+    if usd is None or full_usd is None or usd >= full_usd:
+        return [one]
+    return [one._replace(lane=FLEX, usd_each=usd, queue=one.lane, tier=FLEX), one]
 
 
 WINDOW_S: Final = 300.0

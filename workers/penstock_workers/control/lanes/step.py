@@ -14,7 +14,7 @@ from penstock_producer.job.lanes import AUTO
 from penstock_producer.job.spec import JobSpec
 from penstock_workers.control.lanes import troubles
 from penstock_workers.control.lanes.choice import Choice, choose
-from penstock_workers.control.lanes.seen import JobNow, LaneNow
+from penstock_workers.control.lanes.seen import TIER_BEFORE, JobNow, LaneNow, name_of
 from penstock_workers.lane_changes import LaneChangeSettings
 
 __all__ = ["Door", "Facts", "LaneChoices", "Moves"]
@@ -57,6 +57,19 @@ class Door(Protocol):
         *,
         now: float,
         paused_for: str | None = None,
+        tier: str | None = None,
+    ) -> LaneMove | None: ...
+
+    def change_tier(
+        self,
+        job_id: str,
+        lane: str,
+        tier: str | None,
+        reason: str,
+        why: str,
+        figures: Figures,
+        *,
+        now: float,
     ) -> LaneMove | None: ...
 
 
@@ -91,7 +104,7 @@ class LaneChoices:
     def note(self, live: Sequence[Job], specs: Callable[[Job], JobSpec]) -> None:
         """Measure what runs, before the steps of a round and while a job has a choice."""
         now = self._clock()
-        if now < self._next_note or not any(len(specs(job).permitted_lanes) > 1 for job in live):
+        if now < self._next_note or not any(_has_choice(specs(job)) for job in live):
             return
         self._next_note = now + self._rules.look_s
         self._facts.note(live)
@@ -100,7 +113,7 @@ class LaneChoices:
         """Return whether the job was moved, or is not to be worked on before its lane is chosen.
 
         ``job`` runs."""
-        if len(spec.permitted_lanes) == 1 or _is_over(job, spec, now := self._clock()):
+        if not _has_choice(spec) or _is_over(job, spec, now := self._clock()):
             return False
         undecided = spec.lane == AUTO and not job.moves
         if not undecided and now < self._next.get(job.job_id, 0.0):
@@ -114,8 +127,10 @@ class LaneChoices:
         if undecided:
             self._go(job, None, choice, now)
             return True
-        if choice.lane == job.lane or self._is_too_soon(choice, moves, now):
+        if self._is_too_soon(choice, moves, now):
             return False
+        if choice.lane == job.lane:
+            return self._change_tier(job, choice, moves, now)
         return self._go(job, job.lane, choice, now)
 
     def leave(self, job: Job, spec: JobSpec, outstanding: int) -> bool:
@@ -127,7 +142,7 @@ class LaneChoices:
         now = self._clock()
         if job.pause is None or job.pause.by is not By.LANE:
             return False
-        if len(spec.permitted_lanes) == 1 or _is_over(job, spec, now):
+        if not _has_choice(spec) or _is_over(job, spec, now):
             return False
         if now < self._next_leave.get(job.job_id, 0.0):
             return False
@@ -139,7 +154,10 @@ class LaneChoices:
         fault = troubles.of_pause(job.pause)
         choice = choose(
             seen,
-            [one._replace(trouble=fault) if one.lane == job.lane else one for one in lanes],
+            [
+                one._replace(trouble=fault) if job.lane in (one.lane, one.queue) else one
+                for one in lanes
+            ],
             now,
             self._rules,
         )
@@ -161,25 +179,49 @@ class LaneChoices:
             choice.lane,
             choice.reason,
             choice.why,
-            choice.figures,
+            _figures(job, choice),
             now=now,
             paused_for=paused_for,
+            tier=choice.tier,
         )
         if moved is None:
             return False  # another process was first, or the job is no more where it was
         if before is None:
-            log.info("job %s goes to lane %s: %s", job.job_id, choice.lane, choice.why)
+            log.info("job %s goes to %s: %s", job.job_id, choice.name, choice.why)
         else:
             log.info(
                 "job %s moves from lane %s to %s (%s): %s",
                 job.job_id,
                 before,
-                choice.lane,
+                choice.name,
                 choice.reason,
                 choice.why,
             )
         self._facts.moved(job)
         return True
+
+    def _change_tier(self, job: Job, choice: Choice, moves: Sequence[LaneMove], now: float) -> bool:
+        """Let a job be asked for in another service tier of its lane; nothing of it moves.
+
+        Not while documents are still on their way out of the lane before."""
+        if choice.tier == job.tier_now or any(
+            move.before is not None and move.left_at is None for move in moves
+        ):
+            return False
+        changed = self._door.change_tier(
+            job.job_id,
+            job.lane,
+            choice.tier,
+            choice.reason,
+            choice.why,
+            _figures(job, choice),
+            now=now,
+        )
+        if changed is None:
+            return False
+        log.info("job %s is asked for in %s: %s", job.job_id, choice.name, choice.why)
+        self._facts.moved(job)
+        return False
 
     def _waits_for_upgrade(self) -> bool:
         """Return whether moves have to wait until workers of an older release are gone.
@@ -199,9 +241,20 @@ class LaneChoices:
         """Return whether a job has moved so lately that it stays, so that it does not swing.
 
         The first choice is no move."""
-        if choice.reason in AT_ONCE or not moves or moves[-1].before is None:
+        if choice.reason in AT_ONCE or not moves or moves[-1].number == 1:
             return False
         return now - moves[-1].at < self._rules.move_each_s
+
+
+def _has_choice(spec: JobSpec) -> bool:
+    """Return whether a job may go to several lanes, or be asked for in another service tier."""
+    return len(spec.permitted_lanes) > 1 or spec.lets_choose_flex
+
+
+def _figures(job: Job, choice: Choice) -> Figures:
+    """Return the figures of a choice, with the service tiers that it leaves and begins."""
+    before = {} if not job.moves or job.tier_now is None else {TIER_BEFORE: name_of(job)}
+    return {**choice.figures, **before} | ({} if choice.tier is None else {"tier": choice.tier})
 
 
 def _is_over(job: Job, spec: JobSpec, now: float) -> bool:

@@ -66,6 +66,7 @@ FATES: Mapping[str, Fate] = {
     "overloaded": WAIT,  # 503, 529
     "connect_failed": WAIT,  # no connection was made, so nothing was sent
     "engine_busy": WAIT,  # the worker's own engine has no room
+    "escalated": WAIT,  # its first answer goes on to a better model, which was not asked yet
     "engine_died": Fate(Released),  # the worker's own engine; its start stays counted as a crash
     # Transient: probably works next time.
     "engine_failed": RETRY,  # the worker's own engine could not do this one, and goes on

@@ -51,7 +51,7 @@ class Passes:
         if door is None or not attempt.job.awaited or attempt.confined:
             return None
         spec = attempt.job.spec
-        if spec.response_schema is not None or spec.postprocess or spec.fallback:
+        if spec.response_schema is not None or spec.postprocess or spec.fallback or spec.escalate:
             return None
         return Passing(attempt.key, keys.passed_to(door), self._waiting.put)
 

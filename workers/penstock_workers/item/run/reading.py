@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from itertools import count
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from penstock_ledger import (
     Database,
@@ -24,16 +25,18 @@ from penstock_ledger import (
 )
 from penstock_producer.errors import BadReference, RowChanged, seen
 from penstock_producer.job.fallback import provider_and_model
-from penstock_producer.job.lanes import has_own_model
+from penstock_producer.job.lanes import LANES, has_own_model
 from penstock_producer.job.request_body import url_refusal
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.pins import AWAITED
+from penstock_producer.planning.prefixes import CachedPrompts
 from penstock_producer.sources import Source
 from penstock_producer.sources.of_feed import open_feed_source
 from penstock_ratelimit import Flow, Priority, full_jitter
 from penstock_workers.errors import EndpointRefused, PricesMissing
 from penstock_workers.failure_log import FailureLog
-from penstock_workers.item.attempt import Item, JobView
+from penstock_workers.item.attempt import Item
+from penstock_workers.item.job_view import Escalated, JobView
 from penstock_workers.item.same_request import policy_of
 from penstock_workers.item.slots import Waiting
 from penstock_workers.settings import ProviderSettings, WorkerSettings
@@ -74,6 +77,7 @@ class Bodies:
         return source
 
 
+TIER_LOOK_S: Final = 15.0  # between two looks at the service tier that control has chosen for a job
 JOBS_KEPT = 1_000  # a worker sees few jobs at a time; each costs a few kilobytes
 
 # a job, and the path that its items name, where that is not the job's
@@ -90,20 +94,42 @@ class JobBook:
     def __init__(self, read: Reader) -> None:
         self._read = read
         self._views: OrderedDict[Seen, asyncio.Future[JobView]] = OrderedDict()
+        # those that change their service tier: when they are read anew, by the loop's clock
+        self._due: dict[Seen, float] = {}
 
     def known(self, job_id: str, endpoint: str | None = None) -> JobView | None:
         """Return the view if it is here already, without a task switch."""
         future = self._views.get((job_id, endpoint))
-        return (
-            future.result()
-            if future is not None and future.done() and future.exception() is None
-            else None
-        )
+        if future is None or not future.done() or future.exception() is not None:
+            return None
+        view = future.result()
+        if view.changes_tier:
+            self._look_again((job_id, endpoint))
+        return view
 
     def forget(self, job_id: str) -> None:
         """Read it anew when it is asked for next: it was given a budget, or has none any more."""
         for known in [known for known in self._views if known[0] == job_id]:
             self._views.pop(known, None)
+            self._due.pop(known, None)
+
+    def _look_again(self, seen: Seen) -> None:
+        """Have a view read anew now and then; until that is there, and where it fails, it stays."""
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._due.setdefault(seen, loop.time() + TIER_LOOK_S):
+            return
+        self._due[seen] = loop.time() + TIER_LOOK_S
+        fresh = asyncio.ensure_future(asyncio.to_thread(self._read, *seen))
+
+        def take(done: asyncio.Future[JobView]) -> None:
+            if done.cancelled() or done.exception() is not None:
+                return
+            if seen in self._views:
+                self._views[seen] = done
+            else:
+                self._due.pop(seen, None)
+
+        fresh.add_done_callback(take)
 
     async def get(self, job_id: str, endpoint: str | None = None) -> JobView:
         """Return the job as its items see it.
@@ -118,7 +144,8 @@ class JobBook:
             future = asyncio.ensure_future(asyncio.to_thread(self._read, job_id, endpoint))
             self._views[seen] = future
             if len(self._views) > JOBS_KEPT:
-                self._views.popitem(last=False)
+                forgotten, _ = self._views.popitem(last=False)
+                self._due.pop(forgotten, None)
         try:
             return await asyncio.shield(future)
         except Exception:
@@ -143,45 +170,79 @@ def read_job(
         if job.job_id != job_id:
             raise JobNotFound(job_id)
         spec = JobSpec.accepted(job.spec)
+        changes_tier = spec.lets_choose_flex and LANES[settings.lane].is_real_time
         if endpoint is not None:
             _check_named(endpoint, spec)
             spec = spec.model_copy(update={"endpoint": endpoint})
         if job.moves or len(spec.permitted_lanes) > 1:
             spec = spec.model_copy(update={"lane": settings.lane})
-        if spec.tier is not None:
+        tier = job.tier_now or spec.tier
+        if tier is not None:
+            spec = spec.model_copy(update={"tier": tier})
             spec = spec.model_copy(update={"tier": spec.tier_in(spec.lane)})
-        flow, provider = flow_of(job.job_id, spec), _provider_of(spec, settings)
-        tenant_usd = None if tenants is None else tenants.of(spec.tenant)
-        awaited = bool(job.source.get(AWAITED))
-        view = None
-        for one in reversed(
-            [*_fallbacks(spec, () if has_own_model(spec.lane) else settings.providers)]
-        ):
-            view = JobView(
-                job.job_id,
-                one,
-                _provider_of(one, settings),
-                buckets_for(job),
-                flow,
-                fallback=view,
-                awaited=awaited,
-                tenant_usd=tenant_usd,
-            )
-        reuse = policy_of(job.job_id, spec, provider, across_tenants=settings.cache_across_tenants)
-        return JobView(
+        provider = _provider_of(spec, settings)
+        usual = JobView(
             job.job_id,
             spec,
             provider,
             buckets_for(job),
-            flow,
-            reuse,
-            view,
-            awaited,
-            tenant_usd,
-            endpoint,
+            flow_of(job.job_id, spec),
+            policy_of(job.job_id, spec, provider, across_tenants=settings.cache_across_tenants),
+            awaited=bool(job.source.get(AWAITED)),
+            tenant_usd=None if tenants is None else tenants.of(spec.tenant),
+            named_endpoint=endpoint,
+            changes_tier=changes_tier,
+            has_rules=spec.has_rules,
+            cached=_cached(job.source, spec, provider),
         )
+        routes = (
+            None if rule.target is None else _asked_as(usual, spec.asked_as(rule.target), settings)
+            for rule in spec.routing.rules
+        )
+        return replace(_asked_as(usual, spec, settings), routes=tuple(routes))
 
     return read
+
+
+def _cached(
+    source: Mapping[str, Any], spec: JobSpec, provider: ProviderSettings
+) -> CachedPrompts | None:
+    """Return the shared beginnings of a job's prompts, where the worker's lane asks a provider."""
+    if spec.prompt_cache == "off" or not LANES[spec.lane].is_real_time:
+        return None
+    return CachedPrompts.of(source, provider.kind, provider.base_url, spec.endpoint, packs=False)
+
+
+def _asked_as(usual: JobView, spec: JobSpec, settings: WorkerSettings) -> JobView:
+    """Return the job as it is asked by this spec, with all that it may go on to."""
+    asked, steps, following = [spec], spec.steps, None
+    for step in steps:  # each gives way further than the one before
+        asked.append(asked[-1].asked_as(step.target))
+    for step, one in reversed([*zip(steps, asked[1:], strict=True)]):
+        view = replace(_with_fallbacks(usual, one, settings), next_step=following)
+        following = (step.target, view)
+    better, rule = None, spec.escalation
+    if rule is not None:
+        better = Escalated(rule, _with_fallbacks(usual, spec.asked_as(rule.target), settings))
+    view = _with_fallbacks(usual, spec, settings)
+    return replace(view, escalation=better, next_step=following)
+
+
+def _with_fallbacks(usual: JobView, spec: JobSpec, settings: WorkerSettings) -> JobView:
+    """Return the job as its documents are asked, with its fallback models behind one another."""
+    following: JobView | None = None
+    providers = () if has_own_model(spec.lane) else settings.providers
+    for one in reversed([spec, *_fallbacks(spec, providers)]):
+        is_usual = (one.model, one.provider) == (usual.spec.model, usual.spec.provider)
+        following = replace(
+            usual,
+            spec=one,
+            provider=_provider_of(one, settings),
+            fallback=following,
+            cached=usual.cached if is_usual else None,
+        )
+    assert following is not None, "the job's own model is one of them"
+    return following
 
 
 def _fallbacks(spec: JobSpec, providers: Collection[str]) -> Iterator[JobSpec]:
@@ -234,6 +295,9 @@ RETRY_FIRST_S: Final = 0.2
 RETRY_CAP_S: Final = 10.0
 """Between two tries. Items that wait are bounded by the prefetch, and a drain ends their
 waiting."""
+STEPS_S: Final = 1.0
+"""Between two looks at the steps that a job has taken: a step is for hours, and a second of
+documents asked as before is little."""
 
 T = TypeVar("T")
 
@@ -241,10 +305,20 @@ T = TypeVar("T")
 class Reads:
     """Reads the job and the body of items, on one event loop."""
 
-    def __init__(self, jobs: JobBook, bodies: Bodies, waiting: Waiting) -> None:
+    def __init__(
+        self,
+        jobs: JobBook,
+        bodies: Bodies,
+        waiting: Waiting,
+        steps_taken: Callable[[str], int] = lambda _: 0,
+    ) -> None:
+        """``steps_taken`` reads how many steps of its `degrade` a job has taken, in a thread."""
         self._jobs = jobs
         self._bodies = bodies
         self._waiting = waiting
+        self._steps_taken = steps_taken
+        # by job, and the loop time of the look
+        self._steps: OrderedDict[str, tuple[float, asyncio.Future[int]]] = OrderedDict()
         self._failure_log = FailureLog(log)
 
     def known_job(self, job_id: str, endpoint: str | None = None) -> JobView | None:
@@ -266,6 +340,25 @@ class Reads:
         except RowChanged as error:
             item.lost = str(error)
             return b""
+
+    async def step(self, job_id: str) -> int:
+        """Return the latest step of its `degrade` that a job has taken; 0 before the first.
+
+        It is read once in ``STEPS_S`` for all items."""
+        now = asyncio.get_running_loop().time()
+        known = self._steps.get(job_id)
+        if known is None or now - known[0] >= STEPS_S:
+            reading = asyncio.ensure_future(
+                self._read("a job", lambda: asyncio.to_thread(self._steps_taken, job_id))
+            )
+            known = self._steps[job_id] = now, reading
+            if len(self._steps) > JOBS_KEPT:
+                self._steps.popitem(last=False)
+        try:
+            return await asyncio.shield(known[1])
+        except Exception:
+            self._steps.pop(job_id, None)
+            raise
 
     async def of_fleet(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Return what Redis knows of the other workers."""

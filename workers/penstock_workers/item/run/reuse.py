@@ -205,7 +205,7 @@ class Reuse:
         # it may be finished, or its job paused; and earlier crashes stay counted
         await self._begin(attempt)
         if isinstance(found, Result):
-            return Done(_taken(attempt, found))
+            return Done(taken(attempt, found))
         assert isinstance(found, InFlight), found
         # It has taken this long already, and may take as long again.
         after_s = min(max(AGAIN_MIN_S, found.age_s), self._book.lease_s)
@@ -322,7 +322,7 @@ def _found(told: ItemKey | InFlight | None, results: dict[ItemKey, Result]) -> F
     return results.get(told, Turn.LEAD) if isinstance(told, ItemKey) else told
 
 
-def _taken(attempt: Attempt, result: Result) -> Result:
+def taken(attempt: Attempt, result: Result) -> Result:
     """Return the answer as this item's result, at no cost but that of earlier attempts."""
     spent = attempt.spent_in_all
     return structs.replace(

@@ -31,8 +31,9 @@ from penstock_ledger import (
 )
 from penstock_workers.background import BackgroundTasks
 from penstock_workers.failure_log import FailureLog
-from penstock_workers.item.attempt import Attempt, Item, JobView
+from penstock_workers.item.attempt import Attempt, Item
 from penstock_workers.item.failures import TurnedAway
+from penstock_workers.item.job_view import JobView
 from penstock_workers.item.outcome import Dead, Outcome, Parked, Unreadable
 from penstock_workers.item.run.cost import may_cost
 from penstock_workers.item.run.doubts import BUDGET_CHANGED, Answer, Doubts, released

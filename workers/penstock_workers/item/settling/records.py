@@ -253,10 +253,10 @@ def _batch(group: Iterable[Settled], full: Container[str] = ()) -> SettleBatch:
     for attempt, outcome in group:
         if not isinstance(attempt, Attempt):
             continue  # it has not begun
-        if attempt.spent.repairs or attempt.spent.fallbacks:
-            again.append(
-                AskedAgain(attempt.key.job_id, attempt.spent.repairs, attempt.spent.fallbacks)
-            )
+        spent = attempt.spent
+        asked = AskedAgain(attempt.key.job_id, spent.repairs, spent.fallbacks, spent.escalations)
+        if any(asked[1:]):
+            again.append(asked)
         match outcome:
             case Done(result):
                 done.append(settled_done(attempt, result))

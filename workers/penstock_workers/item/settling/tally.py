@@ -35,7 +35,7 @@ OUTCOMES: Final = {
 }
 CAUSES: Final = ("counted", "uncounted")
 REUSED: Final = ("dedup", "cache")
-AGAIN: Final = ("repair", "fallback")
+AGAIN: Final = ("repair", "fallback", "escalation")
 MICROUSD: Final = 1_000_000
 
 
@@ -128,6 +128,7 @@ class Paid:
         self._bills = {provider: _Bill() for provider in providers}
         self._engine_cost = 0
         self._asked_again = Counter(dict.fromkeys(AGAIN, 0))
+        self._savings = Counter[tuple[str, str, str]]()  # by provider, cause and effect
 
     def pay(self, attempt: Attempt) -> None:
         calls, spent = attempt.calls, attempt.spent
@@ -135,9 +136,13 @@ class Paid:
             self._charge(attempt.job.spec.lane, provider, sent, used)
             calls, spent = calls - sent, spent.minus(used)
         self._charge(attempt.job.spec.lane, attempt.job.spec.provider, calls, spent)
-        if attempt.spent.repairs or attempt.spent.fallbacks:
-            self._asked_again["repair"] += attempt.spent.repairs
-            self._asked_again["fallback"] += attempt.spent.fallbacks
+        again = (attempt.spent.repairs, attempt.spent.fallbacks, attempt.spent.escalations)
+        if any(again):
+            self._asked_again.update(dict(zip(AGAIN, again, strict=True)))
+        for one in attempt.savings:
+            effect = "saved" if one.saved_microusd >= 0 else "lost"
+            which = (attempt.job.spec.provider, one.cause, effect)
+            self._savings[which] += abs(one.saved_microusd)
 
     def _charge(self, lane: str, provider: str, calls: int, spent: Spent) -> None:
         bill = self._bills.get(provider)
@@ -166,6 +171,8 @@ class Paid:
             yield catalogue.TOKENS(bill.tokens_out, lane, provider, "out")
             if bill.microusd or not bill.unpriced:  # what has no known price is not free
                 yield catalogue.COST(bill.microusd / MICROUSD, lane, provider)
+        for (provider, cause, effect), microusd in tuple(self._savings.items()):
+            yield catalogue.SAVINGS(microusd / MICROUSD, lane, provider, cause, effect)
 
 
 class _Spreads:

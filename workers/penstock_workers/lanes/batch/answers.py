@@ -17,17 +17,24 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 import orjson
+import redis
 
-from penstock_ledger import BatchFailure, ItemKey, OutcomeStore, ProviderBatch, RemainderStore
-from penstock_producer.feed.queues import queue_name
-from penstock_producer.feed.wire import CALLS_HEADER, SPENT_HEADER, ItemMessage, item_tag
+from penstock_ledger import (
+    AnswerBook,
+    BatchFailure,
+    ItemKey,
+    OutcomeStore,
+    ProviderBatch,
+    RemainderStore,
+)
 from penstock_ratelimit import Signal
 from penstock_workers.errors import JobCannotRun
 from penstock_workers.failpoints import Failpoints
+from penstock_workers.failure_log import FailureLog
 from penstock_workers.item.answer import Answer, kept
-from penstock_workers.item.attempt import JobView, Settled
-from penstock_workers.item.deliveries import Delivery
+from penstock_workers.item.attempt import Settled
 from penstock_workers.item.failures import Failure, Reply, failure_of, name_failure
+from penstock_workers.item.job_view import JobView
 from penstock_workers.item.outcome import Dead, Outcome, Retry
 from penstock_workers.item.run.fates import RetryPolicy, decide
 from penstock_workers.item.run.job_code import JobCode
@@ -40,8 +47,9 @@ from penstock_workers.lanes.batch.apis.provider import (
     LineProblem,
     UnreadableLine,
 )
+from penstock_workers.lanes.batch.equal import keep_answers
 from penstock_workers.lanes.batch.packed import PackedBatch, PackedDocument
-from penstock_workers.lanes.batch.records import BatchAttempt
+from penstock_workers.lanes.batch.records import BatchAttempt, attempt_of
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +59,6 @@ _WITHOUT_STATUS: Final = {
     "batch_cancelled": "batch_cancelled",
     "request_timeout": "timeout",
 }
-NO_REQUEST: Final = b"{}"  # what hooks see of a request that is lost
 _NO_STATUS: Final = 500  # of an error without a status: the code in its body decides
 
 
@@ -86,9 +93,11 @@ class Judge:
         code: JobCode,
         settler: Settler,
         policy: RetryPolicy,
+        book: AnswerBook,
     ) -> None:
         self._outcomes, self._remainders = outcomes, remainders
         self._code, self._settler, self._policy = code, settler, policy
+        self._book, self._failures = book, FailureLog(log)
 
     async def answers(
         self,
@@ -115,7 +124,14 @@ class Judge:
         bodies = await asyncio.to_thread(packed.bodies, [document for document, _ in fresh])
         has_left = parting.takes_every_answer
         attempts = [
-            _attempt(batch, job, document, body, has_left)
+            attempt_of(
+                document.before(ItemKey(batch.job_id, batch.generation, document.doc_id)),
+                job,
+                body,
+                batch=batch.tag,
+                beside=batch.requests,
+                has_left=has_left,
+            )
             for (document, _), body in zip(fresh, bodies, strict=True)
         ]
         settled = await asyncio.gather(
@@ -124,9 +140,17 @@ class Judge:
                 for attempt, (_, said) in zip(attempts, fresh, strict=True)
             )
         )
+        await self._keep(job, settled)
         for one in settled:
             self._settler.put(one)
         await self._settler.flush()
+
+    async def _keep(self, job: JobView, settled: Sequence[Settled]) -> None:
+        """Keep results for later jobs; a Redis that is away costs them calls and nothing else."""
+        try:
+            await asyncio.to_thread(keep_answers, self._book, job, settled)
+        except redis.RedisError as error:
+            self._failures.tell("answers cannot be kept for later jobs", error, "they are stored")
 
     def _left_alone(self, keys: Sequence[ItemKey], tag: str) -> set[ItemKey]:
         """Return those that have an outcome, or went on to another batch; in a thread."""
@@ -202,30 +226,6 @@ _WORDS: Final = {
     "batch_stuck": "its batch never came to an end",
     "lane_left": "its job has gone on to another lane",
 }
-
-
-def _attempt(
-    batch: ProviderBatch, job: JobView, document: PackedDocument, body: bytes, has_left: bool
-) -> BatchAttempt:
-    key = ItemKey(batch.job_id, batch.generation, document.doc_id)
-    spent = [document.prompt_tokens, document.completion_tokens, document.cost_microusd]
-    headers = {CALLS_HEADER: document.calls, SPENT_HEADER: spent}
-    delivery = Delivery(
-        item_tag(key), None, headers, retries=document.attempts, queue=queue_name(job.spec.lane)
-    )
-    message = ItemMessage(key, body, None, job.named_endpoint)
-    return BatchAttempt(
-        delivery,
-        message,
-        key,
-        job=job,
-        given=body,
-        body=body or NO_REQUEST,
-        batch=batch.tag,
-        position=document.position,
-        beside=batch.requests,
-        has_left=has_left,
-    )
 
 
 def _named(attempt: BatchAttempt, answer: BatchAnswer) -> Failure | Reply:

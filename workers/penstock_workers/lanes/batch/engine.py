@@ -18,11 +18,14 @@ import asyncio
 import contextlib
 import ctypes
 import os
-from collections.abc import Iterator, Mapping
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from importlib.metadata import version
 from typing import Final, NamedTuple
 
 from penstock_ledger import (
+    AnswerBook,
     JobStore,
     OutcomeStore,
     Provenance,
@@ -37,6 +40,7 @@ from penstock_workers.background import BackgroundTasks
 from penstock_workers.children.child_pool import ChildPool, child_starter
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.heartbeat import Heartbeat
+from penstock_workers.item.attempt import Settled
 from penstock_workers.item.deliveries import Bridge, Delivery, set_aside
 from penstock_workers.item.run.fates import RetryPolicy
 from penstock_workers.item.run.job_code import JobCode
@@ -201,14 +205,22 @@ class BatchEngine:
         feeds, failpoints = JobStore(database), Failpoints.parse(settings.failpoints)
         views = JobBook(read_job(feeds, settings, TenantBudgets(database)))
         jobs = Jobs(feeds, stores.hot, views)
-        packing = Packing(Packer(settings, database, folder, journal.owner), folder)
         outcomes = OutcomeStore(database, settings.lane)
         tenants = TenantAccounts(database, stores.hot.budgets)
         code, settler = self._make_code(), self._make_settler(stores, feeds, journal, failpoints)
+        book = AnswerBook(
+            stores.redis,
+            f"{process_name()}-{secrets.token_hex(4)}",
+            most=settings.cache_entries,
+            lease_s=settings.visibility_timeout_s,
+        )
+        settle = _settling(settler, asyncio.get_running_loop())
+        packer = Packer(settings, database, folder, journal.owner, book, settle)
+        packing = Packing(packer, folder)
         policy = RetryPolicy(
             settings.retry_base_s, settings.retry_cap_s, settings.max_retry_after_s
         )
-        judge = Judge(outcomes, RemainderStore(database), code, settler, policy)
+        judge = Judge(outcomes, RemainderStore(database), code, settler, policy, book)
         journeys = Journeys(
             settings,
             journal,
@@ -263,3 +275,16 @@ class BatchEngine:
         hooks = {} if working is None else working.code.described()
         own = {"lane": self._settings.lane, "concurrency": "1", "in_flight": str(led)}
         return {**hooks, **own, PROVIDERS: providers_text(self._settings.providers)}
+
+
+def _settling(
+    settler: Settler, loop: asyncio.AbstractEventLoop
+) -> Callable[[Sequence[Settled]], Future[None]]:
+    """Return what settles outcomes from another thread."""
+
+    async def settle(group: Sequence[Settled]) -> None:
+        for one in group:
+            settler.put(one)
+        await settler.flush()
+
+    return lambda group: asyncio.run_coroutine_threadsafe(settle(group), loop)

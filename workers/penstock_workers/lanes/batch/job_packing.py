@@ -25,6 +25,10 @@ from penstock_workers.lanes.batch.window import OPEN_MAX
 log = logging.getLogger(__name__)
 
 REMAINDERS_WAIT_S: Final = 20.0  # for more of them, where other batches are under way
+# Between two looks for answers to equal requests. A look reads what waits, and a batch takes hours.
+EQUAL_FIRST_S: Final = 1.0
+EQUAL_CAP_S: Final = 60.0
+EQUAL_JOBS: Final = 1_000  # whose looks are remembered
 
 
 class FirstBatch(Enum):
@@ -53,6 +57,8 @@ class JobPacking:
         self._packing, self._journeys = packing, journeys
         self._providers, self._failpoints = providers, failpoints
         self.turned_at = time.monotonic()  # when something was packed last
+        # when documents that wait for equal requests are looked at next, and after which pause
+        self._equal_looks = dict[str, tuple[float, float]]()
 
     async def pack(
         self, job: Job, feeds: Sequence[LiveFeed], waiting: Mapping[int, Sequence[Waiting]]
@@ -70,6 +76,20 @@ class JobPacking:
                 await self._jobs.stop(job.job_id, JobState.PAUSED, stop_reason(error))
             except SourceError as error:
                 await self._jobs.stop(job.job_id, JobState.FAILED, stop_reason(error))
+
+    async def answer_equal(self, job: Job, feeds: Sequence[LiveFeed]) -> None:
+        """Now and then, give documents that wait for equal requests the answers that have come."""
+        now = time.monotonic()
+        if not self._jobs.spec(job).reuses_answers:
+            return
+        due_at, wait_s = self._equal_looks.get(job.job_id, (0.0, 0.0))
+        if now < due_at:
+            return
+        found = await self._packing.answer_equal(job, [live.feed.generation for live in feeds])
+        wait_s = EQUAL_FIRST_S if found else min(EQUAL_CAP_S, max(EQUAL_FIRST_S, 2 * wait_s))
+        if len(self._equal_looks) >= EQUAL_JOBS:
+            self._equal_looks.clear()  # most of them are over: the others are looked at anew
+        self._equal_looks[job.job_id] = (now + wait_s, wait_s)
 
     async def _pack_feed(self, job: Job, live: LiveFeed) -> None:
         owner = self._journal.owner

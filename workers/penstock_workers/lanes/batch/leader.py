@@ -188,6 +188,8 @@ class Leader:
             if not self._has_provider_of(job):
                 continue
             await self._let_go(job, feeds)
+            if job.state in (JobState.RUNNING, JobState.PAUSED):
+                await self._packs.answer_equal(job, feeds)
             if job.state is JobState.RUNNING:
                 await self._packs.pack(job, feeds, found.waiting.get(job.job_id, {}))
 

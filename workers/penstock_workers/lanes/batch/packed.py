@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 import orjson
 
-from penstock_ledger import KeptDocument, kept_documents
+from penstock_ledger import ItemKey, KeptDocument, Remainder, kept_documents
 
 _SAFE: Final = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 _DIGEST: Final = "h-"
@@ -84,6 +84,19 @@ class PackedDocument(NamedTuple):
             self.prompt_tokens,
             self.completion_tokens,
             self.cost_microusd,
+        )
+
+    def before(self, key: ItemKey) -> Remainder:
+        """Return the document as it was packed, with what earlier batches used up on it."""
+        return Remainder(
+            key,
+            self.position,
+            self.attempts,
+            self.calls,
+            self.prompt_tokens,
+            self.completion_tokens,
+            self.cost_microusd,
+            "",
         )
 
 

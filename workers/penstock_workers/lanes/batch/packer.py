@@ -12,11 +12,13 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Final
 
 from penstock_ledger import (
+    AnswerBook,
     Database,
     JobStore,
     NewProviderBatch,
@@ -29,11 +31,15 @@ from penstock_ledger import (
 from penstock_ledger.model import DeadLetter, Feed, FeedKind, ItemKey, Job, JobState
 from penstock_producer.errors import RowChanged, SourceError, SourceUnavailable
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.planning.prefixes import CachedPrompts
 from penstock_producer.refusals import changed_since, lost_of, refused
 from penstock_producer.rows import BadRow, Document, Source
 from penstock_producer.sources.of_feed import source_of
 from penstock_producer.storage import discarded_on_error
+from penstock_workers.item.attempt import Settled
+from penstock_workers.item.run.reading import read_job
 from penstock_workers.lanes.batch.apis.provider import BadLine, BatchProvider
+from penstock_workers.lanes.batch.equal import EqualAnswers, EqualWindow
 from penstock_workers.lanes.batch.packed import (
     PackedBatch,
     PackedDocument,
@@ -47,6 +53,7 @@ from penstock_workers.settings import WorkerSettings
 log = logging.getLogger(__name__)
 
 ROWS_READ: Final = 500  # looked up in the ledger together
+FETCHED_TOGETHER: Final = 50  # documents that are read again, by their places
 BYTES_READ: Final = 16 * 1024 * 1024  # of their requests
 # in one batch, whatever a provider allows: their ids are held in memory
 REQUESTS_MAX: Final = 100_000
@@ -59,10 +66,18 @@ class Stopped(Exception):
 
 
 class Packer:
-    """Packs documents into batches, in threads, one call at a time."""
+    """Packs documents into batches, in threads, one call at a time.
+
+    ``settle`` settles outcomes on the event loop."""
 
     def __init__(
-        self, settings: WorkerSettings, database: Database, folder: PackedFolder, owner: str
+        self,
+        settings: WorkerSettings,
+        database: Database,
+        folder: PackedFolder,
+        owner: str,
+        book: AnswerBook,
+        settle: Callable[[Sequence[Settled]], Future[None]],
     ) -> None:
         self._settings, self._database, self._folder, self._owner = (
             settings,
@@ -70,10 +85,13 @@ class Packer:
             folder,
             owner,
         )
+        self._settle = settle
         self._jobs, self._outcomes = JobStore(database), OutcomeStore(database)
         self._batches, self._remainders = ProviderBatchStore(database), RemainderStore(database)
         self._lease_s = settings.visibility_timeout_s
         self.stopped = threading.Event()
+        views = read_job(self._jobs, settings)
+        self._equal = EqualAnswers(database, views, book, self._take)
 
     def pack_feed(
         self, job: Job, spec: JobSpec, feed: Feed, provider: BatchProvider, most: int | None = None
@@ -87,8 +105,9 @@ class Packer:
         source = source_of(self._database, job, feed, self._settings, spec)
         if feed.kind is FeedKind.SPOOL:
             return self._move_spool(feed, source), 0
-        with self._window(spec, feed, provider, most) as window:
-            cursor, exhausted = self._fill(window, feed, source, has_moved=job.moves > 0)
+        equal = self._equal.window(job, spec, feed)
+        with self._window(job, spec, feed, provider, most) as window:
+            cursor, exhausted = self._fill(window, feed, source, equal, has_moved=job.moves > 0)
             packed = [batch for batch, _ in window.close(feed.cursor, cursor)]
         if window.letters:
             self._batches.settle("", [], window.letters, [])
@@ -102,6 +121,7 @@ class Packer:
                     cursor=cursor,
                     exhausted=exhausted,
                     ids=window.kept,
+                    equal=equal.found,
                 )
         return replace(feed, cursor=cursor, exhausted=exhausted), len(packed)
 
@@ -112,17 +132,22 @@ class Packer:
 
         Raises as ``pack_feed`` does, but for FeedLost."""
         source = source_of(self._database, job, feed, self._settings, spec)
-        changed = list[DeadLetter]()
-        with self._window(spec, feed, provider, most) as window:
-            for one in self._unfinished(self._remainders.alike(job.job_id, feed.generation, most)):
-                document = _fetch(source, one, changed)
-                if document is not None and not window.add(document, one):
+        changed, equal = list[DeadLetter](), self._equal.window(job, spec, feed)
+        waiting = self._unfinished(self._remainders.alike(job.job_id, feed.generation, most))
+        with self._window(job, spec, feed, provider, most) as window:
+            for some in batched(waiting, FETCHED_TOGETHER):
+                fetched = [(_fetch(source, one, changed), one) for one in some]
+                documents = [(document, one) for document, one in fetched if document is not None]
+                equal.look(document for document, _ in documents)
+                is_whole = all(_add(window, equal, *both) for both in documents)
+                equal.settle()
+                if not is_whole or equal.is_full:
                     break
             packed = window.close(None, None)
         if changed or window.letters:
             self._batches.settle("", [], [*changed, *window.letters], [])
-        if packed and not self._batches.add_of_remainders(
-            self._owner, self._lease_s, packed, window.kept
+        if (packed or equal.found.waiting) and not self._batches.add_of_remainders(
+            self._owner, self._lease_s, packed, window.kept, equal.found
         ):
             for batch, _ in packed:
                 self._folder.batch(batch.tag).remove()
@@ -159,10 +184,10 @@ class Packer:
 
     @contextlib.contextmanager
     def _window(
-        self, spec: JobSpec, feed: Feed, provider: BatchProvider, most: int | None
+        self, job: Job, spec: JobSpec, feed: Feed, provider: BatchProvider, most: int | None
     ) -> Iterator[Window]:
         """Open the batches to pack, which leave no files behind after an error."""
-        terms = self._terms(spec, feed)
+        terms = self._terms(job, spec, feed)
         terms = replace(terms, requests_max=min(most or REQUESTS_MAX, terms.requests_max))
         with discarded_on_error(Window(self._folder, provider, terms)) as window:
             yield window
@@ -176,7 +201,7 @@ class Packer:
         batch: ProviderBatch,
         provider: BatchProvider,
     ) -> None:
-        terms = self._terms(spec, feed)
+        terms = self._terms(job, spec, feed)
         for document, before in self._documents_of(job, spec, feed, batch, terms):
             with contextlib.suppress(BadLine):  # it has its dead letter
                 packed_document, line = line_of(provider, terms, document, before)
@@ -197,7 +222,9 @@ class Packer:
         Requests are read as far as the source still has them."""
         places, wanted = dict[str, tuple[int, int]](), {document.doc_id for document in documents}
         try:
-            for document, _ in self._documents_of(job, spec, feed, batch, self._terms(spec, feed)):
+            for document, _ in self._documents_of(
+                job, spec, feed, batch, self._terms(job, spec, feed)
+            ):
                 if document.doc_id in wanted and document.doc_id not in places:
                     places[document.doc_id] = writer.add_body(document.body)
         except SourceError as error:
@@ -220,9 +247,9 @@ class Packer:
             offset, size = places.get(one.doc_id, (0, 0))
             writer.add_name(one._replace(offset=offset, size=size))
 
-    def _terms(self, spec: JobSpec, feed: Feed) -> Terms:
+    def _terms(self, job: Job, spec: JobSpec, feed: Feed) -> Terms:
         provider = self._settings.provider(spec.provider)
-        is_one_model = spec.takes_records and feed.kind is not FeedKind.REPLAY
+        is_one_model = spec.asks_one_model and feed.kind is not FeedKind.REPLAY
         return Terms(
             feed.job_id,
             feed.generation,
@@ -234,10 +261,33 @@ class Packer:
             provider.batch_enqueued_tokens,
             spec.max_prompt_tokens,
             provider.prices_of,
+            CachedPrompts.of(
+                job.source, provider.kind, provider.base_url, spec.endpoint, packs=True
+            ),
         )
 
+    def answer_equal(self, job: Job, generations: Sequence[int]) -> int:
+        """Give documents that wait for equal requests the answers that have come.
+
+        Returns how many were looked at. Raises Stopped, and errors of the database."""
+        return sum(self._equal.answer(job, generation) for generation in generations)
+
+    def _take(self, group: Sequence[Settled]) -> None:
+        """Settle documents that took an answer; return once that is durable."""
+        future = self._settle(group)
+        while True:
+            self._go_on()
+            with contextlib.suppress(TimeoutError):
+                return future.result(timeout=1.0)
+
     def _fill(
-        self, window: Window, feed: Feed, source: Source, *, has_moved: bool
+        self,
+        window: Window,
+        feed: Feed,
+        source: Source,
+        equal: EqualWindow,
+        *,
+        has_moved: bool,
     ) -> tuple[dict[str, Any], bool]:
         """Fill the window; return the cursor behind it, and whether the source has ended."""
         cursor = dict(feed.cursor)
@@ -256,11 +306,17 @@ class Packer:
                 for document in documents
                 if _key(feed, document) not in done
             }
+            equal.look(wanted.values())
+            is_whole = True
             for row in rows:
                 document = wanted.pop(row.doc_id, None) if isinstance(row, Document) else None
-                if document is not None and not window.add(document, _new(feed, document)):
-                    return cursor, False
+                is_whole = document is None or _add(window, equal, document, _new(feed, document))
+                if not is_whole:
+                    break
                 cursor = dict(row.cursor)
+            equal.settle()
+            if not is_whole or equal.is_full:
+                return cursor, False
         return cursor, source.ended()
 
     def _documents_of(
@@ -294,6 +350,8 @@ class Packer:
                 if is_sent
                 else self._outcomes.terminal(_key(feed, document) for document in documents)
             )
+            # those that wait for the answers to equal requests were never in it
+            done |= self._equal.store.waiting([_key(feed, document) for document in documents])
             wanted = (batch.model, batch.endpoint)
             for document in documents:
                 if (
@@ -360,6 +418,18 @@ class Packer:
             raise Stopped
 
 
+def _add(window: Window, equal: EqualWindow, document: Document, before: Remainder) -> bool:
+    """Add a document to a window, unless an equal request serves it; False where it is full."""
+    if equal.takes(document, before):
+        return True
+    packed = window.packed
+    if not window.add(document, before):
+        return False
+    if window.packed > packed:
+        equal.sends(document)
+    return True
+
+
 def _groups(rows: Iterable[Row]) -> Iterator[list[Row]]:
     """Yield rows in stretches of bounded number and size."""
     group, size = list[Row](), 0
@@ -421,6 +491,13 @@ class Packing:
             return await asyncio.to_thread(
                 self._packer.pack_remainders, job, spec, feed, provider, most
             )
+
+    async def answer_equal(self, job: Job, generations: Sequence[int]) -> int:
+        """Give documents that wait for equal requests the answers that have come.
+
+        Returns how many were looked at."""
+        async with self._one_at_a_time:
+            return await asyncio.to_thread(self._packer.answer_equal, job, generations)
 
     async def files(
         self, job: Job | None, spec: JobSpec | None, batch: ProviderBatch, provider: BatchProvider

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from penstock_ledger import (
     JobStore,
@@ -22,12 +23,19 @@ from penstock_ledger import (
     SettledDone,
 )
 from penstock_ledger.model import JobState, PaidBeside
+from penstock_producer.feed.queues import queue_name
+from penstock_producer.feed.wire import CALLS_HEADER, SPENT_HEADER, ItemMessage, item_tag
+from penstock_producer.job.routing import unmarked
 from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.deliveries import Delivery
+from penstock_workers.item.job_view import JobView
 from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Retry
+from penstock_workers.item.run.follow_ups import routed
 from penstock_workers.item.settling.records import MadeWithNotes, earlier_in, pauses_of
 from penstock_workers.item.settling.rows import savings_in
 from penstock_workers.item.settling.stop_loss import StopLoss, is_refused_first
+
+NO_REQUEST: Final = b"{}"  # what hooks see of a request that is lost
 
 
 class BatchAttempt(Attempt, kw_only=True, eq=False):
@@ -38,6 +46,35 @@ class BatchAttempt(Attempt, kw_only=True, eq=False):
     beside: int  # documents of that batch, this one among them
     # its job has moved between lanes, so that another one may have the document
     has_left: bool = False
+
+
+def attempt_of(
+    before: Remainder,
+    job: JobView,
+    body: bytes = b"",
+    *,
+    batch: str = "",
+    beside: int = 1,
+    has_left: bool = False,
+) -> BatchAttempt:
+    """Return the attempt at a document with what was used up on it ``before``.
+
+    Without a ``batch`` it takes the answer to an equal request."""
+    used = [before.prompt_tokens, before.completion_tokens, before.cost_microusd]
+    headers = {CALLS_HEADER: before.calls, SPENT_HEADER: used}
+    tag, queue = item_tag(before.key), queue_name(job.spec.lane)
+    return BatchAttempt(
+        Delivery(tag, None, headers, retries=before.attempts, queue=queue),
+        ItemMessage(before.key, body, None, job.named_endpoint),
+        before.key,
+        job=routed(job, body),
+        given=body,
+        body=unmarked(body) or NO_REQUEST,
+        batch=batch,
+        position=before.position,
+        beside=beside,
+        has_left=has_left,
+    )
 
 
 class BatchRecords:
@@ -100,6 +137,8 @@ class BatchRecords:
                         after_retry,
                         *used,
                         calls=attempt.calls_in_all,
+                        keep=attempt.keep,
+                        reused=outcome.result.reason,
                     )
                 )
             elif isinstance(outcome, Dead):

@@ -14,6 +14,8 @@ from uuid import uuid4
 
 from penstock_ledger import FIGURE_MAX, DeadLetter, ItemKey, NewProviderBatch, Remainder
 from penstock_producer.feed.routes import model_of
+from penstock_producer.job.routing import unmarked
+from penstock_producer.planning.prefixes import CachedPrompts
 from penstock_producer.prices import ModelPrices
 from penstock_producer.rows import Document
 from penstock_ratelimit import Estimator
@@ -49,6 +51,7 @@ class Terms:
     tokens_max: int | None  # that the account may have in batches
     prompt_tokens_max: int | None  # of one document
     prices_of: Callable[[str | None], ModelPrices | None]  # of a model
+    cached: CachedPrompts | None = None  # None: the provider's prompt cache is not used
 
     def kind_of(self, body: bytes, endpoint: str | None) -> Kind:
         """Return what kind of batch a document goes to; ``endpoint`` is its own, if it has one."""
@@ -62,7 +65,10 @@ def line_of(
 
     ``before`` is what it used up until now. Raises BadLine and LineTooLong."""
     name = custom_id(document.doc_id, provider.limits.id_chars)
-    line = provider.line(name, document.endpoint or terms.endpoint, document.body)
+    body, cached = unmarked(document.body), terms.cached
+    if cached is not None and document.endpoint is None:
+        body = cached.laid_out(body, cached.levels(body))
+    line = provider.line(name, document.endpoint or terms.endpoint, body)
     most = min(provider.limits.line_bytes, provider.limits.total_bytes)
     if len(line) > most:
         raise LineTooLong(
@@ -95,6 +101,7 @@ class Window:
         self._estimator = Estimator()
         self._open: dict[Kind, _Open] = {}
         self.letters: list[DeadLetter] = []  # of documents that can be no line of a batch
+        self.packed = 0  # documents that are lines of one
         # the documents of each batch for SQL, by tag, once it is closed
         self.kept: dict[str, bytes] = {}
 
@@ -132,6 +139,7 @@ class Window:
         may_cost = packing.may_cost_microusd + self._may_cost(kind[0], body, tokens)
         packing.may_cost_microusd = min(FIGURE_MAX, may_cost)
         packing.keys.append(before.key)
+        self.packed += 1
         return True
 
     def close(

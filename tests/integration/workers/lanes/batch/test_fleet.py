@@ -139,6 +139,122 @@ def test_a_cancelled_job_cancels_its_batches(house: House) -> None:
     assert set(house.at_provider()["by_status"]) <= {"cancelled"}
 
 
+PRICES = {
+    "providers__default__usd_per_mtok_in": 1.0,
+    "providers__default__usd_per_mtok_out": 2.0,
+    "providers__default__batch_discount": 0.5,
+}
+
+
+def submit_equal(
+    house: House, documents: int, texts: int, word: str = "review", **spec: object
+) -> Job:
+    """Documents of so many texts, whose repeats come last."""
+    path = house.fleet.folder / f"{word}-{documents}.jsonl"
+    path.write_text(
+        "".join(f'{{"id":"d-{n}","text":"{word} {n % texts}"}}\n' for n in range(documents))
+    )
+    common = {"lane": "batch", "batch_max_requests": 100, "params": {"temperature": 0}}
+    return house.fleet.producer.submit(path, house.fleet.spec(**{**common, **spec}))
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "batch_collecting",
+        *(
+            pytest.param(place, marks=pytest.mark.whole)
+            for place in ("batch_packed", "after_commit")
+        ),
+    ],
+)
+def test_equal_requests_are_packed_once_whatever_happens_to_the_worker(
+    house: House, place: str
+) -> None:
+    """1,000 documents, of which 200 ask what others do: 800 are paid for and all have their answer,
+    also where the worker is killed and Redis lost in between. The books, the screen and the
+    provider agree."""
+    fleet = house.fleet
+    fleet.provider.start(*FAST)
+    first = house.worker(failpoints=f"{place}:kill", **PRICES)
+    job = submit_equal(house, 1_000, 800, dedup="on")
+    assert first.wait(WORK_S) == -signal.SIGKILL
+    fleet.store.client().flushall()
+    house.worker(**PRICES)
+    fleet.wait_for(job, JobState.COMPLETED, WORK_S)
+    counts = fleet.producer.status(job.job_id).counts
+    assert (counts.succeeded, counts.dead) == (1_000, 0)
+    assert (counts.calls, counts.reused) == (800, {"dedup": 200})
+    seen = house.at_provider()
+    assert (seen["documents"], seen["answered"]) == (800, 800)
+    house.is_settled(job)
+    assert counts.cost_microusd == pytest.approx(
+        0.5 * (counts.prompt_tokens * 1.0 + counts.completion_tokens * 2.0), rel=0.05
+    )
+    answers = dict[int, set[bytes]]()
+    for result in fleet.producer.results(job.job_id):
+        if result.reason is not None:
+            assert (result.cost_microusd, result.calls) == (0, 0)
+        answers.setdefault(int(result.key.doc_id[2:]) % 800, set()).add(result.body)
+    assert {len(bodies) for bodies in answers.values()} == {1}
+    assert "200 answered by an equal request" in fleet.penstock("status", job.job_id)
+
+
+def test_where_the_one_that_was_sent_fails_the_others_try_by_themselves(house: House) -> None:
+    """A dead letter is its own document's: equal ones are packed as well, once each."""
+    fleet = house.fleet
+    fleet.provider.start(*FAST, "--error-rate", "1")
+    house.worker()
+    job = submit_equal(house, 12, 4, dedup="on", max_attempts=1, stop_at_dead="off")
+    fleet.wait_for(job, JobState.COMPLETED, WORK_S)
+    counts = fleet.producer.status(job.job_id).counts
+    assert (counts.succeeded, counts.dead, counts.calls) == (0, 12, 12)
+    house.is_settled(job)
+    fleet.provider.tell(error_rate=0.0)
+    fleet.producer.replay(job.job_id)
+    fleet.wait_for(job, JobState.COMPLETED, WORK_S)
+    counts = fleet.producer.status(job.job_id).counts
+    assert (counts.succeeded, counts.calls, counts.reused) == (12, 12 + 4, {"dedup": 8})
+
+
+def test_a_cache_serves_later_batches_of_its_tenant(house: House) -> None:
+    """The same file a day later, with a few more rows: these are packed, and nothing else is. A job
+    whose every document is known makes no batch at all."""
+    fleet = house.fleet
+    fleet.provider.start(*FAST)
+    house.worker()
+    for documents, texts, calls in ((40, 20, 20), (60, 30, 10), (30, 30, 0)):
+        job = submit_equal(house, documents, texts, cache_s=3600.0, tenant="red")
+        fleet.wait_for(job, JobState.COMPLETED, WORK_S)
+        counts = fleet.producer.status(job.job_id).counts
+        assert (counts.succeeded, counts.calls) == (documents, calls)
+        of_others = {40: 0, 60: 40, 30: 30}[documents]
+        assert counts.reused.get("cache", 0) >= of_others - calls
+        assert sum(counts.reused.values()) == documents - calls
+
+
+def test_documents_that_wait_for_equal_ones_go_where_their_job_goes(house: House) -> None:
+    """A job is moved to real time while its batches run: those that wait are asked there, and each
+    document has one outcome. A job that is cancelled leaves none of them waiting."""
+    fleet = house.fleet
+    fleet.provider.start("--batch-s", "30", "--batch-step-s", "0.05")
+    fleet.ready(house.worker(), fleet.worker(8))
+    moved = submit_equal(house, 40, 20, "moved", dedup="on", lanes=["batch", "api"])
+    until(
+        lambda: house.at_provider()["by_status"].get("in_progress", 0) >= 1, WORK_S, "batches run"
+    )
+    fleet.penstock("move", moved.job_id, "api")
+    fleet.wait_for(moved, JobState.COMPLETED, WORK_S)
+    counts = fleet.producer.status(moved.job_id).counts
+    assert (counts.succeeded, counts.calls) == (40, 20)
+    cancelled = submit_equal(house, 40, 20, "cancelled", dedup="on")
+    until(lambda: bool(house.store.of_job(cancelled.job_id)), WORK_S, "a batch is packed")
+    fleet.penstock("cancel", cancelled.job_id)
+    fleet.wait_for(cancelled, JobState.CANCELLED, WORK_S)
+    counts = fleet.producer.status(cancelled.job_id).counts
+    assert (counts.succeeded, counts.dead_by_reason) == (0, {"cancelled": 40})
+
+
 FAULTS = (
     "--error-rate",
     "0.02",

@@ -19,9 +19,10 @@ from penstock_ledger.model import DeadLetter, Result
 from penstock_ledger.reasons import By, Reason
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.failure_log import REPEATED_EACH_S, FailureLog
-from penstock_workers.item.attempt import Attempt, Item, JobView, Settled
+from penstock_workers.item.attempt import Attempt, Item, Settled
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.failures import TurnedAway
+from penstock_workers.item.job_view import JobView
 from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Retry, Skipped, Unreadable
 from penstock_workers.item.run.starts import Starts
 from penstock_workers.item.settling import groups

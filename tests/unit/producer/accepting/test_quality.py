@@ -1,0 +1,183 @@
+"""Rules over a whole source: documents by route, what they cost, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from penstock_producer.accepting.quality import check_prices, levers_of
+from penstock_producer.accepting.sampling import preview
+from penstock_producer.accepting.survey import Survey, survey
+from penstock_producer.errors import SourceError, SpecError, TooManyBadRows
+from penstock_producer.job.provider_facts import ProviderFacts
+from penstock_producer.job.routing import route_in
+from penstock_producer.job.spec import JobSpec
+from penstock_producer.rows import BadRow, Document
+from penstock_producer.sources import open_source
+
+ROWS = [
+    {"id": str(n), "text": "word " * n, "lang": ("de", "en", "fr-CA")[n % 3], "stars": n}
+    for n in range(1, 13)
+]
+
+
+def priced(dollars: float) -> dict[str, float]:
+    return {"input": dollars, "output": dollars}
+
+
+FACTS = ProviderFacts.model_validate(
+    {"prices": {"small": priced(1), "large": priced(10), "tiny": priced(0.1)}}
+)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
+    return path
+
+
+def job(**more: Any) -> JobSpec:
+    asked = {"prompt": "Label: {text}", "model": "small", "params": {"max_tokens": 10}}
+    return JobSpec.from_json(asked | more)
+
+
+def surveyed(source: Path, spec: JobSpec) -> Survey:
+    return survey(open_source(source, spec), spec)
+
+
+def test_the_survey_counts_documents_by_route(source: Path) -> None:
+    """It is kept with the job, since a route is decided by the document alone."""
+    spec = job(routes=["lang=de -> model=large", "language(lang)=fr -> refuse"])
+    found = surveyed(source, spec)
+    assert {number: route.documents for number, route in found.routes.items()} == {0: 4, 1: 4, 2: 4}
+    assert found.pin["routes"] == {"0": 4, "1": 4, "2": 4}
+    assert {one.row.code for one in found.refused} == {"refused_by_route"}
+    assert found.total == len(ROWS)
+
+
+def test_a_row_takes_the_same_route_whenever_it_is_read(source: Path) -> None:
+    """By the feed, and again by its position for a retry or after a loss."""
+    spec = job(routes=["@length>40 -> model=large max_tokens=5", "else -> model=tiny"])
+    opened = open_source(source, spec)
+    documents = [row for row in opened.documents({}) if isinstance(row, Document)]
+    assert [route_in(one.body) for one in documents] == [2] * 6 + [1] * 6
+    for one in documents:
+        request = json.loads(one.body)
+        large = route_in(one.body) == 1
+        assert (request["model"], request["max_tokens"]) == (
+            ("large", 5) if large else ("tiny", 10)
+        )
+        assert opened.fetch(one.position).body == one.body
+
+
+def test_two_rules_that_disagree_about_a_row_are_refused_with_its_line(source: Path) -> None:
+    """Both rules are named: nothing is accepted, and the preview says the same."""
+    spec = job(routes=["lang=en -> model=large", "stars>9 -> model=tiny"])
+    with pytest.raises(SpecError) as refused:
+        surveyed(source, spec)
+    [problem] = refused.value.problems
+    assert problem.pointer == "/routes"
+    assert "rows.jsonl line 10: rule 1 (lang=en -> model=large) and rule 2" in problem.message
+    assert "add a condition" in problem.fix
+    with pytest.raises(SpecError, match="line 10"):
+        preview(open_source(source, spec), spec, lambda _: FACTS, 1)
+
+
+def test_a_column_that_no_row_has_is_refused(source: Path, tmp_path: Path) -> None:
+    """Of files of lines after they are read, of tables before."""
+    spec = job(routes=["language=de -> model=large"])
+    with pytest.raises(SourceError, match="no column 'language' for a rule"):
+        surveyed(source, spec)
+    table = tmp_path / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist(ROWS), table)
+    with pytest.raises(SourceError, match=r"no column 'language' for a rule.*'lang'"):
+        surveyed(table, spec)
+    assert surveyed(table, job(routes=["lang=de -> model=large"])).routes[1].documents == 4
+
+
+def test_rows_that_a_rule_refuses_are_no_bad_rows(source: Path) -> None:
+    """The job has said so; others beside them still count."""
+    spec = job(routes=["stars>2 -> refuse"], max_bad_rows=0)
+    assert len(surveyed(source, spec).refused) == 10
+    source.write_text(source.read_text() + "oops\n")
+    with pytest.raises(TooManyBadRows):
+        surveyed(source, spec)
+
+
+def test_messages_in_a_column_are_routed_by_all_of_their_text(tmp_path: Path) -> None:
+    """As long as what is sent, with parts and what the assistant said."""
+    path = tmp_path / "chats.jsonl"
+    said = [
+        {"role": "system", "content": "12345"},
+        {"role": "user", "content": [{"type": "text", "text": "12345"}]},
+        {"role": "assistant", "content": "12"},
+        {"role": "user", "content": "123"},
+    ]
+    path.write_text(json.dumps({"id": "a", "chat": said}) + "\n")
+    for rule, number in (("@length>=15 -> model=large", 1), ("@length>15 -> model=large", 0)):
+        spec = JobSpec(messages_field="chat", model="small", routes=[rule])
+        [row] = open_source(path, spec).documents({})
+        assert not isinstance(row, BadRow)
+        assert route_in(row.body) == number
+
+
+def test_the_cost_is_that_of_the_models_that_are_asked(source: Path) -> None:
+    """By route, with all answers going on or none, and by each step."""
+    spec = job(
+        routes=["lang=de -> model=large", "language(lang)=fr -> model=tiny"],
+        escalate="score<0.5 -> model=large",
+        degrade=["model=tiny at 50% of deadline"],
+        deadline_s=60.0,
+    )
+    found = surveyed(source, spec)
+    levers = levers_of(spec, found, lambda _: FACTS)
+    costs = {one.rule.rpartition("=")[2]: one.cost_usd for one in levers.routes}
+    tokens = {
+        number: route.estimate.tokens_in + route.estimate.tokens_out
+        for number, route in found.routes.items()
+    }
+    assert costs["large"] == pytest.approx(tokens[1] * 10e-6)
+    assert costs["tiny"] == pytest.approx(tokens[2] * 0.1e-6, abs=1e-6)
+    assert levers.escalated_usd is not None
+    none, every = levers.escalated_usd
+    own = preview(open_source(source, spec), spec, lambda _: FACTS, 1)
+    assert none == own.cost_usd == pytest.approx(sum(costs.values() or []))  # type: ignore[arg-type]
+    assert every is not None
+    assert none is not None
+    whole = found.estimate.tokens_in + found.estimate.tokens_out
+    assert every - none == pytest.approx(whole * 10e-6)
+    assert levers.steps[0][1] == pytest.approx(whole * 0.1e-6, abs=1e-6)
+    assert own.to_json()["routes"][0]["documents"] == 4
+    assert "penstock_route" not in json.loads(own.requests[0].body)
+
+
+@pytest.mark.parametrize(
+    ("rule", "pointer"),
+    [
+        ({"routes": ["a=1 -> model=large", "b=1 -> model=odd"]}, "/routes/1"),
+        ({"routes": ["a=1 -> model=small provider=elsewhere"]}, "/routes/0"),
+        ({"escalate": "score<1 -> model=odd"}, "/escalate"),
+        ({"degrade": ["model=odd at 5% of deadline"], "deadline_s": 9.0}, "/degrade/0"),
+    ],
+)
+def test_a_model_without_a_price_is_refused_where_the_jobs_own_has_one(
+    rule: dict[str, Any], pointer: str
+) -> None:
+    """It would count as free. At a server of one's own nothing has a price."""
+    known = {"default": FACTS}
+
+    def facts(name: str) -> ProviderFacts:
+        return known.get(name, ProviderFacts())
+
+    with pytest.raises(SpecError) as refused:
+        check_prices(job(**rule), facts)
+    assert [(one.code, one.pointer) for one in refused.value.problems] == [
+        ("missing_price", pointer)
+    ]
+    check_prices(job(**rule), lambda _: ProviderFacts())
