@@ -95,10 +95,10 @@ if TYPE_CHECKING:
     from penstock_ledger.in_redis.answer_book import InFlight as InFlight
     from penstock_ledger.in_redis.answer_book import RequestName as RequestName
     from penstock_ledger.in_redis.batches import FED_UP_TO as FED_UP_TO
+    from penstock_ledger.in_redis.batches import AskedAgain as AskedAgain
     from penstock_ledger.in_redis.batches import Begin as Begin
     from penstock_ledger.in_redis.batches import BeginReply as BeginReply
     from penstock_ledger.in_redis.batches import Begun as Begun
-    from penstock_ledger.in_redis.batches import Counted as Counted
     from penstock_ledger.in_redis.batches import Depth as Depth
     from penstock_ledger.in_redis.batches import Drained as Drained
     from penstock_ledger.in_redis.batches import Drains as Drains
@@ -139,10 +139,12 @@ if TYPE_CHECKING:
     from penstock_ledger.in_redis.seen import QuotaSeen as QuotaSeen
     from penstock_ledger.in_redis.seen import counted as counted
     from penstock_ledger.in_redis.seen import quotas_seen as quotas_seen
-    from penstock_ledger.keys import LEVER as LEVER
+    from penstock_ledger.in_redis.warm_prefixes import Primed as Primed
+    from penstock_ledger.in_redis.warm_prefixes import WarmPrefixes as WarmPrefixes
     from penstock_ledger.keys import RETRIED as RETRIED
     from penstock_ledger.keys import bucket_count as bucket_count
     from penstock_ledger.keys import buckets_for as buckets_for
+    from penstock_ledger.model import RULE as RULE
     from penstock_ledger.model import Counts as Counts
     from penstock_ledger.model import DeadLetter as DeadLetter
     from penstock_ledger.model import Feed as Feed
@@ -212,6 +214,8 @@ if TYPE_CHECKING:
     from penstock_ledger.stores.live import LiveJob as LiveJob
     from penstock_ledger.stores.live import LiveJobs as LiveJobs
     from penstock_ledger.stores.meta import Meta as Meta
+    from penstock_ledger.stores.meta import StepsTaken as StepsTaken
+    from penstock_ledger.stores.meta import StepTaken as StepTaken
     from penstock_ledger.stores.outcomes import OutcomeStore as OutcomeStore
     from penstock_ledger.stores.outcomes import PromptSizes as PromptSizes
     from penstock_ledger.stores.provenance import RENOTED_S as RENOTED_S
@@ -223,8 +227,6 @@ if TYPE_CHECKING:
     from penstock_ledger.stores.source_keys import SourceKeys as SourceKeys
     from penstock_ledger.stores.spool import Spool as Spool
     from penstock_ledger.stores.spool import SpoolRow as SpoolRow
-    from penstock_ledger.stores.steps import StepsTaken as StepsTaken
-    from penstock_ledger.stores.steps import StepTaken as StepTaken
     from penstock_ledger.vectors import Vectors as Vectors
 else:
     __all__, __getattr__, __dir__ = lazy_names(
@@ -261,8 +263,9 @@ else:
                 "TablesInUse TooManySchedules"
             ),
             "penstock_ledger.in_redis.answer_book": "AnswerBook Asked InFlight RequestName",
+            "penstock_ledger.in_redis.warm_prefixes": "Primed WarmPrefixes",
             "penstock_ledger.in_redis.batches": (
-                "Begin BeginReply Begun Counted Depth Drained Drains FED_UP_TO JobSeen Keep "
+                "AskedAgain Begin BeginReply Begun Depth Drained Drains FED_UP_TO JobSeen Keep "
                 "Lately MayCost Memory Publish PublishReport SettleBatch SettleReport "
                 "SettledCrash SettledDead SettledDone SettledRetry WorkerSeen"
             ),
@@ -278,10 +281,10 @@ else:
             "penstock_ledger.in_redis.seen": (
                 "COUNTED Cause CauseBook QuotaSeen counted quotas_seen"
             ),
-            "penstock_ledger.keys": "LEVER RETRIED bucket_count buckets_for",
+            "penstock_ledger.keys": "RETRIED bucket_count buckets_for",
             "penstock_ledger.model": (
                 "Counts DeadLetter Feed FeedKind ItemKey Job JobState LaneCounts NewJob Paid "
-                "PaidBeside Result Saving"
+                "PaidBeside RULE Result Saving"
             ),
             "penstock_ledger.provider_batch": (
                 "BatchFailure BatchState BatchSum BatchTrouble BatchesOpen CANCEL_WAIT_S "
@@ -305,7 +308,7 @@ else:
             "penstock_ledger.stores.jobs": "JobStore",
             "penstock_ledger.stores.lane_moves": "BY_HAND LaneMove LaneMoves MOVE_REASONS",
             "penstock_ledger.stores.live": "LiveFeed LiveJob LiveJobs",
-            "penstock_ledger.stores.meta": "Meta",
+            "penstock_ledger.stores.meta": "Meta StepTaken StepsTaken",
             "penstock_ledger.schedules.noticed": "Noted NoticedFile NoticedStore",
             "penstock_ledger.stores.outcomes": "OutcomeStore PromptSizes",
             "penstock_ledger.stores.provenance": (
@@ -315,7 +318,6 @@ else:
             "penstock_ledger.schedules.store": "ScheduleStore",
             "penstock_ledger.stores.source_keys": "SourceKeys",
             "penstock_ledger.stores.spool": "Spool SpoolRow",
-            "penstock_ledger.stores.steps": "StepTaken StepsTaken",
             "penstock_ledger.vectors": "Vectors",
         },
     )

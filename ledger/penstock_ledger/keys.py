@@ -44,6 +44,9 @@ penstock:<job>:answers              hash    of a job that sends equal requests o
                                             expires
 penstock:answers:<tenant>           hash    the same for all jobs of a tenant that take answers of earlier ones; the tenant by
                                             the digest of its name
+penstock:<job>:warm:<beginning>     string  of a job that uses its provider's prompt cache: "warm" while the cache has a
+                                            beginning of prompts, or the worker that primes it;
+                                            expires
 penstock:queues:<lane's queue>      zset    queue of a model in this lane -> when it was last noted (Unix seconds, this
                                             server's clock)
 penstock:found:<lane's queue>       hash    queue of an adapter that workers have found, and the settings do not name -> the
@@ -196,8 +199,6 @@ MAX_FIELD_BYTES: Final = 64
 PURGED: Final = "purged"  # the state of a job that is no more; see purged.lua
 # before the reason, in a job's counters of attempts that were followed by another
 RETRIED = "retried:"
-# before the name of a counter of documents that were asked by a rule of their job
-LEVER: Final = "lever:"
 
 
 def bucket_count(total: int | None) -> int:
@@ -258,6 +259,10 @@ def delayed_clock(queue: str) -> str:
 
 def answers_of_job(job_id: str) -> str:
     return f"{job_scope(job_id)}:answers"
+
+
+def warm_prefix(job_id: str, name: str) -> str:
+    return f"{job_scope(job_id)}:warm:{name}"
 
 
 def callers_minute(who: str) -> str:

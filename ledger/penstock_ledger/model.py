@@ -18,6 +18,7 @@ from penstock_ledger.reasons import Accepted, Reason
 
 __all__ = [
     "COUNT_MAX",
+    "RULE",
     "SHARDS",
     "Counts",
     "DeadLetter",
@@ -299,6 +300,10 @@ class Paid(NamedTuple):
     def beyond(self, other: Sequence[int]) -> Paid:
         """Return what it has more than ``other``, figure by figure, nothing where it has less."""
         return Paid(*(max(0, one - less) for one, less in zip(self, other, strict=True)))
+
+
+RULE: Final = "rule:"
+"""So begin the causes of savings that say what answers cost by a rule of their job: below 0."""
 
 
 class Saving(NamedTuple):

@@ -20,6 +20,7 @@ __all__ = [
     "MEDIA_NEWEST",
     "MEMBERS",
     "NEWEST",
+    "PREFIXES",
     "PREPARED",
     "REMOTE",
     "ROUTES",
@@ -48,6 +49,8 @@ FORMAT: Final = "format"  # what the rows are, where they are not JSON Lines
 MEDIA_NEWEST: Final = "media_newest_ns"
 MEMBERS: Final = "members"  # [packed offset, plain offset] of places where reading can begin
 NEWEST: Final = "newest_ns"  # the time of the file of a folder that was changed last
+# which beginnings of prompts are shared, for the provider's prompt cache, and what they save
+PREFIXES: Final = "prefixes"
 PREPARED: Final = "prepared"  # what the survey counted
 # of a random sample: how many documents there are, and the bytes of all their requests
 # documents by the rule of the job that takes them, as the survey counted; "0": its own model
@@ -72,6 +75,7 @@ _BESIDE_CONTENT: Final = frozenset(
         MEDIA_NEWEST,
         MEMBERS,
         NEWEST,
+        PREFIXES,
         PREPARED,
         ROUTES,
         SAMPLE_OF,

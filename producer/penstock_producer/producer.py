@@ -43,6 +43,7 @@ from penstock_producer.accepting.new_jobs import (
     NewJobs,
     Submission,
 )
+from penstock_producer.accepting.prompt_caching import check_open
 from penstock_producer.accepting.remote_limits import RemoteLimits
 from penstock_producer.accepting.results_probe import ResultsProbe
 from penstock_producer.accepting.sampling import Preview, Sample, preview, sample_of
@@ -377,6 +378,7 @@ class Producer:
         Raises SpecError, JobConflict, and SinkError where its results could not be written.
         """
         spec = self._new.accepted(spec)
+        check_open(spec)
         if self._new.known(job_key) is None:
             self._probe.check(spec)
         pin = {**SPOOL_PIN, AWAITED: True} if awaited else SPOOL_PIN

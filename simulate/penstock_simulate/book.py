@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from penstock_simulate.choices import BadSetting
+from penstock_simulate.reply import Usage
 
 
 @dataclass(slots=True)
@@ -77,17 +78,15 @@ class CallBook:
             }
             os.write(self._log, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
-    def left(
-        self, document: str, outcome: str, usage: tuple[int, int], *, ok: bool, unread: bool
-    ) -> None:
+    def left(self, document: str, outcome: str, usage: Usage, *, ok: bool, unread: bool) -> None:
         """Note that the call has been answered.
 
         ``unread``: the client had gone; the work was done all the same."""
         books = self._now
         books.in_flight -= 1
         books.outcomes[outcome] += 1
-        books.prompt_tokens += usage[0]
-        books.completion_tokens += usage[1]
+        books.prompt_tokens += usage.prompt
+        books.completion_tokens += usage.completion
         books.unread += 1 if unread else 0
         if ok:
             books.answered[document] = books.answered.get(document, 0) + 1

@@ -106,11 +106,15 @@ class Wallet:
             return True
         return self._usd is not None and self.spent_usd >= self._usd
 
-    def pay(self, input_tokens: int, output_tokens: int, price: float) -> None:
-        """Pay for tokens, at this part of the ordinary price."""
+    def pay(
+        self, input_tokens: int, output_tokens: int, price: float, cheaper: float = 0.0
+    ) -> None:
+        """Pay for tokens, at this part of the ordinary price.
+
+        ``cheaper``: so many tokens of the prompt its cache takes off; below 0, it adds them."""
         ordinary = input_tokens * self._usd_in + output_tokens * self._usd_out
         self.ordinary_usd += ordinary
-        self.spent_usd += price * ordinary
+        self.spent_usd += price * (ordinary - cheaper * self._usd_in)
 
 
 SLOTS = 10  # a ramp's span is measured in this many slots

@@ -85,6 +85,8 @@ _FAULTS = {
     "credit_usd": "After this much spent the account is out of money.",
     "usd_per_mtok_in": "Price of a million input tokens.",
     "usd_per_mtok_out": "Price of a million output tokens.",
+    "cached_price": "Price of a token of a cached prompt, as a part of the ordinary one.",
+    "prompt_cache_s": "How long a cached prompt is kept since its last use.",
     "credit_error": f"What an empty account gets: {_listed('credit_error')}. Default: the first.",
 }
 _HOSTILE = {

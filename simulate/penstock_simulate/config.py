@@ -60,6 +60,7 @@ FROM_0 = (
     "credit_usd",
     "usd_per_mtok_in",
     "usd_per_mtok_out",
+    "prompt_cache_s",
     "batch_s",
     "batch_sigma",
     "batch_step_s",
@@ -82,6 +83,7 @@ SHARES = (
     "hostile_share",
     "hostile_documents",
     "flex_full_share",
+    "cached_price",
     "batch_stalled_share",
     "batch_expired_share",
     "batch_create_500_share",
@@ -158,6 +160,9 @@ class SimulatorConfig:
     credit_usd: float | None = None  # after so much spent, too
     usd_per_mtok_in: float = 0.0
     usd_per_mtok_out: float = 0.0
+    cached_price: float = 0.1  # of a token that is read from the prompt cache, in ordinary ones
+    # how long a beginning of a prompt is kept since its last use; None: as its provider says
+    prompt_cache_s: float | None = None
     credit_error: str | None = None  # the code of an empty account
     # Hostile answers, on this machine only (see hostile/).
     hostile: str | None = None  # the names of kinds with commas between, or "all"

@@ -18,7 +18,7 @@ from penstock_simulate import choices, limits
 from penstock_simulate.answers import refusals
 from penstock_simulate.answers.calls import CHAT, GENERATE, MESSAGES, Call, at_admission, unreadable
 from penstock_simulate.answers.faults import Hostility, document_of
-from penstock_simulate.answers.messages import PromptCache
+from penstock_simulate.answers.prompt_cache import PromptCache
 from penstock_simulate.answers.refusals import BY_NAME, Refusal
 from penstock_simulate.answers.replies import ANTHROPIC, GEMINI, Replies
 from penstock_simulate.answers.structured import refused_format
@@ -70,6 +70,7 @@ class Provider:
         self._follow(change.config)
         self._limits.change(change.config, now)
         self._wallet.change(change.config)
+        self._cache.kept_s = change.config.prompt_cache_s
         if ramp_settings(before) != ramp_settings(change.config):
             self._ramp = make_ramp(change.config)
         self._slots = resized(self._slots, change.config.metering)
@@ -106,7 +107,8 @@ class Provider:
 
     def pay(self, usage: Usage, price: float) -> None:
         """Pay for work done, at this part of the ordinary price."""
-        self._wallet.pay(usage.prompt, usage.completion, price)
+        cheaper = usage.cached * (1 - self._config.cached_price) - usage.extra
+        self._wallet.pay(usage.prompt, usage.completion, price, cheaper)
 
     def open_call(
         self, endpoint: str, raw: bytes, tag: str | None, authorization: str | None
@@ -142,8 +144,10 @@ class Provider:
         if refusal is not None:
             self._limits.catch_up(now)
             return replies.refuse(refusal, self._limits.meters, now)
-        self._cache.use(call.prefixes, now)
-        return self._take_time(replies.work(call, self._limits.meters, now), charge, now)
+        reply = self._take_time(replies.work(call, self._limits.meters, now), charge, now)
+        if reply.worked:
+            self._cache.use(call.prefixes, now, now + reply.delay_s)
+        return reply
 
     def close_call(self, call: Call, reply: Reply, *, unread: bool) -> None:
         self.book.left(call.tag, reply.outcome, reply.usage, ok=reply.good, unread=unread)
@@ -168,7 +172,7 @@ class Provider:
     def _fill(self) -> None:
         self._limits = KeyLimits(self._config)
         self._wallet = Wallet(self._config)
-        self._cache = PromptCache()
+        self._cache = PromptCache(self._config.prompt_cache_s)
         self._ramp = make_ramp(self._config)
         self._slots = resized(None, self._config.metering)
 

@@ -12,6 +12,18 @@ class Usage(NamedTuple):
 
     prompt: int
     completion: int
+    cached: int = 0  # of the prompt, read from the cache
+    written: int = 0  # of the prompt, written to it, as far as that is charged for
+    extra: float = 0.0  # what writing costs beyond ordinary tokens, in those
+
+    def plus(self, other: Usage) -> Usage:
+        return Usage(
+            self.prompt + other.prompt,
+            self.completion + other.completion,
+            self.cached + other.cached,
+            self.written + other.written,
+            self.extra + other.extra,
+        )
 
 
 NO_USAGE = Usage(0, 0)

@@ -111,6 +111,7 @@ class Sent:
     billed: bool = False
     heard: bool = False  # its answer came to a process that lived
     is_refused: bool = False  # which asks again
+    is_over: bool = False  # no process waits for it
     cost: int = 0
     batch: str = ""  # its tag
     is_gone: bool = False  # its answer is never shown: it is booked as what it may have cost
@@ -146,10 +147,17 @@ class Provider:
 
     async def ask(self, request: Request, process: Process, *, alone: bool = False) -> Tried:
         """Answer one request."""
-        world, prompt = self.world, orjson.loads(request.body)["messages"][-1]["content"]
-        sent = Sent(prompt, process, world.now, cost=cost_of(prompt))
+        prompt = orjson.loads(request.body)["messages"][-1]["content"]
+        sent = Sent(prompt, process, self.world.now, cost=cost_of(prompt))
         self.sent.append(sent)
         self.asked(process, prompt)
+        try:
+            return await self._answer(sent, request, alone=alone)
+        finally:
+            sent.is_over = True
+
+    async def _answer(self, sent: Sent, request: Request, *, alone: bool) -> Tried:
+        world, prompt, process = self.world, sent.document, sent.by
         name = f"answer {prompt} {sum(one.document == prompt for one in self.sent)}"
         odds = self.answering
         some = [*odds[: len(HAPPENS) - 1]]

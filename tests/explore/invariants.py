@@ -195,6 +195,9 @@ class Invariants:
     def _booked(self, job_id: str) -> int:
         return int(self._sql.execute(ACCOUNT, (job_id,)).fetchone()[0])
 
+    def state_of(self, job_id: str) -> str:
+        return str(self.look("SELECT state FROM jobs WHERE job_id = ?", job_id)[0][0])
+
     def _jobs(self) -> dict[str, str]:
         """Return the names of all jobs that there were, by their ids.
 
@@ -227,7 +230,8 @@ class Invariants:
         """Note that a message is claimed which another process that lives may hold, too."""
         held = worker, self._document(tag)
         self._claimed_at[held] = self._world.now
-        self._may_call.discard(held)
+        if not self._is_calling(*held):  # else it is a copy of what is called
+            self._may_call.discard(held)
         self._shared.discard(held)
         for other in self._workers:
             if other is not worker and not other.is_dead and tag in other.leases:
@@ -273,6 +277,15 @@ class Invariants:
         may come all the same."""
         self._causes[document] += 1
         self._beside[document.partition("-")[0]] += 1
+
+    def _is_calling(self, worker: Worker, document: str) -> bool:
+        """Return whether a process waits for an answer, or for one to be stored."""
+        return any(
+            one.by is worker
+            and one.document == document
+            and (not one.is_over or (one.heard and not one.is_refused))
+            for one in self._provider.sent
+        )
 
     def _document(self, tag: str) -> str:
         job_id, _, doc_id = tag.partition(":")

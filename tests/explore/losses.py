@@ -46,7 +46,10 @@ def _republished(feeder: Feeder, missing: Sequence[tuple[str, str]]) -> int:
 
 
 def _rewound(balance: Balance, job: Job, found: int) -> Any:
-    if job.state is not JobState.CANCELLING:  # which reads again what was fed before it
+    world = Entered.world
+    # a job that is being cancelled reads again what was fed before it, also where who leads it stood
+    # still since it looked
+    if world is not None and world.state_of(job.job_id) != JobState.CANCELLING:
         _is_needed(READ, f"{job.job_key}: {found} of {job.total} outcomes")
     return _rewind(balance, job, found)
 

@@ -243,6 +243,7 @@ class Scenario:
         self.world.shake = lambda name: self._shake_redis(choices.chance(name).choice((1, 1, 2)))
         self.world.after_step = self._after_step
         self.world.died = self._died
+        self.world.state_of = self.invariants.state_of
         self.person, self._people = Person(self.world, "person-1", self.settings), 1
         self.world.spawn(self.person)
 

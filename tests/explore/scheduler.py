@@ -395,6 +395,7 @@ class World:
     violation: Violation | None = None
     processes: list[Process] = field(default_factory=list)
     shake: Callable[[str], None] = lambda _: None
+    state_of: Callable[[str], str] = lambda _: ""  # of a job, in SQL
     after_step: Callable[[Actor, Call, Fate], None] = lambda *_: None
     died: Callable[[Process], None] = lambda _: None
 

@@ -9,12 +9,14 @@ from penstock_ledger.model import DeadLetter, ItemKey, Result
 from penstock_producer.feed.wire import ItemMessage
 from penstock_producer.job.spec import JobSpec
 from penstock_workers.failpoints import Failpoints
-from penstock_workers.item.attempt import Attempt, Item, JobView
+from penstock_workers.item.attempt import Attempt, Item
 from penstock_workers.item.deliveries import Delivery
+from penstock_workers.item.job_view import JobView
 from penstock_workers.item.outcome import Dead, Done
 from penstock_workers.item.run.fates import RetryPolicy
 from penstock_workers.item.run.host import ItemHost
 from penstock_workers.item.run.passes import Passes
+from penstock_workers.item.run.priming import Priming
 from penstock_workers.item.run.reading import Reads
 from penstock_workers.item.run.runner import ItemRunner
 from penstock_workers.item.run.runs import Causes, Runs
@@ -84,6 +86,7 @@ def _make(
         policy=RetryPolicy(),
         failpoints=Failpoints(),
         reuse=parts.get("reuse", part),
+        priming=Priming(part, waits.others),
         runs=Runs(pause_after_run),
         passes=Passes(part),
         models=parts.get("models"),

@@ -250,6 +250,17 @@ ALERTS: Final = (
         "the one that failed by hand.",
     ),
     Alert(
+        "PenstockScheduleDrifted",
+        "warning",
+        f'sum(increase({of.COMPARED}{{result="moved"}}[1h])) > 0',
+        "0m",
+        "{{ $value | humanize }} runs of schedules moved away from the run before in the last hour",
+        "`penstock schedule list NAME` and the report of the job say what has moved: dead letters, "
+        "lengths, cost, shares of labels. Look at some answers (`penstock results JOB`): the model "
+        "behind the name, the source or the prompt may have changed. A schedule that was paused so "
+        "it goes on by `penstock schedule resume NAME`.",
+    ),
+    Alert(
         "PenstockScheduleMissed",
         "warning",
         f'sum(increase({of.FIRINGS}{{outcome="skipped"}}[1h])) > 0',

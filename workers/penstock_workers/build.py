@@ -17,6 +17,7 @@ from penstock_ledger import (
     Provenance,
     StepsTaken,
     TenantBudgets,
+    WarmPrefixes,
 )
 from penstock_workers.children.child_pool import ChildPool, child_starter
 from penstock_workers.decided_times import DecidedTimes
@@ -29,6 +30,7 @@ from penstock_workers.item.run.host import ItemHost
 from penstock_workers.item.run.job_code import JobCode
 from penstock_workers.item.run.models import ModelCheck
 from penstock_workers.item.run.passes import Passes
+from penstock_workers.item.run.priming import Priming
 from penstock_workers.item.run.reading import Bodies, JobBook, Reads, read_job
 from penstock_workers.item.run.reuse import Reuse
 from penstock_workers.item.run.runner import ItemRunner
@@ -145,9 +147,10 @@ class WorkerEngine:
         models = (
             None if served_by(settings) is None else ModelCheck(settings.lane, stores.hot, reads)
         )
+        owner = f"{process_name()}-{secrets.token_hex(4)}"
         answers = AnswerBook(
             stores.redis,
-            f"{process_name()}-{secrets.token_hex(4)}",
+            owner,
             most=settings.cache_entries,
             lease_s=settings.visibility_timeout_s,
         )
@@ -168,6 +171,10 @@ class WorkerEngine:
             failpoints=failpoints,
             reuse=Reuse(answers, outcomes, starts.begin, waits.others),
             runs=Runs(settings.pause_after_run),
+            priming=Priming(
+                WarmPrefixes(stores.redis, owner, lease_s=settings.visibility_timeout_s),
+                waits.others,
+            ),
             passes=Passes(stores.redis),
             traced=traces is not None,
         )

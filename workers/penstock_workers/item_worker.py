@@ -237,6 +237,7 @@ class ItemWorker:
             runner.code,
             runner.starts,
             runner.reuse,
+            runner.priming,
             runner.passes,
             self.host.settler,
         )

@@ -71,7 +71,9 @@ def _print_status(console: Console, job: Job, figures: JobFigures, ledger: Books
     from rich.text import Text
 
     from penstock_cli.show.progress import final_line, line, reason_lines
-    from penstock_producer.reporting.account import lane_line
+    from penstock_producer.reporting.account import lane_line, rules_of
+    from penstock_producer.reporting.advice import on_terminal
+    from penstock_producer.reporting.by_rules import rule_lines
     from penstock_producer.reporting.engines import engines_line
     from penstock_producer.reporting.pauses import pause_lines
     from penstock_producer.reporting.reasons import INTERRUPTED, interrupted_line
@@ -99,6 +101,9 @@ def _print_status(console: Console, job: Job, figures: JobFigures, ledger: Books
         None, (started_by_line(job), from_job_line(job), feeders, lane_line(ledger.moves(job)))
     ):
         console.print(Text(told), soft_wrap=True)
+    if (rules := rules_of(ledger.database, job)) is not None:
+        for sentence in rule_lines(*rules):
+            console.print(Text(safe(on_terminal(sentence))), soft_wrap=True)
     for sentence in pause_lines(job, ledger.option()):
         console.print(Text(sentence), soft_wrap=True)
     console.print(Text(final_line(figures) if job.state.final else line(figures)), soft_wrap=True)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from penstock_cli.job.given import FromJob, GivenJob
     from penstock_cli.job.options import ProviderFlags
     from penstock_producer.accepting.estimates import Estimate
+    from penstock_producer.accepting.prompt_caching import CacheUse
     from penstock_producer.accepting.sampling import Preview
     from penstock_producer.accepting.survey import Surveyed
     from penstock_producer.job.spec import JobSpec
@@ -249,7 +250,30 @@ def _job_lines(found: Preview, provider: ProviderSettings) -> Iterator[str]:
     )
     if spec.asks_a_provider:
         yield f"cost: {_cost(found, provider, out)}"
-    yield from found.levers.lines(spec)
+    if found.cache is not None:
+        yield _of_cache(found.cache)
+    elif spec.prompt_cache == "auto" and spec.asks_a_provider:
+        yield (
+            "prompt cache: not used, since documents share too little, it would save nothing, or "
+            "no price of cached tokens is known"
+        )
+    yield from _rule_lines(found)
+
+
+def _rule_lines(found: Preview) -> Iterator[str]:
+    """Yield a line for each rule by which documents are asked otherwise."""
+    levers, spec = found.levers, found.spec
+    for one in levers.routes:
+        yield f"route {one.rule}: {counted(one.documents, 'document')}, {_about(one.cost_usd)}"
+    if levers.escalated_usd is not None:
+        none, every = map(_about, levers.escalated_usd)
+        yield f"--escalate {spec.escalate}: {none} where no answer goes on, {every} where all do"
+    for step, cost in levers.steps:
+        yield f"--degrade {step}: documents that begin then; all of them by it, {_about(cost)}"
+
+
+def _about(cost_usd: float | None) -> str:
+    return "at an unknown cost" if cost_usd is None else f"about {usd(cost_usd)}"
 
 
 def _cost(found: Preview, provider: ProviderSettings, out: str) -> str:
@@ -278,6 +302,21 @@ def _cost(found: Preview, provider: ProviderSettings, out: str) -> str:
         f"together {together} ({own}at {per_million(prices.input, prices.output)}"
         f"{_of_tier(tier)}{less}, "
         f"{known_from(prices)})"
+    )
+
+
+def _of_cache(use: CacheUse) -> str:
+    """Return which beginnings are shared, and what that saves."""
+    least, most = (max(0.0, use.usual_usd - one) for one in (use.most_usd, use.least_usd))
+    saves = (
+        f"about {usd(most)}"
+        if use.most_usd <= use.least_usd
+        else (f"between {usd(least)} and {usd(most)}")
+    )
+    return (
+        f"prompt cache: {counted(use.documents, 'document')} share "
+        f"{counted(len(use.groups), 'beginning')}, {count(use.read)} tokens are read from it; that "
+        f"saves {saves} of {usd(use.usual_usd)}"
     )
 
 

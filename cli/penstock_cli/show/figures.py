@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock_cli.state import write_private
-from penstock_ledger import LEVER, RETRIED
+from penstock_ledger import RETRIED
 
 if TYPE_CHECKING:
     from penstock_ledger.model import Counts
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 COUNT_SHARE = 0.05  # of the time at most this much goes into counting rows
 COUNT_PAUSE_S = 1.0  # and never more often than this
 RATE_SPAN_S = 15.0  # the speed shown is that of the last seconds, not of the whole night
-KEPT_STATS = ("calls", "rate_limited", "skipped", "repairs", "fallbacks")
+KEPT_STATS = ("calls", "rate_limited", "skipped", "repairs", "fallbacks", "escalations")
 
 
 def _kept(stats: Mapping[str, Any]) -> dict[str, int]:
-    reasons = [name for name in stats if name.startswith((RETRIED, LEVER))]
+    reasons = [name for name in stats if name.startswith(RETRIED)]
     return {name: int(stats.get(name, 0)) for name in (*KEPT_STATS, *reasons)}
 
 

@@ -324,6 +324,18 @@ class RequestResponse(BaseModel):
     tokens_out_capped: bool = Field(description="Whether tokens_out is an upper limit.")
 
 
+class PromptCacheResponse(BaseModel):
+    """The use that a job would make of its provider's prompt cache."""
+
+    documents: int = Field(description="Documents that share a beginning with others.")
+    beginnings: int
+    read_tokens: int = Field(description="Read from the cache, where each is written once.")
+    written_tokens: int
+    usual_usd: float = Field(description="What the job costs without the cache.")
+    least_usd: float = Field(description="With it, where each beginning is written once.")
+    most_usd: float = Field(description="With it, where as little is read as may be.")
+
+
 class PreviewResponse(BaseModel):
     """Says what a job would send and cost. Nothing was accepted and nothing was called."""
 
@@ -384,6 +396,9 @@ class PreviewResponse(BaseModel):
     tokens_by: str
     prompts_usd: float | None = Field(description="What prompts cost; null: no price is known.")
     cost_usd: float | None = Field(description="The same with answers, as long as they may be.")
+    prompt_cache: PromptCacheResponse | None = Field(
+        None, description="What the provider's prompt cache saves; null where it is not used."
+    )
     routes: list[dict[str, Any]] = Field(
         description="Of each rule of `routes`: `rule`, `documents` and `cost_usd`."
     )

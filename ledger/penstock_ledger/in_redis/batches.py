@@ -146,12 +146,13 @@ class SettledCrash(NamedTuple):
     refused_first: bool = False  # as in SettledDead
 
 
-class Counted(NamedTuple):
-    """One attempt moves a counter of its job that is for people."""
+class AskedAgain(NamedTuple):
+    """Requests of one attempt beyond its first."""
 
     job_id: str
-    name: str  # repairs, fallbacks, or one that begins with keys.LEVER
-    number: int
+    repairs: int  # with what the job's schema had against the answer
+    fallbacks: int  # of the next model
+    escalations: int = 0  # of the better model
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,7 @@ class SettleBatch:
     # of those of jobs with a budget: by earlier calls, not yet spent
     paid: Mapping[ItemKey, int] = field(default_factory=dict)
     crashed: Sequence[SettledCrash] = ()
-    counted: Sequence[Counted] = ()
+    asked_again: Sequence[AskedAgain] = ()
     # items of which SQL knows that there will be another try
     tried_again: Sequence[SettledCrash] = ()
 

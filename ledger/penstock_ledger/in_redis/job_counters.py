@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from penstock_ledger import keys
-from penstock_ledger.in_redis.batches import Counted, Lately, SettledCrash, lately_of
+from penstock_ledger.in_redis.batches import AskedAgain, Lately, SettledCrash, lately_of
 
 # only Redis has them: a reset keeps them
-FOREIGN_TO_SQL: Final = ("skipped", "rate_limited", "repairs", "fallbacks")
+FOREIGN_TO_SQL: Final = ("skipped", "rate_limited", "repairs", "fallbacks", "escalations")
 
 
 def stats(client: Any, job_id: str) -> dict[str, int]:
@@ -56,11 +56,13 @@ def count_crashed(client: Any, crashed: Sequence[SettledCrash]) -> None:
     _add(client, Counter((key.job_id, f"{keys.RETRIED}{reason}") for key, reason, _ in crashed))
 
 
-def count(client: Any, counted: Sequence[Counted]) -> None:
-    """Count what was asked again, and how. Its cost is in the sums of what was settled."""
+def count_asked_again(client: Any, asked: Sequence[AskedAgain]) -> None:
+    """Count what was asked again. Its cost is in the sums of what was settled."""
     counts: Counter[tuple[str, str]] = Counter()
-    for job_id, name, number in counted:
-        counts[job_id, name] += number
+    for job_id, repairs, fallbacks, escalations in asked:
+        counts[job_id, "repairs"] += repairs
+        counts[job_id, "fallbacks"] += fallbacks
+        counts[job_id, "escalations"] += escalations
     _add(client, counts)
 
 
@@ -102,7 +104,7 @@ def _add(client: Any, counts: Mapping[tuple[str, str], int]) -> None:
 
 
 def _only_here(counter: str) -> bool:
-    return counter in FOREIGN_TO_SQL or counter.startswith((keys.RETRIED, keys.LEVER))
+    return counter in FOREIGN_TO_SQL or counter.startswith(keys.RETRIED)
 
 
 def _name(job_id: str) -> str:

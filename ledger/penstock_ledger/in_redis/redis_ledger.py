@@ -157,7 +157,7 @@ class RedisLedger:
                 number, found = self._scripts.put_off(chunk.retries, chunk.released, chunk.paid)
                 delayed, lately = delayed + number, lately | found
         job_counters.count_crashed(self._client, batch.crashed)
-        job_counters.count(self._client, batch.counted)
+        job_counters.count_asked_again(self._client, batch.asked_again)
         lately |= job_counters.count_tried_again(self._client, batch.tried_again)
         return SettleReport(new, delayed, lately)
 

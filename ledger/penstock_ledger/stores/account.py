@@ -49,7 +49,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
-from penstock_ledger.model import ItemKey, Paid, Saving
+from penstock_ledger.model import RULE, ItemKey, Paid, Saving
 from penstock_ledger.sql.tables import (
     batch_remainders,
     feeds,
@@ -504,10 +504,19 @@ def add_savings(
 
 
 def savings_of(connection: Connection, job_id: str) -> list[Saving]:
-    """Return the savings of a job by cause, those of all lanes together."""
+    """Return the savings of a job by cause, those of all lanes together; none of its rules'."""
+    return _by_cause(connection, savings.c.job_id == job_id, ~savings.c.cause.startswith(RULE))
+
+
+def by_rules(connection: Connection, job_id: str) -> list[Saving]:
+    """Return what answers were and cost by the rules of a job, whose causes begin with ``RULE``."""
+    return _by_cause(connection, savings.c.job_id == job_id, savings.c.cause.startswith(RULE))
+
+
+def _by_cause(connection: Connection, *conditions: ColumnElement[bool]) -> list[Saving]:
     query = (
         select(savings.c.cause, *sums_of_savings())
-        .where(savings.c.job_id == job_id)
+        .where(*conditions)
         .group_by(savings.c.cause)
         .order_by(savings.c.cause)
     )

@@ -41,6 +41,7 @@ from penstock_ledger.stores.account import (
     NOTHING_SAVED,
     Savings,
     add_savings,
+    by_rules,
     mend_replays,
     mend_retries,
     rest_of_generation,
@@ -182,6 +183,10 @@ class OutcomeStore:
             return losers
 
         return self._db.write(write)
+
+    def by_rules(self, job_id: str) -> list[Saving]:
+        """Return documents by the rules of a job; their cost is a saving below 0."""
+        return self._db.read(lambda connection: by_rules(connection, job_id))
 
     def mend_replays(self, job_id: str) -> None:
         """Account for what replays by processes of the release before have left out."""

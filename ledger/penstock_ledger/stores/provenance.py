@@ -44,12 +44,12 @@ from penstock_ledger.sql.tables import (
     spending,
 )
 from penstock_ledger.stores.account import keep_account, kept_step, mend_replays
-from penstock_ledger.stores.steps import forget_steps
 
 # of one job; a combination more is a change of release or price while it ran
 ENTRIES_READ: Final = 1_000
 MADE: Final = "made:"  # before the job's id in the names of entries
 LAST: Final = "made_last:"
+STEP: Final = "step:"  # of entries that are no provenance, and go with it: see StepsTaken
 RENOTED_S: Final = 60.0  # between two notes that a combination is in use
 SKEW_S: Final = 5.0  # that the clocks of workers may be apart
 # Of one kind and job. The range is for the index: what they begin with alone would read the entries
@@ -177,7 +177,7 @@ def made_by(
 
 
 def forget_provenance(connection: Connection, job_id: str) -> None:
-    for kind in (MADE, LAST):
+    for kind in (MADE, LAST, STEP):
         connection.execute(delete(meta).where(_IS_OF), _places(kind, job_id))
 
 
@@ -219,7 +219,6 @@ def purge_job(database: Database, job_id: str) -> int:
         ):
             _empty(database, table, job_id)
     database.write(lambda connection: forget_provenance(connection, job_id))
-    database.write(lambda connection: forget_steps(connection, job_id))
     database.write(lambda connection: _expire_files(connection, job_id))
     _empty(database, jobs, job_id)
     # Outcomes are inserted only where their job is. Those that came between their table's turn and

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 
 from penstock_ledger.texts import SetParam, SetSetting, Text
+from penstock_producer.accepting.prompt_caching import check_prompt_cache
 from penstock_producer.errors import Problem, SpecError
 from penstock_producer.job.lanes import (
     BATCH_LANE,
@@ -50,6 +51,7 @@ def check_acceptable(spec: JobSpec, provider: ProviderFacts) -> None:
         raise SpecError([Problem("invalid_value", "/embedding_dtype", why, fix)])
     if spec.budget_usd is not None:
         _check_budget(spec, provider)
+    check_prompt_cache(spec, provider)
 
 
 def check_other_lane(spec: JobSpec, lane: str, settings: ProducerSettings) -> None:

@@ -270,15 +270,27 @@ class Estimate(NamedTuple):
     by: str = CALIBRATED  # what prompts were counted by, for people
     model: str | None = None  # that the first request names, for prices where the job names none
 
-    def usd(self, prices: ModelPrices | None, *, in_batch: bool = False) -> float | None:
+    def usd(
+        self,
+        prices: ModelPrices | None,
+        *,
+        in_batch: bool = False,
+        cached: int = 0,
+        cache_written: int = 0,
+    ) -> float | None:
         """Return the cost in US dollars; None where the price is unknown.
 
-        A long request is not known from the sum: all count as short ones.
+        A long request is not known from the sum: all count as short ones. Of the tokens of prompts
+        so many are read from the provider's prompt cache, or written to it, in batches for an hour.
         """
         if prices is None:
             return None
         short = prices.model_copy(update={"long": None})
-        return short.microusd(TokensUsed(self.tokens_in, self.tokens_out), in_batch=in_batch) / MTOK
+        for_hour = cache_written if in_batch else 0
+        used = TokensUsed(
+            self.tokens_in, self.tokens_out, cached, cache_written, cache_written_hour=for_hour
+        )
+        return short.microusd(used, in_batch=in_batch) / MTOK
 
 
 @dataclass(slots=True)

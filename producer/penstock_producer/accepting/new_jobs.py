@@ -21,6 +21,7 @@ from penstock_ledger.keys import JOB_ID
 from penstock_ledger.model import FeedKind, ItemKey, Job, NewJob, Shard, TakenFiles
 from penstock_ledger.texts import Command, Run, Text
 from penstock_producer.accepting.acceptance import check_acceptable, check_estimate
+from penstock_producer.accepting.prompt_caching import cache_use
 from penstock_producer.accepting.quality import check_prices, estimated_usd
 from penstock_producer.accepting.remote_limits import RemoteLimits
 from penstock_producer.accepting.survey import Survey
@@ -237,8 +238,9 @@ class NewJobs:
         Raises SpecError before anything is spent, JobConflict and FilesTaken."""
         check_estimate(spec, estimated_usd(spec, found, self._settings.prices))
         plan = plan_feeders(spec, found.total, found.size, found.pin, one_machine=self._one_machine)
+        use = cache_use(spec, found, self._settings.prices(spec.provider))
         content = Content(
-            found.pin | _estimate(spec, found),
+            found.pin | _estimate(spec, found) | ({} if use is None else use.kept()),
             found.total,
             [(refusal.doc_id, refusal.row) for refusal in found.refused],
             found.split_points.split(found.total, plan.feeders),

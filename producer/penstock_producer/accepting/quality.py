@@ -7,22 +7,20 @@ where it is not, as at a server of one's own, no cost is known at all.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
-from penstock_ledger.texts import SetOption, SetSetting, Text
+from penstock_ledger.texts import SetSetting, Text
 from penstock_producer.accepting.estimates import Estimate
 from penstock_producer.accepting.survey import Survey
 from penstock_producer.errors import Problem, SpecError
 from penstock_producer.job.lanes import packs
 from penstock_producer.job.provider_facts import ProviderFacts
+from penstock_producer.job.routing import OWN
 from penstock_producer.job.spec import JobSpec
-from penstock_producer.reporting.text import counted, usd
 
 __all__ = ["Levers", "check_prices", "estimated_usd", "levers_of"]
 
 Facts = Callable[[str], ProviderFacts]  # of a provider, by its name
-
-OWN: Final = "else: the job's own model"
 
 
 class RouteCost(NamedTuple):
@@ -34,7 +32,7 @@ class RouteCost(NamedTuple):
 
 
 class Levers(NamedTuple):
-    """What the rules of a job do to its documents, and to its cost."""
+    """The documents of a job by its rules, and their cost."""
 
     routes: list[RouteCost]
     # of `escalate`: where no answer goes on, and where all do; None without a rule
@@ -52,23 +50,6 @@ class Levers(NamedTuple):
             else {"cost_usd_none": escalated[0], "cost_usd_all": escalated[1]},
             "degrade": [{"step": step, "cost_usd_all": cost} for step, cost in self.steps],
         }
-
-    def lines(self, spec: JobSpec) -> Iterator[str]:
-        """Yield a line for each rule."""
-        for one in self.routes:
-            yield (f"route {one.rule}: {counted(one.documents, 'document')}, {_cost(one.cost_usd)}")
-        if self.escalated_usd is not None:
-            none, every = self.escalated_usd
-            yield Text(
-                SetOption("escalate"),
-                f" {spec.escalate}: {_cost(none)} where no answer goes on, {_cost(every)} where "
-                "all do",
-            )
-        for step, cost in self.steps:
-            yield Text(
-                SetOption("degrade"),
-                f" {step}: for documents that begin then; all documents would cost {_cost(cost)}",
-            )
 
 
 def check_prices(spec: JobSpec, facts: Facts) -> None:
@@ -94,8 +75,7 @@ def check_prices(spec: JobSpec, facts: Facts) -> None:
 def estimated_usd(spec: JobSpec, found: Survey, facts: Facts) -> float | None:
     """Return the estimated cost of all documents in US dollars; None where it is unknown.
 
-    No answer goes on to a better model, and no step is taken: that costs more or less, and is told
-    apart."""
+    No answer goes on to a better model, and no step is taken: ``levers_of`` has what that costs."""
     if not found.routes:
         return _usd(spec, found.estimate, facts)
     costs = [route.cost_usd for route in _routes(spec, found, facts)]
@@ -103,10 +83,10 @@ def estimated_usd(spec: JobSpec, found: Survey, facts: Facts) -> float | None:
 
 
 def levers_of(spec: JobSpec, found: Survey, facts: Facts) -> Levers:
-    """Return what the rules of a job do to its cost."""
+    """Return the cost by rule."""
     own, escalated = estimated_usd(spec, found, facts), None
     if spec.escalation is not None:
-        better = _usd(spec.escalation.target.applied(spec), found.estimate, facts)
+        better = _usd(spec.asked_as(spec.escalation.target), found.estimate, facts)
         escalated = own, _sum([own, better])
     asked = [one for pointer, one in spec.asked_by_rules if pointer.startswith("/degrade")]
     steps = [
@@ -119,7 +99,7 @@ def levers_of(spec: JobSpec, found: Survey, facts: Facts) -> Levers:
 def _routes(spec: JobSpec, found: Survey, facts: Facts) -> Iterator[RouteCost]:
     """Yield the routes in the order of their rules, and last what takes none."""
     asked = {
-        rule.number: (rule.text, spec if rule.target is None else rule.target.applied(spec))
+        rule.number: (rule.text, spec if rule.target is None else spec.asked_as(rule.target))
         for rule in spec.routing.rules
     }
     rest = () if spec.routing.takes_all else (0,)
@@ -141,7 +121,3 @@ def _usd(spec: JobSpec, guess: Estimate, facts: Facts) -> float | None:
 def _sum(costs: list[float | None]) -> float | None:
     known = [cost for cost in costs if cost is not None]
     return sum(known) if len(known) == len(costs) else None
-
-
-def _cost(cost: float | None) -> str:
-    return "at an unknown cost" if cost is None else f"about {usd(cost)}"

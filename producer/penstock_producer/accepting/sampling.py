@@ -24,13 +24,17 @@ import orjson
 from penstock_ledger.errors import PenstockError
 from penstock_producer.accepting.acceptance import beyond_budget, check_estimate
 from penstock_producer.accepting.estimates import Estimate, Measure, TokenMeter
+from penstock_producer.accepting.prompt_caching import CacheUse, cache_use
 from penstock_producer.accepting.quality import Facts, Levers, estimated_usd, levers_of
 from penstock_producer.accepting.survey import Survey, Surveyed, check_bad_rows, job_meter, survey
 from penstock_producer.errors import Problem, SourceError, SpecError
+from penstock_producer.job.lanes import packs
+from penstock_producer.job.provider_facts import ProviderFacts
 from penstock_producer.job.routing import route_in, unmarked
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.job.tiers import in_tier
 from penstock_producer.pins import content_of
+from penstock_producer.planning.prefixes import CachedPrompts
 from penstock_producer.rows import BadRow, Document, FileSource, Tally
 
 __all__ = [
@@ -63,6 +67,8 @@ class Preview:
     cost_usd: float | None  # with answers as long as they may be
     meter: TokenMeter  # what counts tokens
     levers: Levers  # what the rules of the job do to its cost
+    cache: CacheUse | None = None  # of the provider's prompt cache
+    no_cache: SpecError | None = None  # why the cache that it asks for cannot be used
 
     @property
     def documents(self) -> int:
@@ -112,6 +118,7 @@ class Preview:
             "tokens_by": self.meter.by,
             "prompts_usd": self.prompts_usd,
             "cost_usd": self.cost_usd,
+            "prompt_cache": None if self.cache is None else self.cache.to_json(),
         }
 
     def refusal(self) -> PenstockError | None:
@@ -122,7 +129,7 @@ class Preview:
                 check_estimate(self.spec, self.cost_usd)
         except PenstockError as error:
             return error
-        return None
+        return self.no_cache
 
 
 def _tokens(guess: Estimate) -> dict[str, Any]:
@@ -159,29 +166,46 @@ def preview(
     meter = meter or job_meter(spec)
     patient = spec.model_copy(update={"max_bad_rows": "100%"})
     found = survey(source, patient, progress, meter, keep, most)
+    provider, cache, no_cache = facts(spec.provider), None, None
+    try:
+        cache = cache_use(spec, found, provider)
+    except SpecError as error:
+        no_cache = error
     return Preview(
         source.uri,
         spec,
-        [_in_its_tier(one, spec) for one in first.values()],
+        [_as_sent(one, spec, _cached(spec, cache, provider)) for one in first.values()],
         found,
         is_whole=most is None or found.total < most,
         prompts_usd=estimated_usd(spec, found.prompts, facts),
         cost_usd=estimated_usd(spec, found, facts),
         meter=meter,
         levers=levers_of(spec, found, facts),
+        cache=cache,
+        no_cache=no_cache,
     )
 
 
-def _in_its_tier(request: Document, spec: JobSpec) -> Document:
-    """Return the request as it is sent: without its route, and in the tier that this has."""
+def _cached(spec: JobSpec, cache: CacheUse | None, provider: ProviderFacts) -> CachedPrompts | None:
+    if cache is None:
+        return None
+    place, in_batch = (provider.kind, provider.base_url), packs(spec.first_lane)
+    return CachedPrompts.of(cache.kept(), *place, spec.endpoint, packs=in_batch)
+
+
+def _as_sent(request: Document, spec: JobSpec, cached: CachedPrompts | None) -> Document:
+    """Return the request as it is sent.
+
+    It is without its route, in the tier that this has, and as the prompt cache wants it."""
     rule = next((one for one in spec.routing.rules if one.number == route_in(request.body)), None)
-    request = request._replace(body=unmarked(request.body))
+    body = unmarked(request.body)
     if rule is not None and rule.target is not None:
-        spec = rule.target.applied(spec)
-    if spec.tier is None or spec.tier_in(spec.first_lane) is None:
-        return request
-    endpoint = request.endpoint or spec.endpoint
-    return request._replace(body=in_tier(request.body, endpoint, spec.tier))
+        spec, cached = spec.asked_as(rule.target), None
+    if spec.tier is not None and spec.tier_in(spec.first_lane) is not None:
+        body = in_tier(body, request.endpoint or spec.endpoint, spec.tier)
+    if cached is not None and request.endpoint is None:
+        body = cached.laid_out(body, cached.levels(body))
+    return request._replace(body=body)
 
 
 # Options that a line of input says itself, once requests are made: its job has none of them.
@@ -244,6 +268,8 @@ def sample_of(open_it: Callable[[], FileSource], spec: JobSpec, number: int) -> 
         for one in drawn(open_it(), found, number, seed=digest)
     )
     own = {name: value for name, value in options.items() if name not in (*SAID_BY_LINES, *FOR_ALL)}
+    if own["prompt_cache"] == "on":  # so few may share too little, and are asked all the same
+        own["prompt_cache"] = "auto"
     its_spec = JobSpec.from_json(own | {"response_format": "none"})
     return Sample(lines, its_spec, f"sample-{digest[:8]}", documents, found.size)
 

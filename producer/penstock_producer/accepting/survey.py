@@ -1,9 +1,10 @@
 """The one whole reading of a source before its job is accepted.
 
-It counts the rows, finds those that cannot be used and ids that come twice, guesses the tokens, and
-notes where the source can be split. Memory stays flat: the ids lie on disk, in a private file of
-SQLite that the system removes with the connection. They are appended unsorted and sorted once at
-the end, which is several times faster than asking an index about each row.
+It counts the rows, finds those that cannot be used and ids that come twice, guesses the tokens,
+notes where the source can be split, and finds the beginnings that prompts share. Memory stays flat:
+the ids lie on disk, in a private file of SQLite that the system removes with the connection. They
+are appended unsorted and sorted once at the end, which is several times faster than asking an index
+about each row.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from typing import Any, Final, NamedTuple, Protocol, Self
 
 from penstock_ledger.model import Shard
 from penstock_producer.accepting.estimates import Estimate, Measure, TokenMeter, meter_of
+from penstock_producer.dialects.prompt_caches import has_cached_prompts
 from penstock_producer.errors import Problem, SourceError, SpecError, TooManyBadRows
 from penstock_producer.job.routing import DISAGREE, REFUSED_BY_ROUTE, route_in
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.pins import PREPARED, ROUTES
+from penstock_producer.planning.prefixes import PrefixFinder
 from penstock_producer.refusals import DUPLICATE
 from penstock_producer.rows import MISSING_FIELD, BadRow, Document, Place, Tally
 from penstock_producer.sources.forms.row_forms import no_route_column
@@ -169,6 +172,7 @@ class Survey:
     split_points: SplitPoints = field(default_factory=SplitPoints)  # where it can be split
     # by the number of the rule that takes them, 0 for the job's own model; empty without rules
     routes: Mapping[int, Routed] = field(default_factory=dict)
+    prefixes: PrefixFinder | None = None  # the beginnings that prompts share, where that counts
 
     @property
     def prompts(self) -> Self:
@@ -232,6 +236,9 @@ def survey(
     meter = meter or job_meter(spec)
     measure = Measure(meter)
     routes = {number: _Route(meter) for number in range(len(spec.routes) + 1 if spec.routes else 0)}
+    prefixes = None
+    if spec.prompt_cache != "off" and spec.asks_a_provider and has_cached_prompts(spec.endpoint):
+        prefixes = PrefixFinder(spec.endpoint)
     with SeenIds() as ids:
         add = ids.add
         for row in itertools.islice(source.documents({}), first):
@@ -249,6 +256,8 @@ def survey(
                     routes[route_in(row.body)].add(row.body)
                 if not measure.enough:
                     measure.add(row.body)
+                if prefixes is not None and row.endpoint is None:
+                    prefixes.add(row.body)
             if total == next_point:
                 next_point = split_points.note(total, row.cursor)
             if total == FIRST_ROWS and len(bad) == FIRST_ROWS > spec.bad_rows_allowed(FIRST_ROWS):
@@ -272,7 +281,16 @@ def survey(
             prepared[ROUTES] = {str(number): one.documents for number, one in taken.items()}
         estimate = measure.of(total - len(bad), size)
         pin = source.pin() if is_whole else {}
-        return Survey(total, _named(bad, ids), pin | prepared, estimate, size, split_points, taken)
+        return Survey(
+            total,
+            _named(bad, ids),
+            pin | prepared,
+            estimate,
+            size,
+            split_points,
+            routes=taken,
+            prefixes=prefixes,
+        )
 
 
 class _Route:

@@ -24,7 +24,11 @@ __all__ = ["is_worth_telling", "plan_feeders"]
 
 # Rendered before the text wherever they stand in the body. Rare: only bodies that have one of them
 # are parsed.
-_FIRST = {"messages": ("tools",), "input": ("instructions", "tools")}
+_FIRST = {
+    "messages": ("tools", "system"),
+    "input": ("instructions", "tools"),
+    "contents": ("systemInstruction", "tools"),
+}
 
 Key = Callable[[bytes], bytes]
 
@@ -33,6 +37,8 @@ def wants_order(spec: JobSpec) -> bool:
     """Return whether the job's documents are ordered before they are published."""
     if spec.prefix_order is not None:
         return spec.prefix_order
+    if spec.prompt_cache != "off":
+        return True
     return spec.takes_records and LANES[spec.first_lane].orders_prompts
 
 

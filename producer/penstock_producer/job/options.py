@@ -389,6 +389,13 @@ _TABLE: Final = (
         flag="cache",
     ),
     Option(
+        "prompt_cache",
+        "Use the provider's prompt cache for beginnings that documents share: on (refused where "
+        "that cannot be), auto (where it saves money), or off; docs/prompt-cache.md.",
+        "off",
+        metavar="auto|on|off",
+    ),
+    Option(
         "batch_max_requests",
         "Lane batch: requests of one provider batch at most; left out, as many as the provider "
         "takes.",

@@ -11,7 +11,15 @@ import orjson
 
 from penstock_producer.errors import MAX_SEEN_CHARS, Problem, pointer_to, seen
 
-__all__ = ["KNOWN", "UNKNOWN_MAX", "Suggestions", "close_to", "params_of", "too_many_unknown"]
+__all__ = [
+    "KNOWN",
+    "UNKNOWN_MAX",
+    "Suggestions",
+    "as_sent",
+    "close_to",
+    "params_of",
+    "too_many_unknown",
+]
 
 UNKNOWN_MAX: Final = 100  # in one object; who sends more of them has sent something else
 # names of one object that are compared with those that exist: each costs about a millisecond

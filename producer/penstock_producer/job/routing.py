@@ -34,6 +34,7 @@ __all__ = [
     "LENGTH",
     "LOOKED_AT_CHARS",
     "MAX_ROUTES",
+    "OWN",
     "PATTERN_CHARS",
     "REFUSED_BY_ROUTE",
     "ROUTE_FIELD",
@@ -60,6 +61,7 @@ PATTERNS_KEPT: Final = 64  # compiled; most have some kilobytes, and none more t
 LENGTH: Final = "@length"
 REFUSE: Final = "refuse"
 ELSE: Final = "else"
+OWN: Final = "else: the job's own model"  # in lists of routes, of documents that no rule takes
 DISAGREE: Final = "routes_disagree"  # the code of a row that two rules want elsewhere
 REFUSED_BY_ROUTE: Final = "refused_by_route"  # of one that a rule refuses
 
@@ -334,9 +336,7 @@ def _check_pattern(text: str) -> None:
     except SchemaError as error:
         is_large = "exceeds size limit" in str(error)
         why = "it is too large once it is unfolded" if is_large else _said(error)
-        raise RuleFault(
-            f"{seen(text)} is no regular expression that is matched in bounded time: {why}"
-        ) from None
+        raise RuleFault(f"{seen(text)} cannot be matched in bounded time: {why}") from None
 
 
 @lru_cache(maxsize=PATTERNS_KEPT)

@@ -68,7 +68,7 @@ from penstock_producer.job.response_format import FIELD, AskedFormat, ResponseFo
 from penstock_producer.job.response_schema import schema_problems
 from penstock_producer.job.routing import MAX_ROUTES, RoutingTable, table_problems
 from penstock_producer.job.sinks import columns_problem, sink_problems
-from penstock_producer.job.targets import RULE_CHARS, RuleFault, target_problems
+from penstock_producer.job.targets import RULE_CHARS, RuleFault, Target, target_problems
 from penstock_producer.job.tiers import Tier, has_flex, tier_named, tier_problems
 from penstock_producer.prompts.examples import example_problems
 from penstock_producer.prompts.languages import Language, prompt_of
@@ -243,6 +243,7 @@ class JobSpec(BaseModel):
     embedding_dtype: VectorType | None = _of("embedding_dtype")
     prefix_order: Annotated[bool, Field(strict=True)] | None = _of("prefix_order")
     dedup: Dedup = _of("dedup")
+    prompt_cache: Literal["off", "auto", "on"] = _of("prompt_cache")
     cache_s: Annotated[PositiveFloat, Field(ge=CACHE_MIN_S, le=CACHE_MAX_S)] | None = _of("cache_s")
     feeders: Annotated[int, Field(strict=True, ge=1, le=MAX_FEEDERS)] | None = _of("feeders")
     batch_max_requests: Annotated[int, Field(strict=True, ge=1, le=MAX_BATCH_REQUESTS)] | None = (
@@ -290,6 +291,11 @@ class JobSpec(BaseModel):
     def takes_records(self) -> bool:
         """Return whether the rows of the source are plain records, not OpenAI Batch lines."""
         return self.prompt is not None or self.messages_field is not None
+
+    @property
+    def has_rules(self) -> bool:
+        """Return whether documents may be asked otherwise than the job says."""
+        return bool(self.routes or self.escalate or self.degrade)
 
     @property
     def asks_one_model(self) -> bool:
@@ -541,7 +547,7 @@ class JobSpec(BaseModel):
         for rule in () if routes else self.routing.rules:
             if rule.target is not None:
                 at = pointer_to("routes", rule.number - 1)
-                yield from target_problems(rule.target, self, at)
+                yield from self._target_problems(rule.target, at)
         steps = list(
             steps_problems(
                 self.degrade or (),
@@ -551,9 +557,12 @@ class JobSpec(BaseModel):
         )
         yield from steps
         for step in () if steps else self.steps:
-            yield from target_problems(step.target, self, pointer_to("degrade", step.number - 1))
+            yield from self._target_problems(step.target, pointer_to("degrade", step.number - 1))
         if self.escalate is not None:
             yield from self._escalation_problems(self.escalate)
+
+    def _target_problems(self, target: Target, pointer: str) -> Iterable[Problem]:
+        return target_problems(target, self.endpoint, self.permitted_lanes, self.params, pointer)
 
     def _escalation_problems(self, text: str) -> Iterable[Problem]:
         try:
@@ -561,7 +570,7 @@ class JobSpec(BaseModel):
         except RuleFault as fault:
             yield Problem("invalid_value", "/escalate", f"{seen(text)} is refused", str(fault))
             return
-        yield from target_problems(rule.target, self, "/escalate")
+        yield from self._target_problems(rule.target, "/escalate")
         if self.endpoint not in ANSWERED_IN_TEXT:
             why = f"answers of {self.endpoint} have no text that a rule could look into"
             yield Problem("invalid_value", "/escalate", why, "leave it out")
@@ -594,17 +603,30 @@ class JobSpec(BaseModel):
         """Return the rules by which documents take another route."""
         return RoutingTable(self.routes or ())
 
+    def asked_as(self, target: Target) -> Self:
+        """Return the job as it asks for a document that a rule sends to this target."""
+        changes: dict[str, Any] = {"params": {**self.params, **dict(target.params)}}
+        if target.model is not None:
+            changes["model"] = target.model
+        if target.provider is not None:
+            changes["provider"] = target.provider
+            # the tiers of one provider are not those of another
+            changes["tier"] = self.tier if target.provider == self.provider else None
+        if target.tier is not None:
+            changes["tier"] = target.tier
+        return self.model_copy(update=changes)
+
     @property
     def asked_by_rules(self) -> list[tuple[str, Self]]:
         """Return the job as each of its rules asks, with the rule's pointer."""
         found, asked = list[tuple[str, Self]](), self
         for rule in self.routing.rules:
             if rule.target is not None:
-                found.append((pointer_to("routes", rule.number - 1), rule.target.applied(self)))
+                found.append((pointer_to("routes", rule.number - 1), self.asked_as(rule.target)))
         if self.escalation is not None:
-            found.append(("/escalate", self.escalation.target.applied(self)))
+            found.append(("/escalate", self.asked_as(self.escalation.target)))
         for step in self.steps:  # each step gives way further than the one before
-            asked = step.target.applied(asked)
+            asked = asked.asked_as(step.target)
             found.append((pointer_to("degrade", step.number - 1), asked))
         return found
 

@@ -7,8 +7,8 @@ max_tokens=200``; a text with blanks, or with one of the signs of a rule, stands
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, get_args
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Final, NamedTuple, get_args
 
 import orjson
 
@@ -17,11 +17,6 @@ from penstock_producer.errors import Problem, seen
 from penstock_producer.job.lanes import LANES
 from penstock_producer.job.params import param_problems
 from penstock_producer.job.tiers import Tier, tier_problems
-
-if TYPE_CHECKING:
-    from penstock_producer.job.spec import JobSpec
-
-Spec = TypeVar("Spec", bound="JobSpec")
 
 __all__ = ["RULE_CHARS", "RuleFault", "Target", "parts_of", "target_of", "target_problems"]
 
@@ -37,25 +32,12 @@ class RuleFault(ValueError):
 
 
 class Target(NamedTuple):
-    """What is asked for instead of what the job says; None and nothing leave the job's own."""
+    """A model, parameters and more in the place of the job's own, which None and nothing leave."""
 
     model: str | None = None
     provider: str | None = None
     tier: Tier | None = None
     params: tuple[tuple[str, Any], ...] = ()
-
-    def applied(self, spec: Spec) -> Spec:
-        """Return the job as it asks for such a document."""
-        changes: dict[str, Any] = {"params": {**spec.params, **dict(self.params)}}
-        if self.model is not None:
-            changes["model"] = self.model
-        if self.provider is not None:
-            changes["provider"] = self.provider
-            # the tiers of one provider are not those of another
-            changes["tier"] = None if self.provider != spec.provider else spec.tier
-        if self.tier is not None:
-            changes["tier"] = self.tier
-        return spec.model_copy(update=changes)
 
     def __str__(self) -> str:
         named = (("model", self.model), ("provider", self.provider), ("tier", self.tier))
@@ -93,13 +75,17 @@ def target_of(text: str) -> Target:
     return Target(model, provider, tier, tuple((name, _value(of)) for name, of in found.items()))
 
 
-def target_problems(target: Target, spec: JobSpec, pointer: str) -> Iterator[Problem]:
-    """Yield why a job cannot ask for this target; ``pointer`` is the rule's."""
-    yield from param_problems(dict(target.params), spec.endpoint, pointer)
+def target_problems(
+    target: Target, endpoint: str, lanes: Sequence[str], params: Collection[str], pointer: str
+) -> Iterator[Problem]:
+    """Yield why a job cannot ask for this target; ``pointer`` is the rule's.
+
+    ``lanes`` are those of the job, ``params`` its parameters."""
+    yield from param_problems(dict(target.params), endpoint, pointer)
     asks_others = target.tier is not None or target.provider is not None
-    fixed = next((lane for lane in spec.permitted_lanes if not LANES[lane].is_real_time), None)
+    fixed = next((lane for lane in lanes if not LANES[lane].is_real_time), None)
     if target.tier is not None and fixed is None:
-        for one in tier_problems(target.tier, spec.endpoint, spec.permitted_lanes, spec.params):
+        for one in tier_problems(target.tier, endpoint, lanes, params):
             yield Problem(one.code, pointer, one.message, one.fix)
     if asks_others and fixed is not None:
         what = "provider" if target.provider is not None else "tier"

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock_ledger.texts import SetOption, Text
 from penstock_producer.accepting.estimates import CHARS_PER_TOKEN
 from penstock_producer.job.lanes import packs
-from penstock_producer.reporting import levers, money
+from penstock_producer.reporting import money
+from penstock_producer.reporting.by_rules import ByRules, by_rules
 from penstock_producer.reporting.money import MICRO, Money, money_of
 from penstock_producer.reporting.reasons import retried_by_reason, retries
 from penstock_producer.reporting.text import count, counted, one_line, safe
 from penstock_producer.rows import Tally
 
 if TYPE_CHECKING:
-    from penstock_ledger import Database, LaneMove, MadeWith, PromptSizes, Saving, StepTaken
+    from penstock_ledger import Database, LaneMove, MadeWith, PromptSizes, Saving
     from penstock_ledger.model import Counts, Job, LaneCounts
     from penstock_producer.rows import Tally
 
@@ -34,6 +35,7 @@ __all__ = [
     "gathered",
     "lane_line",
     "lanes_of",
+    "rules_of",
     "saved_tokens",
 ]
 
@@ -101,14 +103,7 @@ def gathered(
     ``stats``: the counters of the job in Redis; empty where it does not run. ``seconds`` of work
     where they were measured, ``counts`` where they were read just now.
     """
-    from penstock_ledger import (
-        BatchFigures,
-        LaneMoves,
-        OutcomeStore,
-        Provenance,
-        RunStore,
-        StepsTaken,
-    )
+    from penstock_ledger import BatchFigures, LaneMoves, OutcomeStore, Provenance, RunStore
 
     outcomes = OutcomeStore(database)
     with database.one_read():
@@ -125,8 +120,18 @@ def gathered(
             unread=BatchFigures(database).unread(job.job_id),
             run_before=RunStore(database).comparison_of(job.job_id),
             savings=outcomes.savings(job.job_id),
-            steps=StepsTaken(database).of(job.job_id) if job.spec.get("degrade") else (),
+            rules=rules_of(database, job),
         )
+
+
+def rules_of(database: Database, job: Job) -> ByRules | None:
+    """Return what the rules of a job did; None where it has none."""
+    from penstock_ledger import OutcomeStore, StepsTaken
+
+    if not any(job.spec.get(name) for name in ("routes", "escalate", "degrade")):
+        return None
+    booked, taken = OutcomeStore(database).by_rules(job.job_id), StepsTaken(database)
+    return by_rules(job, booked, taken.of(job.job_id))
 
 
 class BatchesCreated(NamedTuple):
@@ -200,10 +205,10 @@ class Report:
     spent_besides: dict[str, float] = field(default_factory=dict)
     # of a schedule's run: how it compares with the one before; None: it was not compared
     run_before: dict[str, Any] | None = None
-    # by the rules of the job: see levers.py
-    routes: list[dict[str, Any]] = field(default_factory=list)
+    # by the rules of the job: see by_rules.py
+    routes: Sequence[dict[str, Any]] = ()
     escalated: dict[str, Any] | None = None
-    degraded: list[dict[str, Any]] = field(default_factory=list)
+    degraded: Sequence[dict[str, Any]] = ()
 
     @property
     def finished(self) -> int:
@@ -236,7 +241,7 @@ def build(
     unread: tuple[int, int | None] = (0, 0),
     run_before: dict[str, Any] | None = None,
     savings: Iterable[Saving] = (),
-    steps: Sequence[StepTaken] = (),
+    rules: ByRules | None = None,
 ) -> Report:
     """Build the report of a job.
 
@@ -291,9 +296,7 @@ def build(
             why: round(paid.cost_microusd / MICRO, 6)
             for why, paid in sorted(counts.by_kind.items())
         },
-        routes=levers.routes_of(job, stats),
-        escalated=levers.escalated_of(job, stats),
-        degraded=levers.steps_taken_of(job, stats, steps),
+        **(rules or ByRules())._asdict(),
         lanes=lanes_of(moves),
         cost_by_lane=by_lane,
         saved=saved,

@@ -11,7 +11,7 @@ from penstock_ledger.texts import SetOption, Text
 from penstock_producer.prices import OF_TIER, PROMPT_CACHE
 from penstock_producer.reporting.account import changes
 from penstock_producer.reporting.advice import as_flag
-from penstock_producer.reporting.levers import lever_lines
+from penstock_producer.reporting.by_rules import rule_lines
 from penstock_producer.reporting.money import UNKNOWN, Money, per_million, usd_or_unknown
 from penstock_producer.reporting.reasons import retried_line, reused_lines
 from penstock_producer.reporting.text import count, counted, duration, one_line, safe, usd
@@ -265,7 +265,7 @@ def effort_lines(report: Report, *, saved: bool = False) -> Iterator[str]:
     A line here is in every form of the report, in its order. ``saved``: what was saved is among
     them; Markdown and the page have it in a table.
     """
-    yield from lever_lines(report.routes, report.escalated, report.degraded)
+    yield from rule_lines(report.routes, report.escalated, report.degraded)
     yield from batches_line(report.batches)
     yield from reused_lines(report.deduplicated, report.cached)
     if saved:

@@ -252,10 +252,19 @@ def _answer(
                 "prompt_tokens": usage.prompt,
                 "completion_tokens": usage.completion,
                 "total_tokens": usage.prompt + usage.completion,
+                **_details(usage),
             },
         }
         | more
     )
+
+
+def _details(usage: Usage) -> dict[str, Any]:
+    """Return what is said of the prompt cache, where it was of use."""
+    if not (usage.cached or usage.written):
+        return {}
+    written = {"cache_write_tokens": usage.written} if usage.written else {}
+    return {"prompt_tokens_details": {"cached_tokens": usage.cached} | written}
 
 
 def _content(content: Any) -> str:

@@ -19,7 +19,16 @@ from penstock_simulate.answers.answers import (
     tokens_of,
     write_answer,
 )
-from penstock_simulate.answers.messages import NO_CACHE, CacheUse, Prefix, prefixes
+from penstock_simulate.answers.prompt_cache import (
+    LEAST_OF_GEMINI,
+    LEAST_TOKENS,
+    NO_CACHE,
+    CacheUse,
+    Prefix,
+    prefixes,
+    prefixes_of_chat,
+    steps_of,
+)
 from penstock_simulate.answers.refusals import Refusal
 from penstock_simulate.choices import Mode
 from penstock_simulate.limits import Charge, charge
@@ -104,7 +113,9 @@ def at_admission(mode: Mode, call: Call, unset_max_tokens: int) -> Charge:
     """Return what the call is charged before it starts.
 
     ``unset_max_tokens`` is reserved for one that names no maximum."""
-    prompt = call.prompt_tokens - call.cache.read  # what is read from the cache does not count
+    # what is read from Anthropic's cache does not count
+    read = call.cache.read if call.endpoint == MESSAGES else 0
+    prompt = call.prompt_tokens - read
     match mode:
         case Mode.ACTUAL:
             return charge(1, prompt, call.output_tokens())
@@ -158,6 +169,8 @@ def _prompt(call: Call) -> Refusal | None:
         return refusals.invalid(f"Invalid value for max_tokens: {most!r}.", "max_tokens")
     call.texts = [prompt_of(call.body)]
     call.prompt_tokens = max(1, tokens_of(call.texts[0]))
+    if call.prompt_tokens >= LEAST_TOKENS and call.endpoint == CHAT:
+        call.prefixes = prefixes_of_chat(call.model, call.body)
     return None
 
 
@@ -175,6 +188,7 @@ def _generate_prompt(call: Call) -> Refusal | None:
     if refusal is None:
         call.texts = [gemini.text_of(call.body)]
         call.prompt_tokens = max(1, tokens_of(call.texts[0]))
+        call.prefixes = steps_of(call.model, call.texts[0], LEAST_OF_GEMINI)
     return refusal
 
 

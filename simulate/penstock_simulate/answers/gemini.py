@@ -105,6 +105,8 @@ def content_body(
         "totalTokenCount": usage.prompt + usage.completion,
         "serviceTier": "standard" if tier == STANDARD_TIER else tier,
     }
+    if usage.cached:
+        counted["cachedContentTokenCount"] = usage.cached
     about = {"usageMetadata": counted, "modelVersion": model, "responseId": ident}
     if finish == "refusal":
         return orjson.dumps({"promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}} | about)

@@ -1,84 +1,16 @@
-"""Anthropic's Messages: how a request is read, how an answer is written down, and cached prompts.
-
-Of a prompt whose beginning is cached it is known what is read and what is written.
-"""
+"""Anthropic's Messages: how a request is read, and how an answer is written down."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from hashlib import blake2b
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
 
 from penstock_simulate.answers import refusals
-from penstock_simulate.answers.answers import CHARS_PER_TOKEN
+from penstock_simulate.answers.prompt_cache import HOUR_S, KEPT_S, CacheUse
 from penstock_simulate.answers.refusals import Refusal
 from penstock_simulate.reply import Usage
-
-LEAST_TOKENS = 1024  # a shorter beginning is not cached
-KEPT_S = 300.0  # since the last use
-MAX_KEPT = 10_000  # beginnings; the ones used longest ago go first
-
-
-class CacheUse(NamedTuple):
-    """Tokens of one prompt."""
-
-    written: int = 0
-    read: int = 0
-
-
-NO_CACHE = CacheUse()
-
-
-class Prefix(NamedTuple):
-    """The prompt up to a mark."""
-
-    digest: bytes
-    tokens: int
-
-
-def prefixes(parts: Iterable[tuple[str, bool]]) -> Sequence[Prefix]:
-    """Return the prefixes that are long enough, the shortest first.
-
-    Each part has its text, and whether a mark follows it."""
-    found, chars, digest = [], 0, blake2b(digest_size=16)
-    for text, marked in parts:
-        digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
-        chars += len(text)
-        if marked and chars // CHARS_PER_TOKEN >= LEAST_TOKENS:
-            found.append(Prefix(digest.copy().digest(), chars // CHARS_PER_TOKEN))
-    return found
-
-
-class PromptCache:
-    """The prompt cache of one account.
-
-    Times are seconds of the caller's clock."""
-
-    def __init__(self) -> None:
-        self._until: OrderedDict[bytes, float] = OrderedDict()
-
-    def look(self, marked: Sequence[Prefix], now: float) -> CacheUse:
-        """Return what a prompt with these marks reads and writes.
-
-        Nothing changes: the call may be refused yet."""
-        longest = marked[-1].tokens if marked else 0
-        read = max(
-            (prefix.tokens for prefix in marked if self._until.get(prefix.digest, 0.0) > now),
-            default=0,
-        )
-        return CacheUse(longest - read, read)
-
-    def use(self, marked: Sequence[Prefix], now: float) -> None:
-        """Keep the beginnings of an answered call for a while."""
-        for prefix in marked:
-            self._until[prefix.digest] = now + KEPT_S
-            self._until.move_to_end(prefix.digest)
-        while len(self._until) > MAX_KEPT:
-            self._until.popitem(last=False)
-
 
 ROLES = ("user", "assistant")
 FORMATS = ("json_schema",)  # of `output_config.format`
@@ -88,7 +20,7 @@ class Segment(NamedTuple):
     """A part of the prompt; behind a marked one the prompt up to there may be cached."""
 
     text: str
-    marked: bool = False
+    kept_s: float | None = None  # of a marked one, for how long
 
 
 def refusal_of(body: Mapping[str, Any]) -> Refusal | None:
@@ -123,14 +55,13 @@ def refusal_of(body: Mapping[str, Any]) -> Refusal | None:
 def segments(body: Mapping[str, Any]) -> Iterator[Segment]:
     """Yield the prompt in the order in which it is cached: tools, system, messages."""
     for tool in body.get("tools", ()):
-        yield Segment(
-            orjson.dumps(tool).decode(), isinstance(tool, dict) and bool(tool.get("cache_control"))
-        )
+        kept_s = _kept_s(tool) if isinstance(tool, dict) else None
+        yield Segment(orjson.dumps(tool).decode(), kept_s)
     yield from _blocks(body.get("system", ""))
     for message in body["messages"]:
         yield from _blocks(message["content"])
     if body.get("cache_control"):
-        yield Segment("", marked=True)
+        yield Segment("", _kept_s(body))
 
 
 def text_of(parts: Sequence[Segment]) -> str:
@@ -210,12 +141,15 @@ def message_body(answer: Answer, tool: Mapping[str, Any] | None) -> bytes:
 
 def _usage(answer: Answer) -> dict[str, Any]:
     """Write the usage: tokens of the cache, written or read, are not among the input's."""
-    written, read = answer.cache
+    written, read, for_hour = answer.cache
     return {
         "input_tokens": answer.usage.prompt - written - read,
         "cache_creation_input_tokens": written,
         "cache_read_input_tokens": read,
-        "cache_creation": {"ephemeral_5m_input_tokens": written, "ephemeral_1h_input_tokens": 0},
+        "cache_creation": {
+            "ephemeral_5m_input_tokens": written - for_hour,
+            "ephemeral_1h_input_tokens": for_hour,
+        },
         "output_tokens": answer.usage.completion,
         "service_tier": answer.tier,
     }
@@ -233,4 +167,12 @@ def _blocks(content: Any) -> Iterator[Segment]:
         return
     for block in content:
         text = block.get("text")
-        yield Segment(text if isinstance(text, str) else "", bool(block.get("cache_control")))
+        yield Segment(text if isinstance(text, str) else "", _kept_s(block))
+
+
+def _kept_s(marked: Mapping[str, Any]) -> float | None:
+    """Return how long a mark keeps what is before it; None where none is."""
+    mark = marked.get("cache_control")
+    if not mark:
+        return None
+    return HOUR_S if isinstance(mark, dict) and mark.get("ttl") == "1h" else KEPT_S

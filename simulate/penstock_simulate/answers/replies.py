@@ -174,7 +174,8 @@ class Replies:
 
 def answer_body(call: Call, tier: str = "standard") -> tuple[bytes, Usage]:
     """Return a good answer, in the words of the call's endpoint."""
-    usage = Usage(call.prompt_tokens, call.output_tokens())
+    cache = call.cache
+    usage = Usage(call.prompt_tokens, call.output_tokens(), cache.read, cache.written, cache.extra)
     if call.endpoint == EMBEDDINGS:
         dimensions = call.body.get("dimensions") or EMBEDDING_DIMENSIONS
         encoding = call.body.get("encoding_format", "float")

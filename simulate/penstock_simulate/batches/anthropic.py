@@ -17,7 +17,7 @@ from aiohttp import web
 
 from penstock_simulate.answers import refusals
 from penstock_simulate.answers.calls import MESSAGES, Call, misshapen
-from penstock_simulate.answers.messages import PromptCache
+from penstock_simulate.answers.prompt_cache import PromptCache
 from penstock_simulate.answers.refusals import Refusal, anthropic
 from penstock_simulate.answers.replies import answer_body
 from penstock_simulate.batches import sent
@@ -141,8 +141,7 @@ class AnthropicWording:
 
     def answered(self, asked: Asked, request_id: str) -> tuple[bytes, Usage]:
         call = asked.call
-        call.cache = self._cache.look(call.prefixes, 0.0)
-        self._cache.use(call.prefixes, 0.0)
+        call.cache = self._cache.read_in_batch(call.prefixes)
         body, usage = answer_body(call, tier="batch")
         return _line(asked, {"type": "succeeded", "message": orjson.Fragment(body)}), usage
 

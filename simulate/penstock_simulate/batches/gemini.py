@@ -16,6 +16,7 @@ from aiohttp import web
 from penstock_simulate.answers import refusals
 from penstock_simulate.answers.calls import GENERATE, Call, misshapen
 from penstock_simulate.answers.faults import document_of
+from penstock_simulate.answers.prompt_cache import PromptCache
 from penstock_simulate.answers.refusals import Refusal, gemini
 from penstock_simulate.answers.replies import answer_body
 from penstock_simulate.batches import gemini_files
@@ -95,11 +96,13 @@ class GeminiWording:
 
     def __init__(self, model: str) -> None:
         self._model = model
+        self._cache = PromptCache()
 
     def asked(self, raw: bytes) -> Asked:
         return read_request(orjson.loads(raw), self._model)
 
     def answered(self, asked: Asked, request_id: str) -> tuple[bytes, Usage]:
+        asked.call.cache = self._cache.read_in_batch(asked.call.prefixes)
         body, usage = answer_body(asked.call)
         return orjson.dumps({**asked.echo, "response": orjson.Fragment(body)}), usage
 

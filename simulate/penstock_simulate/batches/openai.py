@@ -260,7 +260,7 @@ class OpenAIBatches:
 def _usage(usage: Usage) -> dict[str, Any]:
     return {
         "input_tokens": usage.prompt,
-        "input_tokens_details": {"cached_tokens": 0},
+        "input_tokens_details": {"cached_tokens": usage.cached},
         "output_tokens": usage.completion,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": usage.prompt + usage.completion,

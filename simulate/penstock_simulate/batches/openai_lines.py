@@ -20,6 +20,7 @@ import orjson
 from penstock_simulate.answers import refusals
 from penstock_simulate.answers.calls import CHAT, COMPLETIONS, EMBEDDINGS, Call, misshapen
 from penstock_simulate.answers.faults import document_of
+from penstock_simulate.answers.prompt_cache import UNCACHED_IN_BATCHES, PromptCache
 from penstock_simulate.answers.refusals import Refusal, openai
 from penstock_simulate.answers.replies import answer_body
 from penstock_simulate.batches import sent
@@ -55,11 +56,14 @@ class OpenAIWording:
     def __init__(self, added: Mapping[str, str] = {}) -> None:
         """Word lines for a provider; ``added`` is what its lines leave out."""
         self._added = added
+        self._cache = PromptCache()
 
     def asked(self, raw: bytes) -> Asked:
         return read_line({**orjson.loads(raw), **self._added})
 
     def answered(self, asked: Asked, request_id: str) -> tuple[bytes, Usage]:
+        if UNCACHED_IN_BATCHES.match(asked.call.model) is None:
+            asked.call.cache = self._cache.read_in_batch(asked.call.prefixes)
         body, usage = answer_body(asked.call)
         return _line(asked.custom_id, 200, request_id, body), usage
 

@@ -136,9 +136,7 @@ class ResultWriter:
 
     def _answered(self, asked: Asked, request_id: str, found: Results) -> bytes:
         line, usage = self._wording.answered(asked, request_id)
-        found.usage = Usage(
-            found.usage.prompt + usage.prompt, found.usage.completion + usage.completion
-        )
+        found.usage = found.usage.plus(usage)
         self._good.append(asked.call.document)
         if len(self._good) >= COUNTED_AT_ONCE:
             self._account.answered(self._good)

@@ -23,11 +23,11 @@ from servers import RedisServer
 
 from penstock_ledger import (
     AnswerBook,
+    AskedAgain,
     Begin,
     BudgetBook,
     Cause,
     CauseBook,
-    Counted,
     DatabaseUnavailable,
     Drained,
     ItemKey,
@@ -198,7 +198,7 @@ CASES |= {
         lambda hot: hot.settle(
             SettleBatch(
                 crashed=[SettledCrash(key("d2"), "engine")],
-                counted=[Counted(JOB, "repairs", 1)],
+                asked_again=[AskedAgain(JOB, 1, 0)],
                 tried_again=[SettledCrash(key("d2"), "x", refused_first=True)],
             )
         )

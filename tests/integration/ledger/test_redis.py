@@ -12,10 +12,10 @@ import redis
 from servers import RedisServer
 
 from penstock_ledger import (
+    AskedAgain,
     Begin,
     BeginReply,
     Begun,
-    Counted,
     ItemKey,
     JobState,
     MayCost,
@@ -764,7 +764,7 @@ def test_late_workers_write_no_key_of_a_job_that_was_purged(hot: RedisLedger, cl
         left,
         {left[0]: 3},
         [SettledCrash(key("a"), "engine_died")],
-        [Counted(JOB, "repairs", 1), Counted(JOB, "fallbacks", 1)],
+        [AskedAgain(JOB, 1, 1)],
         tried_again=[SettledCrash(key("a"), "expired")],
     )
     assert hot.settle(batch) == SettleReport(0, 0, {})

@@ -40,6 +40,8 @@ def chat(text: str, system: str | None = None, **more: Any) -> dict[str, Any]:
         ({"lane": "embed", "prompt": "{text}", "endpoint": "/v1/embeddings"}, False),
         ({"lane": "gpu", "prompt": "{text}", "prefix_order": False}, False),
         ({"lane": "api", "prefix_order": True}, True),
+        ({"lane": "api", "prompt_cache": "auto"}, True),
+        ({"lane": "api", "prompt_cache": "on", "prefix_order": False}, False),
     ],
 )
 def test_gpu_jobs_with_a_prompt_are_ordered_unless_the_spec_says(
@@ -77,6 +79,9 @@ def test_what_is_rendered_first_is_compared_first() -> None:
         {"input": "b", "instructions": "Z"},
     ]
     assert order("/v1/responses", *asked) == ["d1", "d0", "d2"]
+    systems = [("a", "Z"), ("b", "Y"), ("a", "Y")]
+    messages = [{**chat(text), "system": system} for text, system in systems]
+    assert order("/v1/messages", *messages) == ["d2", "d1", "d0"]
 
 
 @pytest.mark.parametrize(

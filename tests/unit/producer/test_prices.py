@@ -282,6 +282,10 @@ def test_every_row_of_the_table_can_be_used_and_says_when_it_was_checked() -> No
         ({"prompt_tokens": 9, "completion_tokens": 3}, TokensUsed(9, 3)),
         ({"prompt_tokens_details": {"cached_tokens": 4}}, TokensUsed(9, 3, cached=4)),
         ({"input_tokens_details": {"cached_tokens": 4}}, TokensUsed(9, 3, cached=4)),
+        (
+            {"prompt_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 3}},
+            TokensUsed(9, 3, cached=4, cache_written=3),
+        ),
         ({"completion_tokens_details": {"reasoning_tokens": 2}}, TokensUsed(9, 3, reasoning=2)),
         ({"prompt_tokens_details": {"cached_tokens": -4}}, TokensUsed(9, 3)),
         ({"prompt_tokens_details": {"cached_tokens": True}}, TokensUsed(9, 3)),

@@ -136,6 +136,10 @@ ILL: dict[str, tuple[dict[str, str], str]] = {
         {f'penstock_schedule_firings_total{{{CONTROL},outcome="failed"}}': LATE_JUMP},
         "",
     ),
+    "PenstockScheduleDrifted": (
+        {f'penstock_schedule_compared_total{{{CONTROL},result="moved"}}': LATE_JUMP},
+        "",
+    ),
     "PenstockScheduleMissed": (
         {f'penstock_schedule_firings_total{{{CONTROL},outcome="skipped"}}': LATE_JUMP},
         "",

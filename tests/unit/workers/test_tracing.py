@@ -26,8 +26,9 @@ from penstock_ledger.model import Feed, FeedKind, ItemKey, Job, JobState
 from penstock_ledger.reasons import By, Reason
 from penstock_producer.feed import tracing, wire
 from penstock_producer.job.spec import JobSpec
-from penstock_workers.item.attempt import Attempt, Item, JobView, Marks, Settled
+from penstock_workers.item.attempt import Attempt, Item, Marks, Settled
 from penstock_workers.item.deliveries import Delivery
+from penstock_workers.item.job_view import JobView
 from penstock_workers.item.outcome import Outcome, Parked, Released, Retry
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 from penstock_workers.tracing.sink import SPANS_HELD, SpanSink

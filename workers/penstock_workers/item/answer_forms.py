@@ -41,7 +41,8 @@ def tokens_used(
     reasoning = _detail(
         usage, "completion_tokens_details", "output_tokens_details", "reasoning_tokens"
     )
-    return TokensUsed(prompt or 0, completion or 0, cached, 0, reasoning)
+    written = _detail(usage, "prompt_tokens_details", "input_tokens_details", "cache_write_tokens")
+    return TokensUsed(prompt or 0, completion or 0, cached, written, reasoning)
 
 
 def counts_cache_beside(usage: Mapping[str, Any]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from time import time_ns
 from typing import Literal, NamedTuple
 
@@ -11,65 +10,21 @@ from msgspec import Struct
 from penstock_ledger import ItemKey, Keep, Saving
 from penstock_ledger.model import Paid
 from penstock_producer.feed.wire import CALLS_HEADER, SPENT_HEADER, ItemMessage, item_tag
-from penstock_producer.job.levers import Escalation
-from penstock_producer.job.routing import route_in
-from penstock_producer.job.spec import JobSpec
 from penstock_producer.job.targets import Target
-from penstock_ratelimit import Flow
-from penstock_ratelimit.for_penstock import DEFAULT_FLOW
+from penstock_producer.planning.prefixes import Level
 from penstock_workers.item.answer import Room
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.failures import Failure, Reply
+from penstock_workers.item.job_view import JobView
 from penstock_workers.item.outcome import Outcome
 from penstock_workers.item.passing import Passing
-from penstock_workers.item.same_request import ReusePolicy
 from penstock_workers.item.slots import SlotPlace
 from penstock_workers.item.spent import NOTHING_PAID, NOTHING_SPENT, Spent, spent_before
-from penstock_workers.settings import ProviderSettings
 
 # The moments of an item that traces are made of, in their order; a try apart repeats those from
 # "seated" on.
 Mark = Literal["claimed", "read", "seated", "prepared", "admitted", "called", "answered", "decided"]
 Marks = dict[Mark, int]  # nanoseconds since 1970
-
-
-@dataclass(frozen=True, slots=True)
-class JobView:
-    """A worker's view of a job: the parts that never change while it runs."""
-
-    job_id: str
-    spec: JobSpec
-    provider: ProviderSettings
-    buckets: int  # of the completed set
-    flow: Flow = DEFAULT_FLOW  # where its items stand in the lines of a worker
-    reuse: ReusePolicy | None = None  # None: all of its requests are sent
-    # the same job with the next model that an item is asked of, see follow_ups.py
-    fallback: JobView | None = None
-    # callers wait for its answers: they are settled without delay, and announced
-    awaited: bool = False
-    tenant_usd: float | None = None  # the budget of its tenant for a month, which bounds it, too
-    named_endpoint: str | None = None  # the path that these items name, where it is not the job's
-    # control may choose another service tier: it is read anew now and then
-    changes_tier: bool = False
-    # the same job as documents are asked that its rules take, by their numbers from 1 on; None in
-    # the place of a rule that refuses
-    routes: tuple[JobView | None, ...] = ()
-    escalation: Escalated | None = None  # where an answer may go on to a better model
-    # as it is asked from its next step of `degrade` on, see control/job/degrading.py
-    next_step: tuple[Target, JobView] | None = None
-
-    def routed(self, body: bytes) -> JobView:
-        """Return the job as the document of this request is asked."""
-        number = route_in(body)
-        view = self.routes[number - 1] if 0 < number <= len(self.routes) else None
-        return view or self
-
-
-class Escalated(NamedTuple):
-    """The rule by which an answer goes on to another model, and the job as that one is asked."""
-
-    rule: Escalation
-    view: JobView
 
 
 class Item(Struct, eq=False):
@@ -134,15 +89,13 @@ class Attempt(Item, kw_only=True, eq=False):
     job: JobView
     given: bytes  # the request body as it came: what retries and replays start from
     body: bytes  # the same until the job's hook changes it
-    # what follow-ups begin with: ``body`` without a conversation about its answer
-    first_body: bytes | None = None
+    first_body: bytes | None = None  # what follow-ups begin with, without a conversation
     next_body: bytes | None = None  # what is sent in a follow-up
-    # providers that were left: calls, and what they cost
-    elsewhere: tuple[tuple[str, int, Spent], ...] = ()
+    elsewhere: tuple[tuple[str, int, Spent], ...] = ()  # providers left: calls, and their cost
     models_left: int = 0  # given up so far: ``job`` is as the next one is asked
     step: int = 0  # of the job's `degrade`, that it was asked by
-    # what answers had cost before the better model was asked, in millionths of a dollar
-    first_microusd: int = 0
+    targets: tuple[Target, ...] = ()  # of rules that it was turned to, in their order
+    first_microusd: int = 0  # that answers had cost before the better model was asked
     begun: bool = False  # the ledger has counted this start and waits for its conclusion
     started: bool = False  # Celery knows that it runs
     crashes: int = 0  # earlier starts that were never concluded
@@ -156,6 +109,7 @@ class Attempt(Item, kw_only=True, eq=False):
     room: Room | None = None
     happened: Failure | Reply | None = None  # what the call came to, before the job's own checks
     keep: Keep | None = None  # where its result will answer equal requests
+    levels: tuple[Level, ...] = ()  # beginnings of its prompt that other documents share
     passing: Passing | None = None  # to a caller who reads the answer as it comes
     savings: tuple[Saving, ...] = ()  # of this attempt's answers, by what caused them
 

@@ -26,7 +26,7 @@ class RoutedBodies(Generic[Builder]):
         self._tally = tally
         self._unmet = set(self._table.columns)
         self._builders = {
-            rule.number: make(rule.target.applied(spec))
+            rule.number: make(spec.asked_as(rule.target))
             for rule in self._table.rules
             if rule.target is not None
         }

@@ -43,6 +43,32 @@ def test_requests_are_shown_as_they_would_be_sent(folder: Path) -> None:
     assert [path.name for path in folder.iterdir()] == ["docs.jsonl"]
 
 
+def test_what_the_prompt_cache_saves_is_said_and_the_request_shows_its_mark(folder: Path) -> None:
+    """In words, and for programs with three costs; `on` for what is too short ends with the fix, and
+    `auto` says that it goes without."""
+    (folder / "penstock.toml").write_text(
+        '[providers.default]\nkind = "anthropic"\n[providers.default.prices.claude-sonnet-4-5]\n'
+        "input = 3.0\ncached_input = 0.3\ncache_write = 3.75\noutput = 15.0\n"
+    )
+    rows(folder, *(json.dumps({"id": f"d{number}", "text": f"t{number}"}) for number in range(50)))
+    asked = ["preview", "docs.jsonl", "--prompt", "{text}", "--endpoint", "/v1/messages", "-n", "1"]
+    asked += ["--model", "claude-sonnet-4-5", "--param", "max_tokens=5", "--prompt-cache"]
+    long = ["--system", "Say in one word what this is about. " * 200]
+    done = CliRunner().invoke(command_line(), [*asked, "on", *long])
+    assert (done.exit_code, done.exception) == (0, None), done.output
+    assert "prompt cache: 50 documents share 1 beginning, " in done.output
+    assert "that saves about $" in done.output
+    assert '"cache_control": {' in done.output
+    told = json.loads(CliRunner().invoke(command_line(), [*asked, "on", *long, "--json"]).output)
+    use = told["prompt_cache"]
+    assert 0 < use["least_usd"] == use["most_usd"] < use["usual_usd"]
+    assert use["read_tokens"] == pytest.approx(49 * use["written_tokens"], rel=0.01)
+    short = CliRunner().invoke(command_line(), [*asked, "on"])
+    assert "no beginning of 1,024 tokens or more" in str(short.exception)
+    without = CliRunner().invoke(command_line(), [*asked, "auto"])
+    assert (without.exit_code, "prompt cache: not used" in without.output) == (0, True)
+
+
 def test_problems_are_named_with_line_and_fix(folder: Path) -> None:
     """All bad rows and repeated ids are found and counted by reason; with more of them than a
     submit accepts it ends as a submit does."""

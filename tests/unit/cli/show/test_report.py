@@ -65,6 +65,10 @@ FIELDS = [
         "known_usd",
         "visible_usd",
         "spent_besides",
+        "run_before",
+        "routes",
+        "escalated",
+        "degraded",
     ),
 ]
 
@@ -248,6 +252,7 @@ def test_kept_figures_survive_and_add_up(tmp_path: Path) -> None:
         "skipped": 0,
         "repairs": 0,
         "fallbacks": 0,
+        "escalations": 0,
         "retried:timeout": 5,
     }
     path.write_text("{]")

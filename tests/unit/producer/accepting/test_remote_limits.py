@@ -14,7 +14,7 @@ from penstock_producer import JobSpec, Producer, SourceError, SpecError
 from penstock_producer.accepting.remote_limits import DoorSettings, RemoteLimits
 from penstock_producer.settings import ProducerSettings
 from penstock_workers.errors import EndpointRefused, PricesMissing
-from penstock_workers.item.attempt import JobView
+from penstock_workers.item.job_view import JobView
 from penstock_workers.item.run.reading import read_job
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
@@ -115,7 +115,7 @@ def test_an_operator_can_allow_them() -> None:
         remote_limits.check(JobSpec(preprocess="corp.hooks_of_another:f"))
 
 
-def test_a_fallback_is_no_way_around_the_providers_of_a_door() -> None:
+def test_other_models_are_no_way_around_the_providers_of_a_door() -> None:
     """A model of a provider that the door does not allow is refused, also where the door has not
     heard of that provider."""
     remote_limits = RemoteLimits(DoorSettings(providers=("default",), max_attempts=4))
@@ -129,6 +129,11 @@ def test_a_fallback_is_no_way_around_the_providers_of_a_door() -> None:
         match=r"/fallback: 'paid/large' is refused at this door.*doors\.providers allows default",
     ):
         remote_limits.check(JobSpec(fallback=["paid/large"]))
+    chat = JobSpec(prompt="{text}", model="m", routes=["a=1 -> model=x provider=paid"])
+    with pytest.raises(SpecError, match=r"/routes/0: 'paid' is refused at this door"):
+        remote_limits.check(chat)
+    with pytest.raises(SpecError, match=r"/escalate: 'paid' is refused at this door"):
+        remote_limits.check(JobSpec(model="m", escalate="s<1 -> model=x provider=paid"))
     with pytest.raises(SpecError, match=r"/schema_repairs: .*doors\.max_attempts allows 4"):
         remote_limits.check(JobSpec(schema_repairs=5))
 

@@ -12,9 +12,10 @@ from penstock_ledger import DatabaseUnavailable
 from penstock_ledger.reasons import By, Reason
 from penstock_producer.job.spec import JobSpec
 from penstock_ratelimit.testing import run_virtual
-from penstock_workers.item.attempt import Attempt, Item, JobView
+from penstock_workers.item.attempt import Attempt, Item
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.failures import TurnedAway
+from penstock_workers.item.job_view import JobView
 from penstock_workers.item.outcome import Outcome, Parked, Released
 from penstock_workers.metrics import catalogue
 from penstock_workers.settings import ProviderSettings

@@ -18,9 +18,10 @@ from penstock_ratelimit.local import LocalLimiter
 from penstock_ratelimit.quota import Quota
 from penstock_ratelimit.rates import PerMinute
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
-from penstock_workers.item.attempt import Attempt, Item, JobView, Settled
+from penstock_workers.item.attempt import Attempt, Item, Settled
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.failures import TurnedAway
+from penstock_workers.item.job_view import JobView
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.item.outcome import Outcome, Skipped
 from penstock_workers.lanes.api.admission import Costs, QuotaAdmission

@@ -7,8 +7,9 @@ from attempts import make_runner
 
 from penstock_producer.errors import RowChanged
 from penstock_producer.job.spec import JobSpec
-from penstock_workers.item.attempt import Attempt, Item, JobView
+from penstock_workers.item.attempt import Attempt, Item
 from penstock_workers.item.deliveries import Delivery
+from penstock_workers.item.job_view import JobView
 from penstock_workers.item.outcome import Dead, Outcome
 from penstock_workers.settings import ProviderSettings
 

@@ -1,7 +1,6 @@
 -- Forgets concluded messages, those that are still the caller's.
 -- KEYS: unacked, unacked_index, penstock:epoch:rebuilt
--- ARGV: visibility timeout in seconds, for how many seconds a rebuild is known, then pairs of delivery tag and lease time as the caller
--- saw it last
+-- ARGV: visibility timeout, how long a rebuild is known, both in seconds, then pairs of delivery tag and lease time as the caller saw it last
 -- Returns the tags whose lease was lost; their records belong to another worker and stay
 
 local tags, lost, kept, rebuilt = {}, {}, {}, rebuilt_at(KEYS[3], ARGV[2])

@@ -30,7 +30,7 @@ local function is_held(index, tag, seen, timeout, rebuilt)
 end
 
 -- When Redis was rebuilt last, by what is left of the `kept` seconds of the key that says so; 0 where that is longer ago. A millisecond
--- more, as what is left is told in whole ones.
+-- more, as what is left is in whole ones.
 local function rebuilt_at(key, kept)
   local left = redis.call('PTTL', key)
   return left > 0 and tonumber(now()) + (left + 1) / 1000 - tonumber(kept) or 0

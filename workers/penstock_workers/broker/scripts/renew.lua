@@ -1,7 +1,6 @@
 -- Extends leases, those that are still the caller's, by this server's clock.
 -- KEYS: unacked_index, penstock:epoch:rebuilt
--- ARGV: visibility timeout in seconds, for how many seconds a rebuild is known, then pairs of delivery tag and lease time as the caller
--- saw it last
+-- ARGV: visibility timeout, how long a rebuild is known, both in seconds, then pairs of delivery tag and lease time as the caller saw it last
 -- Returns {lease time from now on, lost tag, lost tag, ...}
 
 local started, rebuilt = now(), rebuilt_at(KEYS[2], ARGV[2])

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Mapping
 from penstock_ledger import RETRIED, JobStore, LaneMoves, OutcomeStore, RedisLedger, buckets_for
 from penstock_ledger.model import Counts, Job
 from penstock_producer.job.lanes import packs
-from penstock_producer.reporting.levers import ESCALATED
 from penstock_producer.reporting.reasons import retries
 
 log = logging.getLogger(__name__)
@@ -92,7 +91,7 @@ def stats_from(counts: Counts, kept: Mapping[str, int]) -> dict[str, int]:
     ``kept`` are those that Redis still has: what finished documents were asked more often than
     these say was tried again for reasons that are lost.
     """
-    asked_again = sum(kept.get(name, 0) for name in ("repairs", "fallbacks", ESCALATED))
+    asked_again = sum(kept.get(name, 0) for name in ("repairs", "fallbacks", "escalations"))
     tried_again = (
         counts.calls + sum(counts.reused.values()) - counts.succeeded - counts.dead - asked_again
     )

@@ -9,19 +9,21 @@ dies over it makes the item start from its own request.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 import orjson
 
+from penstock_producer.dialects.prompt_caches import without_marks
 from penstock_producer.job.endpoints import CHAT, GENERATE, MESSAGES
 from penstock_producer.job.params import as_sent
+from penstock_producer.job.routing import route_in
 from penstock_producer.job.targets import Target
 from penstock_producer.job.tiers import FLEX, TIER_FIELDS, in_the_standard_tier, in_tier
 from penstock_ratelimit import Signal
 from penstock_workers.item.answer import excerpt
-from penstock_workers.item.attempt import Attempt, JobView
+from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import (
     Failure,
     RefusedAnswer,
@@ -30,6 +32,7 @@ from penstock_workers.item.failures import (
     failure_of,
     outcome_of,
 )
+from penstock_workers.item.job_view import JobView
 from penstock_workers.item.lane import Admission, Prepared, Turn
 from penstock_workers.item.outcome import Dead, Released, Retry
 from penstock_workers.item.run.fates import RetryPolicy, decide
@@ -40,7 +43,7 @@ REPAIR = Spent(repairs=1)
 FALLBACK = Spent(fallbacks=1)
 ESCALATION = Spent(escalations=1)
 GOES_ON: Final = Failure("escalated", "its first answer goes on to a better model", 200)
-"""In the place of an answer that went on, where the next request was not sent."""
+"""In the place of an answer that goes on; an outcome only where the next request was not sent."""
 # why another model is asked before anything was sent
 PROVIDER_DOWN: Final = "provider_down"
 LOOK_S = 0.5  # between looks at the breaker of a provider whose turn is waited for
@@ -56,11 +59,10 @@ _OF_THE_CONVERSATION = frozenset(
 )
 
 
-def has_follow_up(attempt: Attempt, happened: Failure | Reply, policy: RetryPolicy) -> bool:
-    """Choose the next request of an item; False where what happened stands."""
-    if isinstance(happened, Reply):
-        return _goes_on(attempt, happened)
-    failure = happened
+def has_follow_up(attempt: Attempt, failure: Failure, policy: RetryPolicy) -> bool:
+    """Choose the next request of an item that failed; False where ``failure`` stands."""
+    if failure is GOES_ON:
+        return _to_better_model(attempt)
     body = _in_standard(attempt, failure)
     if body is not None:
         attempt.first_body = body
@@ -97,7 +99,7 @@ def _in_standard(attempt: Attempt, failure: Failure) -> bytes | None:
 
 
 def to_current_model(attempt: Attempt, is_down: Callable[[str], bool]) -> None:
-    """Turn the attempt to the model that earlier ones came to, in its job's service tier.
+    """Turn the attempt to the model that earlier ones came to, in its job's tier, for its cache.
 
     While its provider is down, to the next one that is up. Each model is given up once, however
     often its steps are taken."""
@@ -112,24 +114,71 @@ def to_current_model(attempt: Attempt, is_down: Callable[[str], bool]) -> None:
         attempt.body = with_model(attempt.body, spec.model)
     if spec.tier is not None:
         attempt.body = in_tier(attempt.body, spec.endpoint, spec.tier)
+    cached = attempt.job.cached
+    if cached is not None:
+        if spec.preprocess is not None:  # which has changed the request since
+            attempt.levels = tuple(cached.levels(attempt.body))
+        attempt.body = cached.laid_out(attempt.body, attempt.levels)
 
 
-def to_better_model(attempt: Attempt) -> None:
-    """Turn the attempt to the better model, where an earlier one's answer went on to it."""
+def routed(job: JobView, body: bytes) -> JobView:
+    """Return the job as the document of this request is asked, by the rule that took it."""
+    number = route_in(body)
+    view = job.routes[number - 1] if 0 < number <= len(job.routes) else None
+    return view or job
+
+
+Steps = Callable[[str], Awaitable[int]]  # the latest step that a job has taken, by its id
+
+
+async def by_rules(attempt: Attempt, step_of: Steps) -> None:
+    """Turn the attempt to the better model, where an earlier one's answer went on to it.
+
+    Else to the latest step of its job's `degrade`. Each is turned to once, however often the steps
+    of an attempt are taken."""
+    for target in attempt.targets:
+        attempt.body = _as_asked(attempt.body, target, attempt.job)
     better = attempt.job.escalation
     if attempt.spent_in_all.escalations and better is not None:
-        attempt.job = better.view
-        attempt.body = _as_asked(attempt.body, better.rule.target, better.view)
+        _turn_to_target(attempt, better.rule.target, better.view)
+    else:
+        await gave_way(attempt, step_of)
 
 
-def give_way(attempt: Attempt, step: int) -> bool:
-    """Ask as this step of the job's `degrade` says; False where the attempt does already."""
+async def gave_way(attempt: Attempt, step_of: Steps) -> bool:
+    """Ask as the latest step of the job says; False where there is none that is not asked by.
+
+    So it is when an item is made ready, and again when its turn has come: it begins then."""
     before = attempt.step
+    if attempt.job.next_step is None or attempt.next_body is not None:
+        return False
+    step = await step_of(attempt.key.job_id)
     while attempt.step < step and attempt.job.next_step is not None:
-        target, view = attempt.job.next_step
-        attempt.job, attempt.body = view, _as_asked(attempt.body, target, view)
+        _turn_to_target(attempt, *attempt.job.next_step)
         attempt.step += 1
     return attempt.step > before
+
+
+def _turn_to_target(attempt: Attempt, target: Target, view: JobView) -> None:
+    attempt.job, attempt.body = view, _as_asked(attempt.body, target, view)
+    attempt.targets += (target,)
+
+
+def wanting(attempt: Attempt, happened: Failure | Reply) -> Failure | Reply:
+    """Return what happened; that an answer goes on where the job's `escalate` finds it wanting.
+
+    Each document does once at most: neither the better model's answer goes on, nor that of a
+    fallback, which was asked for what the first model cannot do."""
+    better, before = attempt.job.escalation, attempt.spent_in_all
+    if (
+        better is None
+        or not isinstance(happened, Reply)
+        or before.escalations
+        or before.fallbacks
+        or not better.rule.applies(happened.content, happened.body)
+    ):
+        return happened
+    return GOES_ON
 
 
 async def turn_of(admission: Admission, attempt: Attempt, prepared: Prepared) -> Turn:
@@ -208,29 +257,21 @@ def let_go(attempt: Attempt) -> None:
 
 
 def with_model(body: bytes, model: str | None) -> bytes:
-    return orjson.dumps({**orjson.loads(body), "model": model})
+    return orjson.dumps({**orjson.loads(without_marks(body)), "model": model})
 
 
-def _goes_on(attempt: Attempt, reply: Reply) -> bool:
-    """Return whether an answer goes on to the better model, and turn the attempt to that.
-
-    Each document does once at most: neither the better model's answer goes on, nor that of a
-    fallback, which was asked for what the first model cannot do."""
-    better, before = attempt.job.escalation, attempt.spent_in_all
-    if better is None or before.escalations or before.fallbacks:
-        return False
-    if not better.rule.applies(reply.content, reply.body):
-        return False
+def _to_better_model(attempt: Attempt) -> bool:
+    better = attempt.job.escalation
+    assert better is not None, "its rule has decided"
     attempt.first_microusd = attempt.spent.cost_microusd
-    body = _as_asked(_first(attempt), better.rule.target, better.view)
+    attempt.first_body = _as_asked(_first(attempt), better.rule.target, better.view)
     _turn_to(attempt, better.view)
-    attempt.first_body = body
-    return _next(attempt, body, ESCALATION)
+    return _next(attempt, attempt.first_body, ESCALATION)
 
 
 def _as_asked(body: bytes, target: Target, view: JobView) -> bytes:
     """Return a request as it is for a target of the job's rules."""
-    request, spec = orjson.loads(body), view.spec
+    request, spec = orjson.loads(without_marks(body)), view.spec
     if target.model is not None:
         request["model"] = target.model
     params = as_sent(dict(target.params))

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import count
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from penstock_ledger import (
     Database,
@@ -29,12 +29,14 @@ from penstock_producer.job.lanes import LANES, has_own_model
 from penstock_producer.job.request_body import url_refusal
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.pins import AWAITED
+from penstock_producer.planning.prefixes import CachedPrompts
 from penstock_producer.sources import Source
 from penstock_producer.sources.of_feed import open_feed_source
 from penstock_ratelimit import Flow, Priority, full_jitter
 from penstock_workers.errors import EndpointRefused, PricesMissing
 from penstock_workers.failure_log import FailureLog
-from penstock_workers.item.attempt import Escalated, Item, JobView
+from penstock_workers.item.attempt import Item
+from penstock_workers.item.job_view import Escalated, JobView
 from penstock_workers.item.same_request import policy_of
 from penstock_workers.item.slots import Waiting
 from penstock_workers.settings import ProviderSettings, WorkerSettings
@@ -190,9 +192,11 @@ def read_job(
             tenant_usd=None if tenants is None else tenants.of(spec.tenant),
             named_endpoint=endpoint,
             changes_tier=changes_tier,
+            has_rules=spec.has_rules,
+            cached=_cached(job.source, spec, provider),
         )
         routes = (
-            None if rule.target is None else _asked_as(usual, rule.target.applied(spec), settings)
+            None if rule.target is None else _asked_as(usual, spec.asked_as(rule.target), settings)
             for rule in spec.routing.rules
         )
         return replace(_asked_as(usual, spec, settings), routes=tuple(routes))
@@ -200,17 +204,26 @@ def read_job(
     return read
 
 
+def _cached(
+    source: Mapping[str, Any], spec: JobSpec, provider: ProviderSettings
+) -> CachedPrompts | None:
+    """Return the shared beginnings of a job's prompts, where the worker's lane asks a provider."""
+    if spec.prompt_cache == "off" or not LANES[spec.lane].is_real_time:
+        return None
+    return CachedPrompts.of(source, provider.kind, provider.base_url, spec.endpoint, packs=False)
+
+
 def _asked_as(usual: JobView, spec: JobSpec, settings: WorkerSettings) -> JobView:
     """Return the job as it is asked by this spec, with all that it may go on to."""
     asked, steps, following = [spec], spec.steps, None
     for step in steps:  # each gives way further than the one before
-        asked.append(step.target.applied(asked[-1]))
+        asked.append(asked[-1].asked_as(step.target))
     for step, one in reversed([*zip(steps, asked[1:], strict=True)]):
         view = replace(_with_fallbacks(usual, one, settings), next_step=following)
         following = (step.target, view)
     better, rule = None, spec.escalation
     if rule is not None:
-        better = Escalated(rule, _with_fallbacks(usual, rule.target.applied(spec), settings))
+        better = Escalated(rule, _with_fallbacks(usual, spec.asked_as(rule.target), settings))
     view = _with_fallbacks(usual, spec, settings)
     return replace(view, escalation=better, next_step=following)
 
@@ -220,8 +233,13 @@ def _with_fallbacks(usual: JobView, spec: JobSpec, settings: WorkerSettings) -> 
     following: JobView | None = None
     providers = () if has_own_model(spec.lane) else settings.providers
     for one in reversed([spec, *_fallbacks(spec, providers)]):
+        is_usual = (one.model, one.provider) == (usual.spec.model, usual.spec.provider)
         following = replace(
-            usual, spec=one, provider=_provider_of(one, settings), fallback=following
+            usual,
+            spec=one,
+            provider=_provider_of(one, settings),
+            fallback=following,
+            cached=usual.cached if is_usual else None,
         )
     assert following is not None, "the job's own model is one of them"
     return following
@@ -326,7 +344,7 @@ class Reads:
     async def step(self, job_id: str) -> int:
         """Return the latest step of its `degrade` that a job has taken; 0 before the first.
 
-        It is read once in ``STEPS_S``, whoever asks."""
+        It is read once in ``STEPS_S`` for all items."""
         now = asyncio.get_running_loop().time()
         known = self._steps.get(job_id)
         if known is None or now - known[0] >= STEPS_S:

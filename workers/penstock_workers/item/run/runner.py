@@ -33,20 +33,22 @@ from penstock_workers.item.outcome import Outcome, Unreadable
 from penstock_workers.item.run.cost import too_long
 from penstock_workers.item.run.fates import RetryPolicy, decide
 from penstock_workers.item.run.follow_ups import (
-    GOES_ON,
     after,
-    give_way,
+    by_rules,
+    gave_way,
     has_follow_up,
     instead_of,
     let_go,
     of_its_tier,
-    to_better_model,
+    routed,
     to_current_model,
     turn_of,
+    wanting,
 )
 from penstock_workers.item.run.job_code import JobCode
 from penstock_workers.item.run.models import ModelCheck
 from penstock_workers.item.run.passes import Passes
+from penstock_workers.item.run.priming import Priming
 from penstock_workers.item.run.quarantine import (
     CRASHES_MAX,
     SUSPECT_AFTER_CRASHES,
@@ -80,6 +82,7 @@ class ItemRunner:
     policy: RetryPolicy
     failpoints: Failpoints
     reuse: Reuse  # of answers, in jobs that ask for it
+    priming: Priming  # of the provider's prompt cache, in jobs that use it
     passes: Passes  # answers to callers who read them as they come
     models: ModelCheck | None = None  # None in lanes without models of their own
     traced: bool = False  # attempts keep the times of their marks
@@ -92,8 +95,9 @@ class ItemRunner:
         try:
             item = self._read(delivery)
             item = attempt = await self._open(item)
+            steps = self.priming.around(attempt, self._steps)
             outcome = await (
-                self.reuse.once(attempt, self._steps) if attempt.job.reuse else self._steps(attempt)
+                self.reuse.once(attempt, steps) if attempt.job.reuse else steps(attempt)
             )
         except asyncio.CancelledError:
             outcome = STOPPED
@@ -111,7 +115,7 @@ class ItemRunner:
         # until its outcome is stored
         attempt.place = place = await self.waits.slots.place(attempt.job.flow)
         happened = await self._try_where(attempt, place)
-        while has_follow_up(attempt, happened, self.policy):
+        while isinstance(happened, Failure) and has_follow_up(attempt, happened, self.policy):
             happened = await self._follow_up(attempt, place, happened)
         # refused while it was made ready, which says nothing of other documents
         if not attempt.begun:
@@ -139,8 +143,8 @@ class ItemRunner:
         turn = await self._admit(attempt, prepared)
         attempt.mark("admitted")
         try:
-            if attempt.job.next_step is not None and attempt.next_body is None:
-                prepared = await self._give_way(attempt, prepared)
+            if attempt.job.has_rules and await gave_way(attempt, self.reads.step):
+                prepared = await self._make_ready(attempt)
                 if prepared.refused is not None:
                     return self._name(attempt, prepared.refused)
             await self._begin(attempt, sends=True)
@@ -168,7 +172,7 @@ class ItemRunner:
         job_id, endpoint = item.key.job_id, item.message.endpoint
         job = self.reads.known_job(job_id, endpoint) or await self.reads.job(job_id, endpoint)
         body = item.message.body or await self.reads.body(item)
-        return Attempt.at(item, job.routed(body), body)
+        return Attempt.at(item, routed(job, body) if job.has_rules else job, body)
 
     async def _prepare(self, attempt: Attempt) -> Prepared:
         """Do all that can be done before the item's turn: hook, templates, tokens."""
@@ -176,6 +180,9 @@ class ItemRunner:
             attempt.body = attempt.next_body
         else:
             await self._first_body(attempt)
+        return await self._make_ready(attempt)
+
+    async def _make_ready(self, attempt: Attempt) -> Prepared:
         if self.models is not None and self.models.needs_look(attempt):
             await self.models.check(attempt)
         attempt.passing = self.passes.of(attempt)
@@ -191,27 +198,15 @@ class ItemRunner:
             await self.code.ready(attempt)
         if spec.preprocess is not None:
             await self._preprocess(attempt)
-        if spec.escalate is not None:
-            to_better_model(attempt)
-        if attempt.job.next_step is not None:
-            give_way(attempt, await self.reads.step(attempt.key.job_id))
-        if spec.fallback is not None or spec.tier is not None:
+        if attempt.job.has_rules:
+            await by_rules(attempt, self.reads.step)
+        if spec.fallback is not None or spec.tier is not None or attempt.levels:
             to_current_model(attempt, self.admission.is_down)
         if (why := too_long(attempt.body, spec.max_prompt_tokens)) is not None:
             raise TurnedAway(decide(attempt, Failure("prompt_too_long", why, None), self.policy))
 
-    async def _give_way(self, attempt: Attempt, prepared: Prepared) -> Prepared:
-        """Make the item ready anew where its job has taken a step while it waited for its turn."""
-        if not give_way(attempt, await self.reads.step(attempt.key.job_id)):
-            return prepared
-        if self.models is not None:
-            await self.models.check(attempt)
-        return await self.lane.prepare(request_of(attempt))
-
     async def _preprocess(self, attempt: Attempt) -> None:
-        """Call the job's hook.
-
-        Its start is counted, so that a hook that ends this process is found; waiting is not."""
+        """Call the job's hook, with its start counted: one that ends this process is found."""
         await self._begin(attempt)
         refused = await self.code.preprocess(attempt)
         if refused is not None:
@@ -266,21 +261,18 @@ class ItemRunner:
         return happened
 
     async def _accept(self, attempt: Attempt, happened: Failure | Reply) -> Failure | Reply:
-        """See whether a reply is what the job asked for, by its schema and its own hook.
-
-        The turn has ended before this."""
+        """See, once the turn has ended, whether a reply is what the job asked for."""
         spec = attempt.job.spec
         if isinstance(happened, Reply) and (spec.postprocess or spec.response_schema is not None):
-            return await self.code.accept(attempt, happened)
-        return happened
+            happened = await self.code.accept(attempt, happened)
+        return wanting(attempt, happened) if attempt.job.has_rules else happened
 
     # -- less often --------------------------------------------------------------------------------
 
     async def _follow_up(
-        self, attempt: Attempt, place: SlotPlace, answered: Failure | Reply
+        self, attempt: Attempt, place: SlotPlace, before: Failure
     ) -> Failure | Reply:
         """Make the next request for the same item, with a start of its own; costs add up."""
-        before = GOES_ON if isinstance(answered, Reply) else answered
         let_go(attempt)
         try:
             await self.starts.take_back(attempt)

@@ -31,8 +31,9 @@ from penstock_ledger import (
 )
 from penstock_workers.background import BackgroundTasks
 from penstock_workers.failure_log import FailureLog
-from penstock_workers.item.attempt import Attempt, Item, JobView
+from penstock_workers.item.attempt import Attempt, Item
 from penstock_workers.item.failures import TurnedAway
+from penstock_workers.item.job_view import JobView
 from penstock_workers.item.outcome import Dead, Outcome, Parked, Unreadable
 from penstock_workers.item.run.cost import may_cost
 from penstock_workers.item.run.doubts import BUDGET_CHANGED, Answer, Doubts, released
@@ -101,8 +102,9 @@ class Starts:
         self.backlog = Backlog("starts wait to be counted", (self._redis,))
 
     def start(self) -> None:
-        # the worker has claimed nothing yet, so that no lease is from before the latest rebuild
-        self._thread.submit(self._learn_rebuild)
+        # here, where the worker has claimed nothing yet: no lease is from before the latest rebuild
+        with contextlib.suppress(redis.RedisError):
+            self._rebuilt = self._hot.last_rebuild()
         self._begins.start()
         self._returns.start()
         self._tasks.start(self._renew(), "budget owner")
@@ -218,10 +220,6 @@ class Starts:
         call = self._owner, self._asked[1]
         begun = self._hot.begin([asked.begin for asked in group], self._lane, call, self._rebuilt)
         return self._doubts.answers([(asked.begin, asked.redelivered) for asked in group], begun)
-
-    def _learn_rebuild(self) -> None:
-        with contextlib.suppress(redis.RedisError):
-            self._rebuilt = self._hot.last_rebuild()
 
     def _say_alive(self) -> None:
         """Say that this worker lives, before what is reserved in its name can be seen."""

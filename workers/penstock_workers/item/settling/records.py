@@ -19,7 +19,7 @@ from uuid import uuid4
 
 from penstock_ledger import (
     RENOTED_S,
-    Counted,
+    AskedAgain,
     ItemKey,
     JobNotFound,
     JobStore,
@@ -40,7 +40,6 @@ from penstock_ledger.reasons import Reason, explain
 from penstock_producer.job.lanes import has_own_model, packs
 from penstock_workers.item.attempt import Attempt, Item, Settled
 from penstock_workers.item.outcome import Dead, Done, Parked, Released, Retry, Skipped, Unreadable
-from penstock_workers.item.settling.levers import counted
 from penstock_workers.item.settling.rows import (
     has_budget,
     message_again,
@@ -250,11 +249,14 @@ def _batch(group: Iterable[Settled], full: Container[str] = ()) -> SettleBatch:
     retries: list[SettledRetry] = []
     released, paid = list[ItemKey](), dict[ItemKey, int]()
     crashed: list[SettledCrash] = []
-    found = list[Counted]()
+    again: list[AskedAgain] = []
     for attempt, outcome in group:
         if not isinstance(attempt, Attempt):
             continue  # it has not begun
-        found.extend(counted(attempt, outcome))
+        spent = attempt.spent
+        asked = AskedAgain(attempt.key.job_id, spent.repairs, spent.fallbacks, spent.escalations)
+        if any(asked[1:]):
+            again.append(asked)
         match outcome:
             case Done(result):
                 done.append(settled_done(attempt, result))
@@ -275,7 +277,7 @@ def _batch(group: Iterable[Settled], full: Container[str] = ()) -> SettleBatch:
                     paid[attempt.key] = 0
             case _:
                 pass
-    return SettleBatch(done, dead, retries, released, paid, crashed, found)
+    return SettleBatch(done, dead, retries, released, paid, crashed, again)
 
 
 def _answered(group: Iterable[Settled]) -> list[ItemKey]:

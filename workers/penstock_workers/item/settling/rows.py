@@ -12,10 +12,12 @@ from penstock_producer.job.lanes import has_own_model, packs
 from penstock_producer.prices import ModelPrices, saved
 from penstock_workers.item.answer import excerpt
 from penstock_workers.item.answer_forms import tier_of, tokens_used
-from penstock_workers.item.attempt import Attempt, Item, JobView, Settled
+from penstock_workers.item.attempt import Attempt, Item, Settled
 from penstock_workers.item.failures import Failure, Reply
+from penstock_workers.item.job_view import JobView
 from penstock_workers.item.outcome import Retry
 from penstock_workers.item.same_request import SAME_REQUEST
+from penstock_workers.item.settling.by_rules import booked
 from penstock_workers.item.spent import NOTHING_SPENT, Spent
 
 RESPONSE_EXCERPT_BYTES = 2_000  # of the provider's last answer kept in a dead letter
@@ -180,9 +182,13 @@ def charge(attempt: Attempt, happened: Failure | Reply) -> None:
 
 
 def savings_in(group: Iterable[Settled]) -> dict[ItemKey, tuple[Saving, ...]]:
-    """Return what answers of attempts saved; most saved nothing."""
+    """Return what answers of attempts saved, and what they cost by rules of their job.
+
+    Most saved nothing, and have none."""
     return {
-        item.key: item.savings for item, _ in group if isinstance(item, Attempt) and item.savings
+        item.key: (*item.savings, *(booked(item, outcome) if item.job.has_rules else ()))
+        for item, outcome in group
+        if isinstance(item, Attempt) and (item.savings or item.job.has_rules)
     }
 
 

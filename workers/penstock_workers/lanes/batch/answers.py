@@ -32,8 +32,9 @@ from penstock_workers.errors import JobCannotRun
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.failure_log import FailureLog
 from penstock_workers.item.answer import Answer, kept
-from penstock_workers.item.attempt import JobView, Settled
+from penstock_workers.item.attempt import Settled
 from penstock_workers.item.failures import Failure, Reply, failure_of, name_failure
+from penstock_workers.item.job_view import JobView
 from penstock_workers.item.outcome import Dead, Outcome, Retry
 from penstock_workers.item.run.fates import RetryPolicy, decide
 from penstock_workers.item.run.job_code import JobCode

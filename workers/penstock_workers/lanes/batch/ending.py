@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from penstock_ledger import BatchFailure, BatchLost, JobState
 from penstock_ledger.reasons import By, Code, Reason
-from penstock_workers.item.attempt import JobView
+from penstock_workers.item.job_view import JobView
 from penstock_workers.lanes.batch.answers import Collected, Collector, Parting
 from penstock_workers.lanes.batch.apis.provider import (
     TOKEN_CAP_CODES,

@@ -31,7 +31,8 @@ from penstock_producer.job.spec import JobSpec
 from penstock_producer.rows import Document
 from penstock_workers.errors import EndpointRefused
 from penstock_workers.failure_log import FailureLog
-from penstock_workers.item.attempt import JobView, Settled
+from penstock_workers.item.attempt import Settled
+from penstock_workers.item.job_view import JobView
 from penstock_workers.item.outcome import Done
 from penstock_workers.item.run.reading import Reader
 from penstock_workers.item.run.reuse import ANSWER_BYTES_MAX, taken

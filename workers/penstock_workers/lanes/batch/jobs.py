@@ -37,7 +37,7 @@ from penstock_producer.job.lanes import packs
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.prices import spent_budget, spent_tenant_budget
 from penstock_workers.errors import PricesMissing
-from penstock_workers.item.attempt import JobView
+from penstock_workers.item.job_view import JobView
 from penstock_workers.item.run.reading import JobBook
 
 

@@ -18,7 +18,7 @@ from penstock_ledger import (
     ProviderBatchStore,
 )
 from penstock_workers.failpoints import Failpoints
-from penstock_workers.item.attempt import JobView
+from penstock_workers.item.job_view import JobView
 from penstock_workers.lanes.batch.apis.provider import (
     AccountStopped,
     BatchGone,

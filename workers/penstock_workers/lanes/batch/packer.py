@@ -31,6 +31,7 @@ from penstock_ledger import (
 from penstock_ledger.model import DeadLetter, Feed, FeedKind, ItemKey, Job, JobState
 from penstock_producer.errors import RowChanged, SourceError, SourceUnavailable
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.planning.prefixes import CachedPrompts
 from penstock_producer.refusals import changed_since, lost_of, refused
 from penstock_producer.rows import BadRow, Document, Source
 from penstock_producer.sources.of_feed import source_of
@@ -105,7 +106,7 @@ class Packer:
         if feed.kind is FeedKind.SPOOL:
             return self._move_spool(feed, source), 0
         equal = self._equal.window(job, spec, feed)
-        with self._window(spec, feed, provider, most) as window:
+        with self._window(job, spec, feed, provider, most) as window:
             cursor, exhausted = self._fill(window, feed, source, equal, has_moved=job.moves > 0)
             packed = [batch for batch, _ in window.close(feed.cursor, cursor)]
         if window.letters:
@@ -133,7 +134,7 @@ class Packer:
         source = source_of(self._database, job, feed, self._settings, spec)
         changed, equal = list[DeadLetter](), self._equal.window(job, spec, feed)
         waiting = self._unfinished(self._remainders.alike(job.job_id, feed.generation, most))
-        with self._window(spec, feed, provider, most) as window:
+        with self._window(job, spec, feed, provider, most) as window:
             for some in batched(waiting, FETCHED_TOGETHER):
                 fetched = [(_fetch(source, one, changed), one) for one in some]
                 documents = [(document, one) for document, one in fetched if document is not None]
@@ -183,10 +184,10 @@ class Packer:
 
     @contextlib.contextmanager
     def _window(
-        self, spec: JobSpec, feed: Feed, provider: BatchProvider, most: int | None
+        self, job: Job, spec: JobSpec, feed: Feed, provider: BatchProvider, most: int | None
     ) -> Iterator[Window]:
         """Open the batches to pack, which leave no files behind after an error."""
-        terms = self._terms(spec, feed)
+        terms = self._terms(job, spec, feed)
         terms = replace(terms, requests_max=min(most or REQUESTS_MAX, terms.requests_max))
         with discarded_on_error(Window(self._folder, provider, terms)) as window:
             yield window
@@ -200,7 +201,7 @@ class Packer:
         batch: ProviderBatch,
         provider: BatchProvider,
     ) -> None:
-        terms = self._terms(spec, feed)
+        terms = self._terms(job, spec, feed)
         for document, before in self._documents_of(job, spec, feed, batch, terms):
             with contextlib.suppress(BadLine):  # it has its dead letter
                 packed_document, line = line_of(provider, terms, document, before)
@@ -221,7 +222,9 @@ class Packer:
         Requests are read as far as the source still has them."""
         places, wanted = dict[str, tuple[int, int]](), {document.doc_id for document in documents}
         try:
-            for document, _ in self._documents_of(job, spec, feed, batch, self._terms(spec, feed)):
+            for document, _ in self._documents_of(
+                job, spec, feed, batch, self._terms(job, spec, feed)
+            ):
                 if document.doc_id in wanted and document.doc_id not in places:
                     places[document.doc_id] = writer.add_body(document.body)
         except SourceError as error:
@@ -244,7 +247,7 @@ class Packer:
             offset, size = places.get(one.doc_id, (0, 0))
             writer.add_name(one._replace(offset=offset, size=size))
 
-    def _terms(self, spec: JobSpec, feed: Feed) -> Terms:
+    def _terms(self, job: Job, spec: JobSpec, feed: Feed) -> Terms:
         provider = self._settings.provider(spec.provider)
         is_one_model = spec.asks_one_model and feed.kind is not FeedKind.REPLAY
         return Terms(
@@ -258,6 +261,9 @@ class Packer:
             provider.batch_enqueued_tokens,
             spec.max_prompt_tokens,
             provider.prices_of,
+            CachedPrompts.of(
+                job.source, provider.kind, provider.base_url, spec.endpoint, packs=True
+            ),
         )
 
     def answer_equal(self, job: Job, generations: Sequence[int]) -> int:

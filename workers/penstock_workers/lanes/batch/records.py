@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from penstock_ledger import (
-    Counted,
     JobStore,
     ProviderBatchStore,
     RedisLedger,
@@ -27,10 +26,11 @@ from penstock_ledger.model import JobState, PaidBeside
 from penstock_producer.feed.queues import queue_name
 from penstock_producer.feed.wire import CALLS_HEADER, SPENT_HEADER, ItemMessage, item_tag
 from penstock_producer.job.routing import unmarked
-from penstock_workers.item.attempt import Attempt, JobView, Settled
+from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.deliveries import Delivery
+from penstock_workers.item.job_view import JobView
 from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Retry
-from penstock_workers.item.settling.levers import counted
+from penstock_workers.item.run.follow_ups import routed
 from penstock_workers.item.settling.records import MadeWithNotes, earlier_in, pauses_of
 from penstock_workers.item.settling.rows import savings_in
 from penstock_workers.item.settling.stop_loss import StopLoss, is_refused_first
@@ -67,7 +67,7 @@ def attempt_of(
         Delivery(tag, None, headers, retries=before.attempts, queue=queue),
         ItemMessage(before.key, body, None, job.named_endpoint),
         before.key,
-        job=job.routed(body),
+        job=routed(job, body),
         given=body,
         body=unmarked(body) or NO_REQUEST,
         batch=batch,
@@ -123,11 +123,9 @@ class BatchRecords:
         for job_id in pauses_of(group):
             self._hot.set_job_state(job_id, JobState.PAUSED)
         done, dead, again = list[SettledDone](), list[SettledDead](), list[SettledCrash]()
-        found = list[Counted]()
         for attempt, outcome in group:
             if not isinstance(attempt, BatchAttempt):
                 continue
-            found.extend(counted(attempt, outcome))
             # what is reserved is its batch's, until that is settled
             used = attempt.spent_in_all[:3]
             if isinstance(outcome, Done):
@@ -160,7 +158,7 @@ class BatchRecords:
                 again.append(
                     SettledCrash(attempt.key, outcome.name, is_refused_first(attempt, outcome))
                 )
-        report = self._hot.settle(SettleBatch(done, dead, counted=found, tried_again=again))
+        report = self._hot.settle(SettleBatch(done, dead, tried_again=again))
         self._stop_loss.look(group, report.lately)
 
 

@@ -15,6 +15,7 @@ from uuid import uuid4
 from penstock_ledger import FIGURE_MAX, DeadLetter, ItemKey, NewProviderBatch, Remainder
 from penstock_producer.feed.routes import model_of
 from penstock_producer.job.routing import unmarked
+from penstock_producer.planning.prefixes import CachedPrompts
 from penstock_producer.prices import ModelPrices
 from penstock_producer.rows import Document
 from penstock_ratelimit import Estimator
@@ -50,6 +51,7 @@ class Terms:
     tokens_max: int | None  # that the account may have in batches
     prompt_tokens_max: int | None  # of one document
     prices_of: Callable[[str | None], ModelPrices | None]  # of a model
+    cached: CachedPrompts | None = None  # None: the provider's prompt cache is not used
 
     def kind_of(self, body: bytes, endpoint: str | None) -> Kind:
         """Return what kind of batch a document goes to; ``endpoint`` is its own, if it has one."""
@@ -63,7 +65,9 @@ def line_of(
 
     ``before`` is what it used up until now. Raises BadLine and LineTooLong."""
     name = custom_id(document.doc_id, provider.limits.id_chars)
-    body = unmarked(document.body)
+    body, cached = unmarked(document.body), terms.cached
+    if cached is not None and document.endpoint is None:
+        body = cached.laid_out(body, cached.levels(body))
     line = provider.line(name, document.endpoint or terms.endpoint, body)
     most = min(provider.limits.line_bytes, provider.limits.total_bytes)
     if len(line) > most:

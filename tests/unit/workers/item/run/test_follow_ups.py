@@ -19,9 +19,10 @@ from penstock_ratelimit import NeverFits, QuotaHeld
 from penstock_workers.children.protocol import Check, Fine, TrySchema
 from penstock_workers.in_child.schema import SchemaChecks
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
-from penstock_workers.item.attempt import Attempt, JobView, Settled
+from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.failures import TurnedAway
+from penstock_workers.item.job_view import JobView
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.item.outcome import Dead, Done, Parked, Released, Retry
 from penstock_workers.item.run import follow_ups
@@ -182,7 +183,7 @@ async def test_an_answer_that_breaks_the_schema_is_asked_for_again_with_the_erro
     )
     batch = _batch([settled])
     assert (batch.done[0].calls, batch.done[0].prompt_tokens) == (2, 20)
-    assert batch.counted == [("job", "repairs", 1)]
+    assert batch.asked_again == [("job", 1, 0, 0)]
 
 
 @pytest.mark.parametrize("repairs", [1, 3])
@@ -335,7 +336,7 @@ async def test_a_document_goes_to_the_next_model_before_it_is_dead(refusal: Answ
     assert parts.providers == ["default", "dear"]
     assert (settled.outcome.result.model, settled.outcome.result.cost_microusd) == ("big-1", 1500)
     assert settled.outcome.result.calls == 2
-    assert _batch([settled]).counted == [("job", "fallbacks", 1)]
+    assert _batch([settled]).asked_again == [("job", 0, 1, 0)]
 
 
 async def test_the_metrics_say_which_provider_was_paid_for_what() -> None:
@@ -386,7 +387,7 @@ async def test_a_model_that_misses_the_schema_gives_way_and_the_next_one_is_repa
         ("big", 1),
         ("big", 3),
     ]
-    assert _batch([settled]).counted == [("job", "repairs", 2), ("job", "fallbacks", 1)]
+    assert _batch([settled]).asked_again == [("job", 2, 1, 0)]
 
 
 async def test_a_retry_goes_on_with_the_model_that_it_had_come_to() -> None:
@@ -449,15 +450,18 @@ async def test_a_document_goes_on_to_the_queue_of_the_next_model() -> None:
     )
     batch = _batch([settled])
     [retry] = batch.retries
-    assert (retry.queue, retry.calls) == ("penstock.gpu.big", 1)
-    assert batch.counted == [("job", "fallbacks", 1)]
+    assert (retry.queue, retry.calls, batch.asked_again) == (
+        "penstock.gpu.big",
+        1,
+        [("job", 0, 1, 0)],
+    )
     headers = orjson.loads(retry.raw)["headers"]
     again = Parts(answer("fine"))
     again.models = gate("big")
     ended = await run(again, headers=headers, queue=retry.queue, fallback=["big"], lane="gpu")
     assert isinstance(ended.outcome, Done)
     assert (ended.outcome.result.attempts, ended.outcome.result.calls) == (1, 2)
-    assert ([sent["model"] for sent in again.sent], _batch([ended]).counted) == (["big"], [])
+    assert ([sent["model"] for sent in again.sent], _batch([ended]).asked_again) == (["big"], [])
 
 
 async def test_what_is_refused_before_it_is_sent_goes_on_too() -> None:
@@ -469,7 +473,7 @@ async def test_what_is_refused_before_it_is_sent_goes_on_too() -> None:
     assert settled.outcome == Released("this worker does not serve big", to="penstock.gpu.big")
     assert (parts.sent, parts.steps) == ([], [])
     batch = _batch([settled])
-    assert (batch.released, batch.counted) == ([], [("job", "fallbacks", 1)])
+    assert (batch.released, batch.asked_again) == ([], [("job", 0, 1, 0)])
     assert orjson.loads(_moved([settled])["penstock.gpu.big"][0][1])["headers"][SPENT_HEADER] == [
         0,
         0,

@@ -11,8 +11,9 @@ from attempts import make_runner
 
 from penstock_producer.job.spec import JobSpec
 from penstock_workers.item.answer import Answer, NoAnswer, Tried
-from penstock_workers.item.attempt import Attempt, JobView
+from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.deliveries import Delivery
+from penstock_workers.item.job_view import JobView
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.item.outcome import Dead, Done, Outcome
 from penstock_workers.item.run.quarantine import (

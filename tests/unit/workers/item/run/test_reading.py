@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from penstock_producer import JobSpec
-from penstock_workers.item.attempt import JobView
+from penstock_workers.item.job_view import JobView
 from penstock_workers.item.run import reading
 from penstock_workers.item.run.reading import JobBook
 from penstock_workers.settings import ProviderSettings

@@ -19,9 +19,10 @@ from penstock_ledger.model import DeadLetter, Result
 from penstock_ledger.reasons import By, Reason
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.failure_log import REPEATED_EACH_S, FailureLog
-from penstock_workers.item.attempt import Attempt, Item, JobView, Settled
+from penstock_workers.item.attempt import Attempt, Item, Settled
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.failures import TurnedAway
+from penstock_workers.item.job_view import JobView
 from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Retry, Skipped, Unreadable
 from penstock_workers.item.run.starts import Starts
 from penstock_workers.item.settling import groups
@@ -202,6 +203,9 @@ class Ledger:
         self.released: list[ItemKey] = []
         self.lane = ""  # that the job has moved to
 
+    def last_rebuild(self) -> str:
+        return ""
+
     def begin(self, items: Sequence[Begin], lane: str = "", *_: object) -> list[Begun]:
         for item in items:
             item.key.doc_id.encode()
@@ -324,6 +328,9 @@ def test_a_cause_is_told_in_full_once_and_then_now_and_then(
 
 class Fed:
     """A ledger in which one document was fed, and jobs of which all are known but one."""
+
+    def last_rebuild(self) -> str:
+        return ""
 
     def begin(self, items: Sequence[Begin], *_: object) -> list[Begun]:
         fed = [item.key.doc_id == "known" for item in items]

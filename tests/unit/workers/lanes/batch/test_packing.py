@@ -7,9 +7,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from penstock_ledger import ItemKey, NewProviderBatch, Remainder
+from penstock_producer.pins import PREFIXES
+from penstock_producer.planning.prefixes import CachedPrompts, PrefixFinder, kept_groups
 from penstock_producer.rows import Document
 from penstock_workers.lanes.batch import window as window_module
 from penstock_workers.lanes.batch.apis.provider import BadLine, BatchLimits
@@ -240,3 +243,27 @@ def test_a_sweep_takes_only_old_files_of_no_batch(tmp_path: Path) -> None:
             os.utime(tmp_path / name, (long_ago, long_ago))
     PackedFolder(tmp_path).sweep({"a" * 32})
     assert {folder.name for folder in tmp_path.iterdir()} == {"a" * 32, "c" * 32, "notes"}
+
+
+def test_lines_have_the_marks_of_the_prompt_cache_and_kept_requests_have_none(
+    tmp_path: Path,
+) -> None:
+    """What is sent for an hour's cache is the line's; a dead letter, or another lane, has the
+    document's own request."""
+    start, finder = "word " * 2_000, PrefixFinder("/v1/messages")
+    bodies = [
+        orjson.dumps({"model": "m", "messages": [{"role": "user", "content": f"{start}{at}"}]})
+        for at in range(3)
+    ]
+    for body in bodies:
+        finder.add(body)
+    kept = {PREFIXES: kept_groups(finder.found(1_024, finder.chars / 4), "m")}
+    cached = CachedPrompts.of(kept, "anthropic", "", "/v1/messages", packs=True)
+    large = LIMITS._replace(total_bytes=10**6, line_bytes=10**5)
+    made = window(tmp_path, large, endpoint="/v1/messages", cached=cached)
+    assert add(made, "a", bodies[0])
+    ((batch, _),) = made.close({}, {})
+    packed = PackedFolder(tmp_path).batch(batch.tag)
+    line = packed.input.read_bytes()
+    assert b'"cache_control":{"type":"ephemeral","ttl":"1h"}' in line
+    assert packed.bodies(list(packed.documents())) == [bodies[0]]
