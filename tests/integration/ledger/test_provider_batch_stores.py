@@ -17,6 +17,8 @@ from penstock_ledger import (
     BatchTrouble,
     Database,
     DeadLetter,
+    EqualRequests,
+    EqualRequestStore,
     FeedKind,
     FeedLost,
     ItemKey,
@@ -30,6 +32,7 @@ from penstock_ledger import (
     ProviderBatchStore,
     Remainder,
     RemainderStore,
+    SentRequest,
     Spool,
     open_database,
     purge_job,
@@ -534,3 +537,41 @@ def test_a_purge_forgets_the_batches_of_a_job(db: Database, batches: ProviderBat
     assert time.time() - RemainderStore(db).waiting(["job-a"])[0].since < 60
     purge_job(db, "job-a")
     assert (batches.of_job("job-a"), batches.is_busy("job-a")) == ([], False)
+
+
+def test_of_equal_requests_one_is_packed_and_the_others_wait_for_it(
+    db: Database, batches: ProviderBatchStore
+) -> None:
+    """They are written with the cursor, count as none that is packed, and go wherever remainders
+    go. The first document that was noted of a request stays, until a later generation sends it."""
+    equal, remainders = EqualRequestStore(db), RemainderStore(db)
+    feed = JobStore(db).lease_feed("job-a", 1, ME, LEASE_S)
+    assert feed is not None
+    follows = [left(doc, 0)._replace(same_as="d0", reason="same_request") for doc in ("d1", "d2")]
+    found = EqualRequests("job-a", 1, {"digest": "d0"}, follows)
+    batches.add_of_feed(
+        feed, ME, LEASE_S, [packed()], cursor={"offset": 9}, exhausted=True, equal=found
+    )
+    assert remainders.waiting(["job-a"]) == []
+    assert list(remainders.alike("job-a", 1, None)) == []
+    assert [one.same_as for one in remainders.unclaimed("job-a", 1)] == ["d0", "d0"]
+    assert equal.waiting([one.key for one in follows]) == {one.key for one in follows}
+    assert equal.answered("job-a", 1, 10) == []
+    sent = equal.sent("job-a", ["digest", "another"])
+    assert sent == {"digest": SentRequest(ItemKey("job-a", 1, "d0"), None)}
+
+    # one that was packed by itself until now waits as well
+    remainders.add([left("d3", 0)])
+    later = EqualRequests("job-a", 1, {"digest": "d9"}, [left("d3", 0)._replace(same_as="d0")])
+    assert batches.add_of_remainders(ME, LEASE_S, [], equal=later)
+    assert (remainders.waiting(["job-a"]), equal.sent("job-a", ["digest"])) == ([], sent)
+
+    batches.settle("t1", [], [dead("d0")], [])
+    rows = equal.answered("job-a", 1, 2)
+    assert [(one.key.doc_id, found.is_dead) for one, found in rows] == [("d1", True), ("d2", True)]
+    equal.let_go([one.key for one, _ in rows])
+    (waiting,) = remainders.waiting(["job-a"])
+    assert (waiting.documents, len(equal.answered("job-a", 1, 9))) == (2, 1)
+    again = EqualRequests("job-a", 2, {"digest": "d8"}, [])
+    assert batches.add_of_remainders(ME, LEASE_S, [], equal=again)
+    assert equal.sent("job-a", ["digest"])["digest"].key == ItemKey("job-a", 2, "d8")

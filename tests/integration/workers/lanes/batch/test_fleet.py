@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import time
 import urllib.request
@@ -198,6 +199,31 @@ def test_equal_requests_are_packed_once_whatever_happens_to_the_worker(
         answers.setdefault(int(result.key.doc_id[2:]) % 800, set()).add(result.body)
     assert {len(bodies) for bodies in answers.values()} == {1}
     assert "200 answered by an equal request" in fleet.penstock("status", job.job_id)
+
+
+@pytest.mark.whole
+def test_equal_requests_stay_packed_once_where_the_packed_files_are_lost(
+    house_of_each: House,
+) -> None:
+    """Repeats follow what they repeat, and the worker and its disk are gone before anything was
+    sent: another packs the same documents from the source, without those that wait."""
+    house, fleet = house_of_each, house_of_each.fleet
+    fleet.provider.start(*FAST)
+    path = fleet.folder / "repeats.jsonl"
+    path.write_text("".join(f'{{"id":"d-{n}","text":"review {n - n // 5}"}}\n' for n in range(500)))
+    spec = fleet.spec(lane="batch", batch_max_requests=100, params={"temperature": 0}, dedup="on")
+    first = house.worker(failpoints="batch_before_upload:kill", **PRICES)
+    job = fleet.producer.submit(path, spec)
+    assert first.wait(WORK_S) == -signal.SIGKILL
+    shutil.rmtree(fleet.folder / "packed")
+    for _ in range(2):
+        house.worker(**PRICES)
+    fleet.wait_for(job, JobState.COMPLETED, WORK_S)
+    counts = fleet.producer.status(job.job_id).counts
+    repeats = 500 - len({n - n // 5 for n in range(500)})
+    assert (counts.succeeded, counts.reused) == (500, {"dedup": repeats})
+    assert (counts.calls, house.at_provider()["documents"]) == (500 - repeats, 500 - repeats)
+    house.is_settled(job)
 
 
 def test_where_the_one_that_was_sent_fails_the_others_try_by_themselves(house: House) -> None:
