@@ -246,28 +246,6 @@ class TestFence:
         assert record_of(client, "job:a") == record
         assert client.exists(QUEUE, PARKED_KEY) == 0
 
-    def test_after_redis_forgot_only_a_lease_as_it_was_seen_is_ones_own(
-        self, client: redis.Redis, scripts: LeaseScripts
-    ) -> None:
-        """Redis forgets, and another worker claims the message that was fed again: its lease is of
-        nearly the same time. The first one loses it, the other one keeps it."""
-        client.lpush(QUEUE, message("a"))
-        first, _ = claim(client)
-        client.flushall()
-        client.set(keys.EPOCH_REBUILT, "a rebuild", ex=keys.REBUILT_S)
-        client.lpush(QUEUE, message("a"))
-        second, _ = claim(client)
-        before = [Lease("job:a", str(float(first[0].seen) - 1))]  # it was renewed since
-        for held in (first, before):
-            assert scripts.renew(held)[1] == ["job:a"]
-            for conclude in (scripts.ack, scripts.give_back, scripts.set_aside):
-                assert conclude(held) == ["job:a"]
-        score, lost = scripts.renew(second)
-        assert lost == []
-        client.expire(keys.EPOCH_REBUILT, keys.REBUILT_S - 5)  # that was five seconds ago
-        assert scripts.renew([Lease("job:a", score)])[1] == []
-        assert scripts.ack([Lease("job:a", score)]) == [], "the answer to a renewal was lost"
-
     def test_what_is_gone_is_lost(self, scripts: LeaseScripts) -> None:
         """A record that another worker has concluded is reported, not recreated."""
         gone = [Lease("job:gone", "1700000000.000000")]
@@ -283,6 +261,29 @@ class TestFence:
         score, lost = scripts.renew(held)
         assert lost == []
         assert client.zscore("unacked_index.api", "job:a") == float(score) > float(held[0].seen)
+
+
+def test_after_redis_forgot_only_a_lease_as_it_was_seen_is_ones_own(
+    client: redis.Redis, scripts: LeaseScripts
+) -> None:
+    """Redis forgets, and another worker claims the message that was fed again: its lease is of
+    nearly the same time. The first one loses it, the other one keeps it."""
+    client.lpush(QUEUE, message("a"))
+    first, _ = claim(client)
+    client.flushall()
+    client.set(keys.EPOCH_REBUILT, "a rebuild", ex=keys.REBUILT_S)
+    client.lpush(QUEUE, message("a"))
+    second, _ = claim(client)
+    before = [Lease("job:a", str(float(first[0].seen) - 1))]  # it was renewed since
+    for held in (first, before):
+        assert scripts.renew(held)[1] == ["job:a"]
+        for conclude in (scripts.ack, scripts.give_back, scripts.set_aside):
+            assert conclude(held) == ["job:a"]
+    score, lost = scripts.renew(second)
+    assert lost == []
+    client.expire(keys.EPOCH_REBUILT, keys.REBUILT_S - 5)  # that was five seconds ago
+    assert scripts.renew([Lease("job:a", score)])[1] == []
+    assert scripts.ack([Lease("job:a", score)]) == [], "the answer to a renewal was lost"
 
 
 class TestReturn:
