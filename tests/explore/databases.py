@@ -33,6 +33,7 @@ class Place(Protocol):
 
     def look(self) -> Looks:
         """Return a connection that sees what is committed."""
+        ...
 
     def close(self) -> None:
         """End what was started for it."""

@@ -88,14 +88,17 @@ NATURE: Final = (
 API: Final = ("api",)
 BATCH: Final = ("batch",)
 BOTH: Final = ("api", "batch")
+FORGOTTEN: Final[dict[str, tuple[Any, ...]]] = {
+    "lanes": (API,), "workers": (2, 3), "controls": (2,), "slots": (2,), "prefetch": (4,),
+    "lease": (90.0,), "jobs": (1,), "documents": ((16, 24),), "takes": (4.0,), "slow": (0,),
+    "forgets": (10.0,), "stands still": (0.0,), "freezes": (0, 0, 3), "is restored": (0.0,),
+    "steps back": (0.0,), "pace": (6.0,), "deeds": (0, 1), "shakes": (0,), "budgets": (0.1,),
+}  # fmt: skip
+"""What waits in workers while Redis forgets: leases that are renewed less often than Redis is
+rebuilt, and calls that last."""
 THEMES: Final[tuple[dict[str, tuple[Any, ...]], ...]] = (
     {},
-    # what waits in workers while Redis forgets
-    {
-        "lanes": (API,), "workers": (2, 3), "slots": (1, 2), "prefetch": (4, 8), "jobs": (1, 2),
-        "documents": ((12, 20),), "takes": (3.0,), "slow": (0,), "forgets": (10.0,),
-        "is wiped": (0.0, 10.0), "stands still": (0.0,), "pace": (15.0,), "deeds": (0, 1),
-    },
+    FORGOTTEN,
     # processes that stand still for longer than a lease
     {
         "lanes": (API,), "workers": (2,), "slots": (1, 2), "slow": (500,), "hangs": (30,),
@@ -112,7 +115,7 @@ THEMES: Final[tuple[dict[str, tuple[Any, ...]], ...]] = (
         "lanes": (API, API, BOTH), "is restored": (10.0,), "documents": ((4, 12),), "pace": (6.0,),
         "deeds": (1, 2), "ends": (0, 3),
     },
-    {},
+    FORGOTTEN,
     # a database that is away, and retries
     {
         "lanes": (API,), "is away": (10.0,), "pace": (6.0,), "fails": (250,), "throttles": (60, 250),
@@ -214,6 +217,7 @@ class Scenario:
         slots = {
             "concurrency": self._draw("slots", 1, 2, 4, 4),
             "prefetch_multiplier": self._draw("prefetch", 2),
+            "visibility_timeout_s": self._theme.get("lease", (30.0,))[0],
         }
         self.settings = ground.settings.model_copy(update=slots)
         self.provider = Provider(self.world, self._answering())

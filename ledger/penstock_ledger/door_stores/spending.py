@@ -18,7 +18,7 @@ from sqlalchemy import ColumnElement, Connection, Row, Table, and_, func, or_, s
 from penstock_ledger import keys
 from penstock_ledger.door_stores.api_keys import budget_of_keys
 from penstock_ledger.in_redis.budget_book import ENDED_MAX, Account, BudgetBook, TenantSeen
-from penstock_ledger.model import Job, JobState, Paid, Saving
+from penstock_ledger.model import RULE, Job, JobState, Paid, Saving
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import (
     api_keys,
@@ -320,6 +320,8 @@ class SpendingStore:
         query = (
             select(of, savings.c.cause, *sums_of_savings())
             .join_from(savings, whose, whose.c.job_id == savings.c.job_id)
+            # what answers cost by rules is in their cost, and is no saving
+            .where(~savings.c.cause.startswith(RULE))
             .group_by(of, savings.c.cause)
             .order_by(savings.c.cause)
         )

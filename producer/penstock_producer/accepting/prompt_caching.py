@@ -120,11 +120,15 @@ def _problems(spec: JobSpec, provider: ProviderFacts) -> Iterator[Problem]:
         )
         yield Problem("invalid_value", pointer, why, Text("use ", SetOption("prefix_order")))
     model = spec.model
-    if _prices(spec, provider, model) is None:
-        name = model or "MODEL"
+    if model is None:
+        why = "least lengths and prices are a model's, and the job names none"
+        yield Problem("missing_field", pointer, why, Text("name it: ", SetOption("model")))
+    elif _prices(spec, provider, model) is None:
         place = f"providers.{spec.provider}"
-        whose = "documents that name their models" if model is None else f"model {model!r}"
-        why = f"no price of cached tokens is known here of {whose} at provider {spec.provider!r}"
+        why = (
+            f"no price of cached tokens of model {model!r} at provider {spec.provider!r} is known "
+            "here"
+        )
         yield Problem(
             "invalid_value",
             pointer,
@@ -133,7 +137,7 @@ def _problems(spec: JobSpec, provider: ProviderFacts) -> Iterator[Problem]:
                 "set ",
                 SetSetting(f"{place}.prices"),
                 f" here and for the workers, if it has a cache: in penstock.toml "
-                f'[{place}.prices."{name}"] input = 1.0, cached_input = 0.1, output = 4.0',
+                f'[{place}.prices."{model}"] input = 1.0, cached_input = 0.1, output = 4.0',
             ),
         )
     elif not _rules(spec, provider, model).is_there:

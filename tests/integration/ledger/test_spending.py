@@ -13,6 +13,7 @@ from penstock_cli.commands.results import costs_by, table
 from penstock_cli.connect import Books
 from penstock_cli.main import command_line
 from penstock_ledger import (
+    RULE,
     Database,
     DeadLetter,
     ItemKey,
@@ -116,18 +117,21 @@ def test_a_price_of_0_is_known(either: Database) -> None:
 
 
 def test_what_answers_saved_is_added_up_and_stays_when_its_job_is_purged(either: Database) -> None:
-    """By tenant and by lane, with what made answers dearer taken off. A job of a release that
-    booked none of it makes the sum unknown, and is counted."""
+    """By tenant and by lane, with what made answers dearer taken off, and without what they cost by
+    a rule of their job. A job of a release that booked none of it makes the sum unknown, and is
+    counted."""
     jobs, api = JobStore(either), OutcomeStore(either, "api")
     noted = PRICED._replace(notes_savings=True)
     for job_id, tenant in (("a", "blue"), ("b", "blue"), ("c", None)):
         jobs.create(job(job_id, tenant))
         Provenance(either).note([(job_id, noted)])
     of_flex, of_priority = Saving("tier:flex", 1, 30, 900), Saving("tier:priority", 1, 30, -400)
-    for job_id, savings in (("a", [of_flex, of_priority]), ("b", [of_flex])):
+    by_route = Saving(f"{RULE}route:1", 1, 0, -100)
+    for job_id, savings in (("a", [of_flex, of_priority]), ("b", [of_flex, by_route])):
         one = result(job_id, "1", 100)
         api.settle([one], [], savings={one.key: savings})
     purge_job(either, "a")
+    assert (api.savings("b"), api.by_rules("b")) == ([of_flex], [by_route])
     ledger = Books(either, None, None)
     for by, name in (("tenant", "blue"), ("lane", "api")):
         found = {cost.of.name: cost.to_json(by) for cost in costs_by(ledger, by, 0.0)}

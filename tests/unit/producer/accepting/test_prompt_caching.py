@@ -88,6 +88,7 @@ def test_batches_of_anthropic_are_priced_for_an_hour_and_with_their_luck(tmp_pat
         ({"lane": "gpu", "endpoint": "/v1/chat/completions"}, {}, "model of its own"),
         ({}, {"prices": {CLAUDE: {"input": 3.0}}}, "no price of cached tokens"),
         ({"model": "another"}, {}, "no price of cached tokens"),
+        ({"model": None, "prompt": None, "system": None}, {}, "the job names none"),
         (
             {"lane": "batch", "model": "gpt-4o", "endpoint": "/v1/chat/completions"},
             {"kind": "openai", "base_url": "https://api.openai.com/v1"},

@@ -1,6 +1,6 @@
 """Attempts are booked by the rules of their job: by route, by step, and where an answer went on.
 
-A booking is a saving below 0, which SQL adds once for each answer, see account.py of the ledger.
+A booking is a saving below 0, which SQL adds once for each answer, see the ledger's account.py.
 """
 
 from __future__ import annotations
