@@ -373,6 +373,11 @@ class EqualRequestStore:
 
         self._db.write(write)
 
+    def count(self, job_id: str) -> int:
+        """Count the documents of a job that wait for the answers to others."""
+        query = select(func.count()).where(table.c.job_id == job_id, *_WAITS)
+        return int(self._db.rows(query)[0][0])
+
     def waiting(self, keys: Collection[ItemKey]) -> set[ItemKey]:
         """Return those of ``keys`` that wait for the answers to others."""
         found = set[ItemKey]()

@@ -269,6 +269,7 @@ SENTENCES: Final[Mapping[str, str]] = {
         "its stop-loss looks at the first hundred documents before the others are fed: {number} "
         "are done"
     ),
+    "same_request": "waiting for the answers to equal requests that are in batches: {number}",
     "parked": "waiting outside the queue until control puts them back: {number} of this job",
     "all_delayed": "all that is left in the queue of lane {lane} waits for its next try: {number}",
     "slots_taken": "all {slots} slots of {workers} are taken; waiting for one: {number}",
@@ -312,6 +313,7 @@ class Standing:
     moves: Sequence[LaneMove] = ()
     # documents that its stop-loss has seen, while others wait for that; None where none do
     seen: int | None = None
+    equal: int = 0  # documents that wait for the answers to equal requests in batches
     at: float = field(default_factory=time.time)
 
     @property
@@ -323,7 +325,7 @@ def standing_of(
     hot: RedisLedger, database: Database, job: Job, workers: Sequence[WorkerSeen]
 ) -> Standing:
     """Return what both stores know of a job now. Raises what they raise."""
-    from penstock_ledger import JobStore, LaneMoves
+    from penstock_ledger import EqualRequestStore, JobStore, LaneMoves
 
     hosts, queues = has_own_model(job.lane), hot.depths(queue_name(job.lane))
     return Standing(
@@ -340,6 +342,7 @@ def standing_of(
         hot.parked_unknown(),
         LaneMoves(database).of(job.job_id) if job.moves else (),
         _seen_first(hot, job),
+        EqualRequestStore(database).count(job.job_id) if packs(job.lane) else 0,
     )
 
 
@@ -477,6 +480,8 @@ def _held_up(standing: Standing) -> Iterator[Wait]:
         yield Wait("suspects", {"number": _documents(suspects)})
     if moves and moves[-1].left_at is None and moves[-1].before is not None:
         yield Wait("leaving_batches", {"before": moves[-1].before, "lane": moves[-1].lane})
+    if standing.equal:
+        yield Wait("same_request", {"number": _documents(standing.equal)})
     if standing.parked:
         yield Wait("parked", {"number": _documents(standing.parked)})
 

@@ -12,6 +12,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from servers import Postgres
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 import penstock_ledger.door_stores
+import penstock_ledger.schedules
 import penstock_ledger.stores
 from penstock_ledger import (
     EVERYONE,
@@ -62,11 +64,14 @@ from penstock_ledger import (
     Remainder,
     RemainderStore,
     Result,
+    RunStore,
     Saving,
     ScheduleExists,
     ScheduleNotFound,
     ScheduleStore,
     Spool,
+    StepsTaken,
+    StepTaken,
     WebhookStore,
     Whose,
     note_event,
@@ -75,7 +80,14 @@ from penstock_ledger import (
 )
 from penstock_ledger.model import JobState, Shard, TakenFiles
 from penstock_ledger.reasons import by_hand
-from penstock_ledger.schedules.model import CatchUp, Decision, FiringOutcome, NewSchedule
+from penstock_ledger.schedules.model import (
+    CatchUp,
+    Decision,
+    DriftRule,
+    FiringOutcome,
+    NewSchedule,
+    OnDrift,
+)
 from penstock_ledger.schedules.noticed import Noted, NoticedStore
 
 ME, LEASE_S = "me", 600.0
@@ -247,6 +259,9 @@ CASES |= {
     ),
     "RemainderStore.add": lambda db: lambda: RemainderStore(db).add([left("d1"), left("d7")]),
     "ScheduleStore.add": lambda db: lambda: ScheduleStore(db).add(schedule("weekly")).name,
+    "StepsTaken.take": lambda db: (
+        lambda: StepsTaken(db).take("job-a", StepTaken(1, 5.0, "deadline", 0.8))
+    ),
     "ScheduleStore.pause": lambda db: lambda: ScheduleStore(db).pause("nightly"),
     "ScheduleStore.remove": lambda db: lambda: ScheduleStore(db).remove("nightly"),
     "ScheduleStore.forget_taken": lambda db: (
@@ -448,6 +463,20 @@ def ScheduleStore__decide(db: Database) -> Call:
 
 
 @case
+def RunStore__write(db: Database) -> Call:
+    """A run that has moved: an event for webhooks, and its schedule pauses."""
+    rule = DriftRule(OnDrift.PAUSE)
+    schedules = ScheduleStore(db)
+    schedules.add(replace(schedule("labels"), drift=rule))
+    started = Decision(60.0, FiringOutcome.STARTED, 120.0, job_id="job-a")
+    schedules.decide(schedules.get("labels"), started)
+    JobStore(db).set_state("job-a", JobState.COMPLETED, expect=list(JobState))
+    run = RunStore(db).next_to_compare()
+    assert run is not None
+    return lambda: RunStore(db).write(run, {"moved": []}, moved=True, pauses=True)
+
+
+@case
 def NoticedStore__forget(db: Database) -> Call:
     waiting = NoticedStore(db).waiting("id-nightly", 9)
     return lambda: NoticedStore(db).forget("id-nightly", waiting)
@@ -585,6 +614,9 @@ SAYS_IT_IS_DONE: dict[str, object] = {
     "ScheduleStore.remove": ScheduleNotFound,
     # decided: the next round goes on with the time after it
     "ScheduleStore.decide": False,
+    # what is written is read: by the report, the list and the next step of the job
+    "RunStore.write": False,
+    "StepsTaken.take": False,
     "NoticedStore.note": Noted([], ["b"], []),
     # the next round, or `penstock move`, sees the lane that it has
     "LaneMoves.move": None,
@@ -713,7 +745,7 @@ def test_a_lost_answer_changes_nothing(
 def stores() -> dict[str, object]:
     """The classes that keep a database, and functions that take one."""
     found: dict[str, object] = {}
-    for package in (penstock_ledger.stores, penstock_ledger.door_stores):
+    for package in (penstock_ledger.stores, penstock_ledger.door_stores, penstock_ledger.schedules):
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             for name, thing in vars(import_module(module.name)).items():
                 if getattr(thing, "__module__", None) == module.name and not name.startswith("_"):

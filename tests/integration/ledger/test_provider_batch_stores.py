@@ -556,7 +556,7 @@ def test_of_equal_requests_one_is_packed_and_the_others_wait_for_it(
     assert list(remainders.alike("job-a", 1, None)) == []
     assert [one.same_as for one in remainders.unclaimed("job-a", 1)] == ["d0", "d0"]
     assert equal.waiting([one.key for one in follows]) == {one.key for one in follows}
-    assert equal.answered("job-a", 1, 10) == []
+    assert (equal.answered("job-a", 1, 10), equal.count("job-a")) == ([], 2)
     sent = equal.sent("job-a", ["digest", "another"])
     assert sent == {"digest": SentRequest(ItemKey("job-a", 1, "d0"), None)}
 

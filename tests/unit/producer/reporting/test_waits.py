@@ -104,6 +104,10 @@ WAITS = {
         "waiting to be tried apart from others, since they were in flight when workers died: 4 "
         "documents",
     ),
+    "same_request": (
+        standing(equal=200),
+        "waiting for the answers to equal requests that are in batches: 200 documents",
+    ),
     "leaving_batches": (
         standing(moves=[MOVE]),
         "documents that went into batches of lane batch are waited for before lane api gets the "

@@ -275,6 +275,8 @@ def test_documents_that_wait_for_equal_ones_go_where_their_job_goes(house: House
     assert (counts.succeeded, counts.calls) == (40, 20)
     cancelled = submit_equal(house, 40, 20, "cancelled", dedup="on")
     until(lambda: bool(house.store.of_job(cancelled.job_id)), WORK_S, "a batch is packed")
+    waits = "waiting for the answers to equal requests that are in batches: 20 documents"
+    assert waits in fleet.penstock("status", cancelled.job_id)
     fleet.penstock("cancel", cancelled.job_id)
     fleet.wait_for(cancelled, JobState.CANCELLED, WORK_S)
     counts = fleet.producer.status(cancelled.job_id).counts
