@@ -22,7 +22,7 @@ from penstock_producer.job.lanes import can_answer, has_own_model, packs
 __all__ = ["Fleet", "Way"]
 
 FRESH_S: Final = 1.0  # a look this old is used as it is,
-# a worker that was seen so lately comes back: Redis has forgotten it for a moment, or it starts anew
+# a worker that was seen so lately comes back: Redis has forgotten it, or it is started again
 LATELY_S: Final = 60.0
 STALE_S: Final = 10.0  # one this old while the next look is on its way, and no older one
 _RETRY_AFTER: Final = {"retry-after": "5"}  # seconds: a worker that is started needs about as long
