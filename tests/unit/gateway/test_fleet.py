@@ -30,7 +30,7 @@ class Hot:
 class Door:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.hot, self.now = Hot(), 0.0
-        monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr("penstock_gateway.direct.fleet.time.monotonic", lambda: self.now)
         settings = GatewaySettings.load(gateway={"direct": {"lanes": ["api", "embed"]}})
         backend = SimpleNamespace(settings=settings, run=self._run)
         self.fleet = Fleet(cast(Any, backend), lambda: cast(Any, self.hot))
