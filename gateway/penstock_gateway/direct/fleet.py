@@ -22,6 +22,8 @@ from penstock_producer.job.lanes import can_answer, has_own_model, packs
 __all__ = ["Fleet", "Way"]
 
 FRESH_S: Final = 1.0  # a look this old is used as it is,
+# a worker that was seen so lately comes back: Redis has forgotten it for a moment, or it starts anew
+LATELY_S: Final = 60.0
 STALE_S: Final = 10.0  # one this old while the next look is on its way, and no older one
 _RETRY_AFTER: Final = {"retry-after": "5"}  # seconds: a worker that is started needs about as long
 
@@ -42,6 +44,8 @@ class Fleet:
         self._backend = backend
         self._hot = hot
         self._workers: Sequence[WorkerSeen] = ()
+        # by name, when they lived last; as many as workers of a minute
+        self._lately: dict[str, tuple[float, WorkerSeen]] = {}
         self._looked_at = float("-inf")
         self._look: asyncio.Task[None] | None = None
 
@@ -51,7 +55,12 @@ class Fleet:
         Raises Refused: 404 for a model that is not served, 503 where no worker lives, or where
         Redis does not answer."""
         await self._looked()
-        return self._chosen(model, endpoint)
+        try:
+            return self._chosen(self._workers, model, endpoint)
+        except Refused as refused:
+            if refused.status < 500 and self._was_there(model, endpoint):
+                raise _unavailable(f"no worker is there for {endpoint}", "no_worker") from None
+            raise
 
     async def hosted(self) -> list[Served]:
         """Return the models of living workers. Raises Refused (503) where Redis does not answer."""
@@ -80,11 +89,24 @@ class Fleet:
     async def _look_now(self) -> None:
         try:
             self._workers = await self._backend.run(lambda: self._hot().workers())
-            self._looked_at = time.monotonic()
+            self._looked_at = now = time.monotonic()
+            alive = (one for one in self._workers if one.seconds_ago < ALIVE_S)
+            self._lately |= {one.name: (now, one) for one in alive}
+            self._lately = {
+                name: seen for name, seen in self._lately.items() if now - seen[0] < LATELY_S
+            }
         except RedisError:  # the age of the last look says the rest
             pass
 
-    def _chosen(self, model: str, endpoint: str) -> Way:
+    def _was_there(self, model: str, endpoint: str) -> bool:
+        """Return whether workers that lived a moment ago would have taken the call."""
+        try:
+            self._chosen([one for _, one in self._lately.values()], model, endpoint)
+        except Refused:
+            return False
+        return True
+
+    def _chosen(self, workers: Sequence[WorkerSeen], model: str, endpoint: str) -> Way:
         settings = self._backend.settings
         direct = settings.gateway.direct
         served, loading, unfit = list[str](), False, dict[str, str]()
@@ -96,12 +118,11 @@ class Fleet:
                 continue
             if not has_own_model(lane):
                 if any(
-                    one.info.get("lane") == lane and one.seconds_ago < ALIVE_S
-                    for one in self._workers
+                    one.info.get("lane") == lane and one.seconds_ago < ALIVE_S for one in workers
                 ):
                     return Way(lane, sent)
                 continue
-            serving = serving_of(self._workers, lane)
+            serving = serving_of(workers, lane)
             if serving.serves(model):
                 return Way(lane, sent)
             loading = loading or serving.loads(model)
