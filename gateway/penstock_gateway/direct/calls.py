@@ -306,6 +306,8 @@ class Calls:
             if not await self._pushing.push(job, call, stream):
                 raise _in_use()
             pending = asyncio.gather(*futures.values())
+            # asyncio logs what ends later, and is asked for by no one
+            pending.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
             watch = asyncio.ensure_future(gone())
             either: set[asyncio.Future[Any]] = {pending, watch}
             try:
@@ -313,8 +315,7 @@ class Calls:
             finally:
                 is_gone = watch.done()
                 watch.cancel()
-                if not pending.cancel() and not pending.cancelled():
-                    pending.exception()
+                pending.cancel()
             try:
                 outcomes = outcomes_of(list(futures.values()))
             except Refused:

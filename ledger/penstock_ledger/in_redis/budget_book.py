@@ -196,13 +196,19 @@ class BudgetBook:
 
         They are by their names, as they stand."""
         tags, found = set(open_batches), dict[str, str]()
+        now = self._client.time()[0]
         entries = self._client.hscan_iter(_name(job_id, "reserved"), count=SCAN_STEP)
         for chunk in chunks(entries, SCAN_STEP):
             pairs = [(name.decode(), entry.decode()) for name, entry in chunk]
             calls = [pair for pair in pairs if not pair[0].startswith(_BATCH)]
             owners = sorted({_owner(entry) for _, entry in calls})
             seen = self._client.zmscore(keys.BUDGET_OWNERS, owners) if owners else []
-            dead = {owner for owner, at in zip(owners, seen, strict=True) if at is None}
+            # the dead are forgotten when another renews: where none makes calls, none does
+            dead = {
+                owner
+                for owner, at in zip(owners, seen, strict=True)
+                if at is None or abs(now - float(at)) > OWNER_LEASE_S
+            }
             found.update((name, entry) for name, entry in calls if _owner(entry) in dead)
             found.update(
                 (name, entry)

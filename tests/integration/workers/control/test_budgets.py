@@ -27,6 +27,7 @@ from penstock_ledger import (
     buckets_for,
     keys,
 )
+from penstock_ledger.in_redis.budget_book import OWNER_LEASE_S
 from penstock_ledger.model import DeadLetter
 from penstock_ledger.reasons import Code
 from penstock_producer.prices import spent_budget
@@ -103,6 +104,25 @@ def test_what_dead_workers_reserved_is_given_back(
     assert house.hot.budgets.look(job.job_id, 10_000).reserved == 3_000
     house.control.tick()
     assert house.hot.budgets.look(job.job_id, 10_000).reserved == 1_000
+
+
+def test_the_dead_are_known_where_none_lives_that_makes_calls(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they reserved is given back though no other worker has said since that it lives, as where
+    the job has moved to the batch lane."""
+    monkeypatch.setattr(accounts, "STRAY_S", 0.0)
+    job = house.submit(1, "alone", budget_usd=0.01)
+    house.control.tick()
+    house.hot.budgets.renew("dead")
+    key = ItemKey(job.job_id, 1, "d0")
+    house.hot.begin([Begin(key, buckets_for(job), MayCost(1_000, owner="dead"))])
+    house.control.tick()
+    assert house.hot.budgets.look(job.job_id, 10_000).reserved == 1_000
+    house.redis.zincrby(keys.BUDGET_OWNERS, -OWNER_LEASE_S - 1, "dead")
+    house.control.tick()
+    house.control.tick()
+    assert house.hot.budgets.look(job.job_id, 10_000).reserved == 0
 
 
 def test_a_call_stays_reserved_whose_document_a_batch_has_finished(house: House) -> None:
