@@ -191,8 +191,12 @@ class Fleet:
         return {int(worker.name.rpartition("-")[2]) for worker in seen if LOADS not in worker.info}
 
     def ready(self, *workers: Process) -> None:
-        wanted = {worker.popen.pid for worker in workers}
-        until(lambda: wanted <= self.heard_of(), START_S, "workers are ready")
+        """Wait until these are heard of, but for those that another fault kills meanwhile."""
+        until(
+            lambda: {one.popen.pid for one in workers if one.alive} <= self.heard_of(),
+            START_S,
+            "workers are ready",
+        )
 
     def replace_dead(self, start: Callable[[], Process]) -> None:
         """Replace workers that have died, as a supervisor would."""
