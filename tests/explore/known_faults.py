@@ -39,6 +39,7 @@ NOT_YET: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         (
             "thawed-worker-acknowledges-for-its-successor",
+            "cursor-before-publishing",
             "retry-that-comes-early-is-dropped",
             "old-copy-is-believed",
             "acknowledged-before-the-commit",

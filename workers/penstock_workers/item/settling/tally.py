@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock_producer.job.lanes import has_own_model
+from penstock_producer.prices import PROMPT_CACHE
 from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.outcome import (
     Dead,
@@ -148,6 +149,7 @@ class Paid:
         bill = self._bills.get(provider)
         if bill is None:
             bill = self._bills[provider] = _Bill()
+            self._savings[provider, PROMPT_CACHE, "saved"] += 0  # so that there is a series
         bill.calls += calls
         bill.tokens_in += spent.prompt_tokens
         bill.tokens_out += spent.completion_tokens
