@@ -129,7 +129,10 @@ class Paid:
         self._bills = {provider: _Bill() for provider in providers}
         self._engine_cost = 0
         self._asked_again = Counter(dict.fromkeys(AGAIN, 0))
-        self._savings = Counter[tuple[str, str, str]]()  # by provider, cause and effect
+        # by provider, cause and effect; with a series for each provider from the beginning
+        self._savings = Counter[tuple[str, str, str]](
+            dict.fromkeys([(name, PROMPT_CACHE, "saved") for name in providers], 0)
+        )
 
     def pay(self, attempt: Attempt) -> None:
         calls, spent = attempt.calls, attempt.spent
@@ -149,7 +152,6 @@ class Paid:
         bill = self._bills.get(provider)
         if bill is None:
             bill = self._bills[provider] = _Bill()
-            self._savings[provider, PROMPT_CACHE, "saved"] += 0  # so that there is a series
         bill.calls += calls
         bill.tokens_in += spent.prompt_tokens
         bill.tokens_out += spent.completion_tokens
