@@ -51,8 +51,10 @@ def by_rules(job: Job, booked: Iterable[Saving], taken: Sequence[StepTaken]) -> 
 
     def of(name: str, rule: str, cause: str) -> dict[str, Any]:
         one = found.get(cause)
-        answers, cost = (0, 0) if one is None else (one.answers, -one.saved_microusd)
-        return {name: rule, "documents": answers, "cost_usd": round(cost / MICRO, 6)}
+        if one is None:
+            return {name: rule, "documents": 0, "cost_usd": 0.0}
+        cost_usd = None if one.unpriced else round(-one.saved_microusd / MICRO, 6)
+        return {name: rule, "documents": one.answers, "cost_usd": cost_usd}
 
     rules, rule = job.spec.get("routes") or [], job.spec.get("escalate")
     surveyed, routes = job.source.get(ROUTES) or {}, []
@@ -80,17 +82,21 @@ def rule_lines(
     """Yield a line for each rule of a job: what it took, and what that cost."""
     for one in routes:
         took = counted(one["documents"], "document")
-        yield f"route {_rule(one['rule'])}: {took}, {usd(one['cost_usd'])}"
+        yield f"route {_rule(one['rule'])}: {took}, {_cost(one)}"
     if escalated is not None:
         went = counted(escalated["documents"], "document")
         yield Text(
             SetOption("escalate"),
-            f" {_rule(escalated['rule'])}: {went} went on, {usd(escalated['cost_usd'])} more",
+            f" {_rule(escalated['rule'])}: {went} went on, {_cost(escalated, ' more')}",
         )
     for one in steps:
         took = counted(one["documents"], "document")
         since = "not taken yet" if one["at"] is None else f"since {_moment(one['at'])}, {took}"
         yield Text(SetOption("degrade"), f" {_rule(one['step'])}: {since}")
+
+
+def _cost(one: Mapping[str, Any], more: str = "") -> str:
+    return "at an unknown cost" if one["cost_usd"] is None else f"{usd(one['cost_usd'])}{more}"
 
 
 def _rule(text: str) -> str:
