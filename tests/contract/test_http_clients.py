@@ -382,6 +382,29 @@ async def test_a_request_leaves_no_cyclic_garbage() -> None:
             await client.close()
 
 
+async def test_a_connection_that_has_ended_leaves_no_cyclic_garbage() -> None:
+    """A provider that closes each connection, or breaks it, fills no memory until a collection."""
+    client = make_client("lean")
+    closing = canned(b"HTTP/1.0 200 OK\r\n\r\nuntil the end", close=True)
+    async with raw_server(closing) as server:
+        target = Target.of(server.url)
+        await client.post(target, b"{}", headers={}, timeout_s=LIMIT_S)
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(20):
+                await client.post(target, b"{}", headers={}, timeout_s=LIMIT_S)
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            left = [one for one in gc.garbage if type(one).__module__.startswith("penstock")]
+            assert not left
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+            await client.close()
+
+
 async def _on_uvloop(client: HttpClient) -> None:
     async with aiohttp_service() as url:
         for path in ("/pieces", "/gzip", "/large", "/empty", "/close", "/redirect"):

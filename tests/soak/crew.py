@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from aiohttp import web
@@ -114,6 +115,15 @@ class Crew(Fleet):
         self.door_port = free_port()
         self.veterans: dict[str, Process] = {}  # by kind
         self.problems: list[str] = []
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.engine.kill()
+        super().__exit__(kind, error, trace)
 
     @property
     def door(self) -> str:

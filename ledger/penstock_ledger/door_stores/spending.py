@@ -155,8 +155,12 @@ class TenantAccounts:
         tenant = tenant_of_job(job)
         if tenant is None:
             return None
-        if time.monotonic() >= self._known_until:
-            self._known, self._known_until = self._budgets.all(), time.monotonic() + BUDGETS_S
+        now = time.monotonic()
+        if now >= self._known_until:
+            self._known, self._known_until = self._budgets.all(), now + BUDGETS_S
+            # what may be read again is as good as forgotten: months end, and tenants go
+            known = list(self._read_at.items())  # another thread may add one
+            self._read_at = {name: read_at for name, read_at in known if now - read_at < BASE_S}
         return self._known.get(tenant)
 
     def look(

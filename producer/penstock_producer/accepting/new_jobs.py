@@ -11,6 +11,7 @@ import base64
 import hashlib
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
@@ -129,7 +130,16 @@ def _counts(name: str, value: object) -> bool:
     """
     if name in _BESIDE_CONTENT or value is None:
         return False
-    return bool(value != JobSpec.model_fields[name].get_default(call_default_factory=True))
+    return bool(value != _default(name))
+
+
+@cache
+def _default(name: str) -> object:
+    """Return what an option is where it is not given.
+
+    Asked anew pydantic reads the signature of what makes it, which leaves classes and code of
+    30 kB in circles."""
+    return JobSpec.model_fields[name].get_default(call_default_factory=True)
 
 
 MAX_JOB_KEY_CHARS: Final = 200

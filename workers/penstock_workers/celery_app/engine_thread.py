@@ -29,6 +29,11 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 # of those walks visits all that are in flight. So many new objects are a few tens of MB at most
 # before a walk.
 NEW_OBJECTS, YOUNG_WALKS, MIDDLE_WALKS = 50_000, 20, 50
+# A process with little to do makes so many in hours: its statements of SQL and errors of servers
+# that were away would be kept until then, and what lived through a walk for days. So there is a
+# walk of everything now and then, too, which takes at most a thousandth of the time.
+FREE_EACH_S = 30.0
+FREE_REST = 1_000.0  # times what the walk before took
 
 
 def loop_factory(uvloop: bool) -> LoopFactory | None:
@@ -49,6 +54,24 @@ def spare_the_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(NEW_OBJECTS, YOUNG_WALKS, MIDDLE_WALKS)
+
+
+class Freeing:
+    """Frees what only a walk of the cycle collector finds. For the thread of the item loop."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        """Free nothing yet: a process that starts has just been walked."""
+        self._clock = clock
+        self._next_at = clock() + FREE_EACH_S
+
+    def look(self) -> None:
+        """Walk everything if it is time to, which blocks for some milliseconds."""
+        began = self._clock()
+        if began < self._next_at:
+            return
+        gc.collect()
+        ended = self._clock()
+        self._next_at = ended + max(FREE_EACH_S, FREE_REST * (ended - began))
 
 
 log = logging.getLogger(__name__)
@@ -190,6 +213,8 @@ class EngineThread:
         beating.cancel()
 
     async def _beat(self) -> None:
+        freeing = Freeing()
         while True:
             self._turned_at = monotonic()
+            freeing.look()
             await asyncio.sleep(LOOP_BEAT_S)

@@ -240,6 +240,7 @@ class Connection(asyncio.Protocol):
         self.usable = False
         self._silence()
         self._ended()
+        self._reader.close()
 
     def _ended(self) -> None:
         if self._waiter is None:

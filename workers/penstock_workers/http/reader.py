@@ -306,6 +306,13 @@ class AnswerReader:
             raise ConnectionLost(f"the server closed the connection {when}")
         self.complete = True
 
+    def close(self) -> None:
+        """Take no more bytes: the connection has ended.
+
+        The parser knows its reader and holds the last answer's head; together they would wait for
+        the cycle collector."""
+        del self._parser
+
     def answer(self) -> HttpAnswer:
         """Return the answer once, when it is complete and wants nothing.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from sqlalchemy import update
 
 from penstock_ledger.sql.tables import jobs
 from penstock_producer import JobSpec, Producer
-from penstock_producer.accepting.new_jobs import digest_of
+from penstock_producer.accepting.new_jobs import digest_of, options_of
 
 
 @pytest.mark.parametrize(
@@ -139,3 +140,16 @@ def test_a_job_of_a_release_before_keeps_its_identity_when_its_limits_change(
         assert producer.limit("night", budget_usd=None, deadline_s=60.0)
         again = producer.submit(source, spec | {"deadline_s": 60.0}, job_key="night")
         assert (again.job_id, again.spec["response_format"]) == (job.job_id, None)
+
+
+def test_what_identifies_a_job_leaves_nothing_to_collect() -> None:
+    """A door and a control process do it for each of their jobs, and seldom collect."""
+    spec = JobSpec(prompt="Sum up: {text}", model="m")
+    options_of(spec)  # what is made once
+    gc.collect()
+    gc.disable()
+    try:
+        options_of(spec)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

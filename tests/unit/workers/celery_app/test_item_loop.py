@@ -7,6 +7,7 @@ import concurrent.futures
 import gc
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from unittest.mock import AsyncMock
 
@@ -24,6 +25,10 @@ def thresholds() -> Iterator[None]:
     yield
     gc.set_threshold(*before)
     gc.unfreeze()
+
+
+class Circle:
+    itself: Circle
 
 
 def module_of_loop(factory: engine_thread.LoopFactory | None) -> str:
@@ -75,6 +80,50 @@ def test_the_collector_walks_seldom_and_never_what_was_there_at_start(thresholds
         engine_thread.MIDDLE_WALKS,
     )
     assert gc.get_freeze_count() > 10_000
+
+
+def test_a_circle_is_freed_in_a_process_that_makes_few_objects(
+    monkeypatch: pytest.MonkeyPatch, thresholds: None
+) -> None:
+    """Statements of SQL are circles: a control process that is idle for most of an hour kept all of
+    that hour."""
+    monkeypatch.setattr(engine_thread, "FREE_EACH_S", 0.0)
+    monkeypatch.setattr(engine_thread, "FREE_REST", 0.0)
+    monkeypatch.setattr(engine_thread, "LOOP_BEAT_S", 0.001)
+    hosting, freed = engine_thread.EngineThread(lambda: AsyncMock()), threading.Event()
+    hosting.start(AsyncMock())
+    try:
+        circle = Circle()
+        circle.itself = circle
+        weakref.finalize(circle, freed.set)
+        del circle
+        assert freed.wait(10)
+    finally:
+        assert hosting.stop(10)
+
+
+@pytest.mark.parametrize(
+    ("took_s", "next_s"), [(0.005, engine_thread.FREE_EACH_S), (0.2, 200.0)], ids=["small", "large"]
+)
+def test_walks_of_everything_take_a_thousandth_of_the_time(
+    monkeypatch: pytest.MonkeyPatch, took_s: float, next_s: float
+) -> None:
+    """Where much is in flight a walk takes longer, and the next one comes later."""
+    now, walks = 0.0, list[float]()
+
+    def walk() -> int:
+        nonlocal now
+        walks.append(now)
+        now += took_s
+        return 0
+
+    monkeypatch.setattr(gc, "collect", walk)
+    freeing = engine_thread.Freeing(lambda: now)
+    for second in range(600):
+        now = max(now, float(second))
+        freeing.look()
+    assert walks[0] == engine_thread.FREE_EACH_S
+    assert walks[1] - walks[0] == pytest.approx(next_s + took_s, abs=1.0)
 
 
 def test_an_engine_that_is_up_when_its_worker_is_asked_to_stop_is_stopped(

@@ -188,3 +188,18 @@ def test_another_process_at_the_same_place_is_no_failure() -> None:
     assert not loop.sinks.written(job(), SPEC)
     loop.pass_ends()
     assert loop.sinks.written(job(), SPEC)
+
+
+def test_a_job_that_was_given_up_is_forgotten_at_its_end_as_well() -> None:
+    """It was paused, and then cancelled: what a sink knows of it, such as the source that its rows
+    stand in, does not stay for as long as the process lives."""
+    sink = Played(fails=iter([SinkUnfit("no such column")]))
+    loop = Loop(sink)
+    loop.sinks.look(job(), SPEC)
+    loop.pass_ends()
+    with pytest.raises(SinkGivenUp):
+        loop.sinks.look(job(), SPEC)
+    loop.sinks.keep_only({"job_1"})
+    assert sink.forgotten == []
+    loop.sinks.keep_only(())
+    assert sink.forgotten == ["job_1"]

@@ -140,6 +140,9 @@ class QueueSizes:
             finished[queue][job_id] = number
         for queue, by_job in finished.items():
             self._pace[queue].note(by_job, now)
+        # a queue has the name of a model: jobs may have named any
+        for queue in self._pace.keys() - finished.keys() - self._slots.keys():
+            del self._pace[queue]
 
 
 class JobQueues:
@@ -219,6 +222,9 @@ class FeedWindows:
             queue, flow = self._queues.of(job)
             if now - self._active[job.job_id] < ACTIVE_S:
                 self._rivals[queue][job.job_id] = flow
+        named = set(self._queues.queues().values())
+        for queue in self._turns.keys() - named:
+            del self._turns[queue]
         for queue in {*self._rivals, *self._turns}:
             self._begin_turns(queue, led)
 

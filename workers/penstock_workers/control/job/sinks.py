@@ -151,6 +151,7 @@ class JobSinks:
         self._passes = Background(PASSES_AT_ONCE, on_ended)
         self._files = Background(FILES_AT_ONCE, on_ended)
         self._progress: dict[Key, _Progress] = {}
+        self._begun: set[str] = set()  # jobs of which a sink may hold something
         self._clock = clock
 
     def look(self, job: Job, spec: JobSpec) -> None:
@@ -174,14 +175,17 @@ class JobSinks:
         """Forget jobs that have ended."""
         for key in [key for key in self._progress if key.job_id not in live]:
             del self._progress[key]
+        for job_id in self._begun.difference(live):
+            self._begun.discard(job_id)
             for sink in self._sinks:
-                sink.forget(key.job_id)
+                sink.forget(job_id)
         self._passes.keep_only(live)
         self._files.keep_only(live)
 
     def _turn(self, sink: Sink, job: Job, spec: JobSpec, *, whole: bool) -> bool:
         key = Key(job.job_id, job.generation, sink.name)
         progress = self._progress.setdefault(key, _Progress())
+        self._begun.add(job.job_id)
         if progress.is_whole:
             return True
         work = self._passes if sink.grows else self._files

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import replace
@@ -78,7 +79,9 @@ class Bodies:
 
 
 TIER_LOOK_S: Final = 15.0  # between two looks at the service tier that control has chosen for a job
-JOBS_KEPT = 1_000  # a worker sees few jobs at a time; each costs a few kilobytes
+JOBS_KEPT = 1_000  # a worker sees few jobs at a time; each costs 6 kB, and its prompt
+UNASKED_S: Final = 300.0
+"""A job that no item has asked for in this time is forgotten as others come, within twice it."""
 
 # a job, and the path that its items name, where that is not the job's
 Seen = tuple[str, str | None]
@@ -89,17 +92,23 @@ class Reader(Protocol):
 
 
 class JobBook:
-    """A bounded cache of job views. Of a spec that is accepted only limits may change."""
+    """A bounded cache of job views. Of a spec that is accepted only limits may change.
 
-    def __init__(self, read: Reader) -> None:
+    A job that has ended is not asked for any more; its prompt may have a megabyte."""
+
+    def __init__(self, read: Reader, clock: Callable[[], float] = time.monotonic) -> None:
         self._read = read
-        self._views: OrderedDict[Seen, asyncio.Future[JobView]] = OrderedDict()
+        self._clock = clock
+        # those asked for since the latest turn, and those of before that none has asked for since
+        self._views: dict[Seen, asyncio.Future[JobView]] = {}
+        self._unasked: dict[Seen, asyncio.Future[JobView]] = {}
+        self._turn_at = clock() + UNASKED_S
         # those that change their service tier: when they are read anew, by the loop's clock
         self._due: dict[Seen, float] = {}
 
     def known(self, job_id: str, endpoint: str | None = None) -> JobView | None:
         """Return the view if it is here already, without a task switch."""
-        future = self._views.get((job_id, endpoint))
+        future = self._held((job_id, endpoint))
         if future is None or not future.done() or future.exception() is not None:
             return None
         view = future.result()
@@ -109,9 +118,26 @@ class JobBook:
 
     def forget(self, job_id: str) -> None:
         """Read it anew when it is asked for next: it was given a budget, or has none any more."""
-        for known in [known for known in self._views if known[0] == job_id]:
-            self._views.pop(known, None)
-            self._due.pop(known, None)
+        for views in (self._views, self._unasked):
+            for known in [known for known in views if known[0] == job_id]:
+                del views[known]
+                self._due.pop(known, None)
+
+    def _held(self, seen: Seen) -> asyncio.Future[JobView] | None:
+        """Return what is known or being read, and note that it was asked for."""
+        future = self._views.get(seen)
+        if future is None and (future := self._unasked.pop(seen, None)) is not None:
+            self._views[seen] = future
+        return future
+
+    def _turn(self) -> None:
+        """Forget what was not asked for since the turn before, if it is time or much is held."""
+        if self._clock() < self._turn_at and len(self._views) < JOBS_KEPT // 2:
+            return
+        for forgotten in self._unasked:
+            self._due.pop(forgotten, None)
+        self._views, self._unasked = {}, self._views
+        self._turn_at = self._clock() + UNASKED_S
 
     def _look_again(self, seen: Seen) -> None:
         """Have a view read anew now and then; until that is there, and where it fails, it stays."""
@@ -124,7 +150,7 @@ class JobBook:
         def take(done: asyncio.Future[JobView]) -> None:
             if done.cancelled() or done.exception() is not None:
                 return
-            if seen in self._views:
+            if self._held(seen) is not None:
                 self._views[seen] = done
             else:
                 self._due.pop(seen, None)
@@ -139,17 +165,16 @@ class JobBook:
         not remembered.
         """
         seen = (job_id, endpoint)
-        future = self._views.get(seen)
+        future = self._held(seen)
         if future is None:
+            self._turn()
             future = asyncio.ensure_future(asyncio.to_thread(self._read, job_id, endpoint))
             self._views[seen] = future
-            if len(self._views) > JOBS_KEPT:
-                forgotten, _ = self._views.popitem(last=False)
-                self._due.pop(forgotten, None)
         try:
             return await asyncio.shield(future)
         except Exception:
             self._views.pop(seen, None)
+            self._unasked.pop(seen, None)
             raise
 
 
