@@ -139,8 +139,14 @@ class Process:
             os.kill(self.popen.pid, number)
 
     def kill(self) -> None:
+        """Kill it, and wait until it has ended.
+
+        Not by ``Popen.wait``: an interrupt in the middle of ``poll`` leaves the lock taken for
+        which that waits."""
         self.send(signal.SIGKILL)
-        self.popen.wait()
+        with contextlib.suppress(ChildProcessError):  # its end was seen already
+            os.waitid(os.P_PID, self.popen.pid, os.WEXITED | os.WNOWAIT)
+        self.popen.poll()
 
     def wait(self, timeout_s: float) -> int:
         return self.popen.wait(timeout_s)
