@@ -303,7 +303,7 @@ class Paid(NamedTuple):
 
 
 RULE: Final = "rule:"
-"""So begin the causes of savings that say what answers cost by a rule of their job: below 0."""
+"""Marks, at its beginning, the cause of a saving that is the cost by a rule of a job: below 0."""
 
 
 class Saving(NamedTuple):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+
+import pytest
 
 from penstock_ledger import (
     Database,
@@ -16,6 +19,7 @@ from penstock_ledger import (
     NoticedStore,
     Schedule,
     ScheduleStore,
+    open_database,
 )
 from penstock_producer import Producer, ProducerSettings, Schedules
 from penstock_producer.accepting.remote_limits import RemoteLimits
@@ -28,6 +32,22 @@ SPEC = {"prompt": "Summarise: {text}", "model": "m"}
 DAY = 86_400.0
 NOON = datetime(2026, 3, 9, 12, tzinfo=UTC).timestamp()
 ONE = datetime(2026, 3, 10, 1, tzinfo=UTC).timestamp()  # the first night
+
+
+@contextmanager
+def ledger_of(request: pytest.FixtureRequest, folder: Path) -> Iterator[Database]:
+    """A ledger on the database that the parameter names."""
+    url = (
+        f"sqlite:///{folder}/ledger.db"
+        if request.param == "sqlite"
+        else request.getfixturevalue("postgres_url")
+    )
+    database = open_database(url, pool_size=8)
+    database.migrate()
+    try:
+        yield database
+    finally:
+        database.close()
 
 
 class Night:

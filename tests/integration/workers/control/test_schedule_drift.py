@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
-from night import DAY, ONE, Night
+from night import DAY, ONE, Night, ledger_of
 from sqlalchemy import select
 
 from penstock_ledger import (
@@ -20,7 +20,6 @@ from penstock_ledger import (
     Result,
     RunStore,
     Schedule,
-    open_database,
     purge_job,
 )
 from penstock_ledger.door_stores.webhooks import NewEndpoint, WebhookStore
@@ -79,17 +78,10 @@ def answer(label: str) -> bytes:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def runs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Runs]:
-    url = (
-        f"sqlite:///{tmp_path}/ledger.db"
-        if request.param == "sqlite"
-        else request.getfixturevalue("postgres_url")
-    )
-    database = open_database(url, pool_size=8)
-    database.migrate()
-    hook = NewEndpoint("we_1", None, "https://example.com/hooks", "whsec_1", ["job.drifted"])
-    WebhookStore(database).add(hook)
-    yield Runs(database, tmp_path)
-    database.close()
+    with ledger_of(request, tmp_path) as database:
+        hook = NewEndpoint("we_1", None, "https://example.com/hooks", "whsec_1", ["job.drifted"])
+        WebhookStore(database).add(hook)
+        yield Runs(database, tmp_path)
 
 
 def test_a_run_that_has_moved_is_told_everywhere(runs: Runs) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
-from night import DAY, NOON, ONE, SPEC, Night, join_starts
+from night import DAY, NOON, ONE, SPEC, Night, join_starts, ledger_of
 
 from penstock_ledger import (
     FiringOutcome,
@@ -37,15 +37,8 @@ from penstock_workers.control.schedules.starts import Started
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def night(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Night]:
-    url = (
-        f"sqlite:///{tmp_path}/ledger.db"
-        if request.param == "sqlite"
-        else request.getfixturevalue("postgres_url")
-    )
-    database = open_database(url, pool_size=8)
-    database.migrate()
-    yield Night(database, tmp_path)
-    database.close()
+    with ledger_of(request, tmp_path) as database:
+        yield Night(database, tmp_path)
 
 
 def test_a_start_is_in_the_log(night: Night, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
-from night import DAY, ONE, Night
+from night import DAY, ONE, Night, ledger_of
 
 from penstock_ledger import (
     DeadLetter,
@@ -21,7 +21,6 @@ from penstock_ledger import (
     Result,
     Schedule,
     ScheduleNotFound,
-    open_database,
     purge_job,
 )
 from penstock_producer import OutcomesOf, ScheduleError, SpecError
@@ -78,17 +77,10 @@ class Drafts(Night):
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def drafts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Drafts]:
-    url = (
-        f"sqlite:///{tmp_path}/ledger.db"
-        if request.param == "sqlite"
-        else request.getfixturevalue("postgres_url")
-    )
-    database = open_database(url, pool_size=8)
-    database.migrate()
-    made = Drafts(database, tmp_path)
-    made.add(overlap=True)
-    yield made
-    database.close()
+    with ledger_of(request, tmp_path) as database:
+        made = Drafts(database, tmp_path)
+        made.add(overlap=True)
+        yield made
 
 
 def test_each_night_what_died_is_asked_of_a_larger_model(drafts: Drafts) -> None:

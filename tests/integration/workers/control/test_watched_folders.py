@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from night import DAY, ONE, Night, join_starts
+from night import DAY, ONE, Night, join_starts, ledger_of
 from servers import S3Server
 from sqlalchemy import func, select
 
@@ -66,15 +66,8 @@ class Watched(Night):
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def watched(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Watched]:
-    url = (
-        f"sqlite:///{tmp_path}/ledger.db"
-        if request.param == "sqlite"
-        else request.getfixturevalue("postgres_url")
-    )
-    database = open_database(url, pool_size=8)
-    database.migrate()
-    yield Watched(database, tmp_path)
-    database.close()
+    with ledger_of(request, tmp_path) as database:
+        yield Watched(database, tmp_path)
 
 
 def test_each_file_is_in_one_job(watched: Watched) -> None:

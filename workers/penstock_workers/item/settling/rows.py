@@ -9,15 +9,16 @@ from penstock_ledger.model import DeadLetter, Result
 from penstock_producer.feed.tracing import TRACEPARENT_HEADER, parse_traceparent
 from penstock_producer.feed.wire import FED_HEADER, URGENT_HEADER, door_of, encode_item
 from penstock_producer.job.lanes import has_own_model, packs
+from penstock_producer.job.routing import route_in
 from penstock_producer.prices import ModelPrices, saved
+from penstock_producer.reporting.by_rules import ESCALATED, route_cause, step_cause
 from penstock_workers.item.answer import excerpt
 from penstock_workers.item.answer_forms import tier_of, tokens_used
 from penstock_workers.item.attempt import Attempt, Item, Settled
 from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.job_view import JobView
-from penstock_workers.item.outcome import Retry
+from penstock_workers.item.outcome import Dead, Done, Outcome, Retry
 from penstock_workers.item.same_request import SAME_REQUEST
-from penstock_workers.item.settling.by_rules import booked
 from penstock_workers.item.spent import NOTHING_SPENT, Spent
 
 RESPONSE_EXCERPT_BYTES = 2_000  # of the provider's last answer kept in a dead letter
@@ -186,7 +187,7 @@ def savings_in(group: Iterable[Settled]) -> dict[ItemKey, tuple[Saving, ...]]:
 
     Most saved nothing, and have none."""
     return {
-        item.key: (*item.savings, *(booked(item, outcome) if item.job.has_rules else ()))
+        item.key: (*item.savings, *(_by_rules(item, outcome) if item.job.has_rules else ()))
         for item, outcome in group
         if isinstance(item, Attempt) and (item.savings or item.job.has_rules)
     }
@@ -199,3 +200,25 @@ def prices_of(job: JobView, answered: str | None, *, tier: str | None = None) ->
     if has_own_model(job.spec.lane):
         return None
     return job.provider.prices_of(answered, job.spec.model, tier=tier)
+
+
+def _by_rules(attempt: Attempt, outcome: Outcome) -> tuple[Saving, ...]:
+    """Return what an attempt cost by each rule of its job, as a saving below 0.
+
+    A document counts where it ends."""
+    spent, spec, found = attempt.spent, attempt.job.spec, list[Saving]()
+    ends = isinstance(outcome, Done | Dead)
+    if spec.routes and attempt.given:  # of an equal request's answer in a batch nothing is read
+        found.append(_of_rule(route_cause(route_in(attempt.given)), ends, spent))
+    if attempt.step:
+        found.append(_of_rule(step_cause(attempt.step), ends, spent))
+    if spec.escalate is not None and attempt.spent_in_all.escalations:
+        better = spent._replace(cost_microusd=spent.cost_microusd - attempt.first_microusd)
+        found.append(_of_rule(ESCALATED, spent.escalations, better))
+    return tuple(found)
+
+
+def _of_rule(cause: str, documents: int, spent: Spent) -> Saving:
+    return Saving(
+        cause, int(documents), saved_microusd=-spent.cost_microusd, unpriced=spent.unpriced
+    )
