@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -269,6 +269,8 @@ class Estimate(NamedTuple):
     capped: bool
     by: str = CALIBRATED  # what prompts were counted by, for people
     model: str | None = None  # that the first request names, for prices where the job names none
+    # by lane or tier: what the job's rules and the prompt cache make of its own model's cost
+    factors: Mapping[str, float] = {}
 
     def usd(
         self,
