@@ -12,8 +12,9 @@ import json
 import os
 import random
 import subprocess
+import sys
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -147,7 +148,8 @@ class Ground:
     def _report(self, source: Path, *options: str) -> Said:
         out = self._place / f"out-{len(list(self._place.glob('out-*')))}"
         self._penstock("run", source, *options, "--out", str(out), "--no-progress")
-        report: Said = json.loads((out / "report.json").read_text())
+        [found] = out.glob("**/report.json")  # that of a sample is in a folder of its own
+        report: Said = json.loads(found.read_text())
         if report["succeeded"] != report["total"]:
             raise SystemExit(f"{report['dead']} documents died: {report['dead_by_reason']}")
         return report
@@ -197,7 +199,9 @@ def measure(chosen: Sequence[Case]) -> Report:
         for case in chosen:
             flags = ("--encoding", ENCODING, "--batch-s", "1", *case.simulated, *case.model.flags)
             with folder() as place, simulator(LATENCY_MS, 0, *flags) as running:
-                rows += _row(case, Ground(case, running.url, place), texts)
+                row = _row(case, Ground(case, running.url, place), texts)
+            print(f"{row.what}: {row.ratio}", file=sys.stderr, flush=True)
+            rows.append(row)
     notes = [
         f"{DOCUMENTS} documents of {OWN_CHARS[0]} to {OWN_CHARS[1]:,} characters in English, "
         "German, French, Spanish, Polish, Russian, Chinese, Japanese and JSON; the provider counts "
@@ -206,12 +210,12 @@ def measure(chosen: Sequence[Case]) -> Report:
     return Report("estimates beside what was spent", rows, notes)
 
 
-def _row(case: Case, ground: Ground, texts: Path) -> Iterator[Row]:
+def _row(case: Case, ground: Ground, texts: Path) -> Row:
     source = texts / f"{case.source}.jsonl"
     predicted, budget = ground.predicted(source)
     spent = ground.spent(source, budget)
     by = "sample" if case.predicted is None else "preview"
-    yield Row(
+    return Row(
         f"{case.model.name}, {case.words}: spent beside the {by}'s prediction",
         f"{spent:.4f} USD",
         f"{predicted:.4f} USD",
