@@ -357,7 +357,7 @@ def test_a_rewound_feed_walks_over_what_is_finished_at_once(
         while not house.queued():
             house.control.tick()
         house.finish(job, f"d{number:02}")
-        house.redis.lrem(QUEUE, 0, house.redis.lindex(QUEUE, -1))
+        house.redis.rpop(QUEUE)
     house.redis.flushall()
     monkeypatch.setattr(feeding, "WALK_S", 600.0)
     house.control.tick()
