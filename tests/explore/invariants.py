@@ -15,9 +15,10 @@ from typing import Any, Final
 from explore.actors import COST, GUESS, Provider, Worker
 from explore.batches import Batches
 from explore.databases import Looks
-from explore.scheduler import Actor, Call, Fate, Process, Violation, World
+from explore.scheduler import EPOCH, Actor, Call, Fate, Process, Violation, World
 from penstock_ledger.model import ItemKey, JobState
 from penstock_workers.item.attempt import Attempt
+from penstock_workers.lane_changes import LaneChangeSettings
 
 G1: Final = "G1: each document has one visible outcome"
 G2: Final = "G2: an outcome never changes"
@@ -46,6 +47,14 @@ SELECT coalesce(sum(cost_microusd), 0) FROM (
     UNION ALL SELECT job_id, cost_microusd FROM spending
 ) WHERE job_id = ?
 """
+HANDED_OVER: Final = """
+SELECT tag, remote_id, job_id, generation FROM provider_batches WHERE handed_at IS NOT NULL
+AND NOT (state IN ('ended', 'collected') AND missing IS NULL AND coalesce(lease_until, 0) > ?)
+"""
+"""Batches whose documents went on without them, but for those whose answers are read."""
+LEFT_AT: Final = "SELECT max(at) FROM lane_moves WHERE job_id = ? AND before = 'batch'"
+OUTCOMES: Final = "SELECT doc_id FROM outcomes WHERE job_id = ? AND generation = ?"
+MOVING_S: Final = LaneChangeSettings().moving_s
 
 
 class Invariants:
@@ -67,6 +76,7 @@ class Invariants:
         self._cursors: dict[tuple[str, int], str] = {}
         self._states: dict[str, tuple[str, int]] = {}  # and generations, by job
         self._settled = set[str]()  # the numbers of batches at the provider
+        self._handed_over = set[str]()  # tags of batches whose documents went on without them
         self._accounts: dict[str, int] = {}
         self._held: Counter[str] = Counter()  # by documents: how often who held one has died
         # counted, and no process has heard of it, or could take it back
@@ -109,6 +119,8 @@ class Invariants:
             self._look_at_accounts()
             if self._batches.made:
                 self._note_settled()
+            if call.what == "ProviderBatchStore.hand_over writes":
+                self._note_handed_over(actor.process)
         except Violation as violation:
             self._world.violation = self._world.violation or violation
 
@@ -157,6 +169,22 @@ class Invariants:
                 "SELECT remote_id FROM provider_batches WHERE state = 'settled'"
             )
         )
+
+    def _note_handed_over(self, process: Process) -> None:
+        """Note another call for each document of batches whose job waits for them no longer.
+
+        It may stop waiting once it has left their lane for as long as is said, and never for
+        answers that are read by now, or for documents that have an outcome."""
+        now = EPOCH + self._world.now
+        for tag, remote_id, *of in self._sql.execute(HANDED_OVER, (now,)).fetchall():
+            if tag in self._handed_over:
+                continue
+            self._handed_over.add(tag)
+            (left_at,) = self._sql.execute(LEFT_AT, of[:1]).fetchone()
+            if now + process.drift_s < left_at + MOVING_S:
+                continue
+            ended = {f"{self._jobs()[of[0]]}-{doc_id}" for (doc_id,) in self.look(OUTCOMES, *of)}
+            self._batches.is_waited_for_no_longer(tag, remote_id, ended)
 
     def _look_at_feeds(self, process: Process) -> None:
         for job_id, generation, fence, owner, cursor in self._sql.execute(
