@@ -11,7 +11,8 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable
-from functools import cache
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache, partial
 from importlib import metadata
 from typing import Any, Final
 
@@ -46,6 +47,8 @@ def install() -> None:
     of_random: Any = random
     of_random._urandom = _urandom
     of_random.Random.seed = _seed
+    of_executors: Any = ThreadPoolExecutor
+    of_executors.submit = _submit
 
 
 def enter(world: World) -> None:
@@ -95,6 +98,27 @@ def _seed(self: random.Random, a: Any = None, version: int = 2) -> None:
     if a is None and Entered.world is not None:
         a = Entered.chance.getrandbits(64)
     _seeded(self, a, version)
+
+
+class _Awaited(Future[Any]):
+    """What an actor waits for."""
+
+    def result(self, timeout: float | None = None) -> Any:
+        while not self.done():
+            _actor().sleep(0.01)
+        return super().result()
+
+
+_submitted: Final[Any] = ThreadPoolExecutor.submit
+
+
+def _submit(executor: Any, func: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
+    if Entered.world is None or PROCESS.get() is None:
+        future: Future[Any] = _submitted(executor, func, *args, **options)
+    else:
+        future = _Awaited()
+        Entered.world.loop.run_for(future, executor, partial(func, *args, **options))
+    return future
 
 
 # -- in place of `threading`, in modules that make threads or keep something for each --------------
