@@ -396,6 +396,7 @@ class World:
     odds: Odds
     now: float = 0.0
     is_peaceful: bool = False  # no faults any more
+    has_plans: bool = False  # jobs start at their times, else no schedule is looked for
     steps: int = 0
     looks: int = 0  # whether time passes
     ready: list[Actor] = field(default_factory=list)

@@ -6,6 +6,7 @@ they are imported. Outside of a world everything is as it always is.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import threading
@@ -49,6 +50,8 @@ def install() -> None:
     of_random.Random.seed = _seed
     of_executors: Any = ThreadPoolExecutor
     of_executors.submit = _submit
+    of_asyncio: Any = asyncio
+    of_asyncio.run_coroutine_threadsafe = _run_from_thread
 
 
 def enter(world: World) -> None:
@@ -110,6 +113,25 @@ class _Awaited(Future[Any]):
 
 
 _submitted: Final[Any] = ThreadPoolExecutor.submit
+_from_thread: Final[Any] = asyncio.run_coroutine_threadsafe
+
+
+def _run_from_thread(coro: Any, loop: Any) -> Future[Any]:
+    if Entered.world is None:
+        real: Future[Any] = _from_thread(coro, loop)
+        return real
+    future = _Awaited()
+
+    def ended(task: asyncio.Task[Any]) -> None:
+        if task.cancelled():
+            future.cancel()
+        elif (error := task.exception()) is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(task.result())
+
+    loop.create_task(coro).add_done_callback(ended)
+    return future
 
 
 def _submit(executor: Any, func: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
