@@ -24,22 +24,20 @@ def main(arguments: list[str]) -> int:
     from explore import virtual
 
     virtual.install()
-    import redis
     from servers import RedisServer
 
     from explore.databases import PostgresDatabase, SqliteFile
     from explore.history import kept, shrunk, table
     from explore.scenarios import Ground, play
-    from explore.seams import RedisOfWorld, Seams
+    from explore.seams import SOCKET, RedisOfWorld, Seams
 
     if asked.log:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     else:
         logging.disable(logging.CRITICAL)
     folder = Path(tempfile.mkdtemp(prefix="explore-", dir=_memory()))
-    redis_server = RedisServer.start(folder / "redis")
-    client = redis.Redis(host="127.0.0.1", port=redis_server.port)
-    server = RedisOfWorld(client)
+    redis_server = RedisServer.start(folder / "redis", settings=("--unixsocket", SOCKET))
+    server = RedisOfWorld(redis_server)
     Seams(server).install()
     database = PostgresDatabase() if asked.postgres else SqliteFile(folder)
     faults: Counter[str] = Counter()
@@ -70,7 +68,7 @@ def main(arguments: list[str]) -> int:
             if asked.stop_at_first_failure:
                 break
     finally:
-        client.close()
+        server.close()
         database.close()
         redis_server.stop()
         shutil.rmtree(folder, ignore_errors=True)

@@ -15,11 +15,11 @@ from explore.scheduler import Violation, World
 from explore.seams import RedisOfWorld
 from explore.virtual import Entered
 from penstock_ledger import keys
-from penstock_ledger.model import Job, JobState
+from penstock_ledger.model import JobState
+from penstock_ledger.stores.feeds import FeedStore
 from penstock_producer.feed.feeder import Feeder
 from penstock_producer.feed.queues import queue_name
 from penstock_workers.control.feeds import reconcile
-from penstock_workers.control.job.balance import Balance
 
 KEPT: Final = "no message is lost while Redis keeps its data"
 READ: Final = "no source is read again while Redis keeps its data"
@@ -45,20 +45,22 @@ def _republished(feeder: Feeder, missing: Sequence[tuple[str, str]]) -> int:
     return _republish(feeder, missing)
 
 
-def _rewound(balance: Balance, job: Job, found: int) -> Any:
+def _rewound(feeds: FeedStore, job_id: str, *, generation: int | None = None) -> bool:
+    is_rewound = _rewind(feeds, job_id, generation=generation)
     world = Entered.world
-    # a job that is being cancelled reads again what was fed before it, also where who leads it stood
-    # still since it looked
-    if world is not None and world.state_of(job.job_id) != JobState.CANCELLING:
-        _is_needed(READ, f"{job.job_key}: {found} of {job.total} outcomes")
-    return _rewind(balance, job, found)
+    # a rebuild names no generation, and a job that is being cancelled reads again what was fed
+    # before it, also where who leads it stood still since it looked
+    if is_rewound and generation is not None and world is not None:
+        if world.state_of(job_id) != JobState.CANCELLING:
+            _is_needed(READ, job_id)
+    return is_rewound
 
 
 _reconcile: Any = reconcile
 _republish: Final[Callable[..., int]] = _reconcile.republish
-_rewind: Final = Balance._rewind
-_balance: Any = Balance
-_reconcile.republish, _balance._rewind = _republished, _rewound
+_rewind: Final = FeedStore.rewind_feeds
+_feeds: Any = FeedStore
+_reconcile.republish, _feeds.rewind_feeds = _republished, _rewound
 
 
 class Holdings:

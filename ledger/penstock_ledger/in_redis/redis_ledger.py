@@ -88,6 +88,10 @@ class RedisLedger:
         self.budgets = BudgetBook(client)
         self._run_seen: str | None = None  # written by check_epoch, read by install_epoch
         self._mark: str | None = None  # written by begin_rebuild, read by install_epoch
+        # names of rebuilds, read by publish: at the look before the last one, which is before its
+        # caller looked at the jobs; and at the last one. None: this process never looks
+        self._rebuild: str | None = None
+        self._rebuild_seen: str | None = None
 
     # -- the life of an item -----------------------------------------------------------------------
 
@@ -107,11 +111,13 @@ class RedisLedger:
         ``urgent`` ones, whose messages must say so, go behind earlier urgent ones at the consuming
         end. ``again`` is for documents in the window whose message is lost: they are queued again
         and stay in the window all the while. Raises RedisForgot when the sentinel is missing or
-        another; earlier calls have been published then.
+        another, or Redis was rebuilt since this process last looked but one; earlier calls have
+        been published then.
         """
+        rebuild = "*" if self._rebuild is None else self._rebuild
         published = done = in_window = 0
         for feed, chunk in feed_chunks(docs):
-            report = self._scripts.publish(queue, feed, chunk, buckets, self._epoch, urgent, again)
+            report = self._scripts.publish(queue, feed, chunk, buckets, self._epoch, urgent, again, rebuild)
             if isinstance(report, bytes):
                 raise RedisForgot(report.decode() or None, self._epoch)
             published += report.published
@@ -418,8 +424,11 @@ class RedisLedger:
         # one round trip: every round of each control loop asks
         with self._client.pipeline(transaction=False) as pipe:
             pipe.info("server")
-            pipe.mget(keys.EPOCH, keys.EPOCH_RUN)
-            server, (epoch, run) = pipe.execute()
+            pipe.mget(keys.EPOCH, keys.EPOCH_RUN, keys.EPOCH_NAME)
+            server, (epoch, run, name) = pipe.execute()
+        seen = (name or b"").decode()
+        self._rebuild = seen if self._rebuild_seen is None else self._rebuild_seen
+        self._rebuild_seen = seen
         self._run_seen = str(server["run_id"])
         return bool(epoch == self._epoch.encode() and run == self._run_seen.encode())
 
@@ -442,9 +451,11 @@ class RedisLedger:
                     return
                 pipe.multi()
                 pipe.delete(mark)
-            pipe.set(keys.EPOCH_REBUILT, uuid4().hex, ex=keys.REBUILT_S)
-            pipe.mset({keys.EPOCH: self._epoch, keys.EPOCH_RUN: run})
+            name = uuid4().hex
+            pipe.set(keys.EPOCH_REBUILT, name, ex=keys.REBUILT_S)
+            pipe.mset({keys.EPOCH: self._epoch, keys.EPOCH_RUN: run, keys.EPOCH_NAME: name})
             pipe.execute()
+            self._rebuild = self._rebuild_seen = name
 
     def last_rebuild(self) -> str:
         """Return the name of the latest rebuild, "" where it was longer ago than ``REBUILT_S``."""
