@@ -17,6 +17,7 @@ from msgspec import structs
 
 from penstock_producer.feed.queues import NAMES_MAX, Served
 from penstock_producer.feed.routes import model_of
+from penstock_ratelimit import ServerGauges
 from penstock_workers.celery_app.ending import end_this_worker
 from penstock_workers.errors import BadEngineSettings
 from penstock_workers.http import HttpAnswer
@@ -30,8 +31,6 @@ from penstock_workers.lanes.gpu.gpu_lane import refusal
 from penstock_workers.lanes.gpu.requests.fields import refuse_templates
 from penstock_workers.settings import WorkerSettings
 
-# its gauges: the server is near, and its own queue must not grow long between two looks
-LISTEN_EACH_S = 1.0
 GONE_MAX = 4 * NAMES_MAX  # names that are remembered
 SHOWN_CHARS = 200  # of a model's name, or of the server's words, in an error
 SERVER_ERROR = 500
@@ -56,8 +55,8 @@ class ServerQueue:
         self._is_open, self._state = False, EngineState()
         self.items.close()
 
-    def hear(self, _: str, running: float, waiting: float) -> None:
-        self._state = EngineState(int(running), int(waiting))
+    def hear(self, _: str, gauges: ServerGauges) -> None:
+        self._state = EngineState(int(gauges.running), int(gauges.waiting))
         if self._is_open:
             self.items.heard(self._state)
 
@@ -143,7 +142,7 @@ class SidecarLane:
         self._gauges = GaugeWatch(
             {SERVER: self._calls.at_root("/metrics")},
             self._line.hear,
-            every_s=LISTEN_EACH_S,
+            closely=[SERVER],
             http_client=settings.http_client,
         )
 
