@@ -148,11 +148,9 @@ class Yielding:
         try:
             stored = json.loads(text)
             read = cls(**{name: stored[name] for name in cls.__slots__ if name in stored})
-            figures = [
-                float(one)
-                for one in (read.ceiling, read.target_s, read.queued_s, read.requests)
-                + tuple(one for one in (read.ttft_s, read.too_much) if one is not None)
-            ]
+            unknown = (read.ttft_s, read.too_much)
+            figures = [float(one) for one in unknown if one is not None]
+            figures += map(float, (read.ceiling, read.target_s, read.queued_s, read.requests))
         except (ValueError, TypeError):
             return None
         usable = all(math.isfinite(one) and one >= 0 for one in figures) and read.ceiling >= LEAST
