@@ -7,10 +7,12 @@ over    The 95th percentile is above the target, or what waits in the server's q
         come off, or as many as wait there, where these are more; and once those above the new
         ceiling have ended, it is looked at anew. One call stays: batch work goes on, however slow.
 near    Above four fifths of the target nothing grows.
-under   The ceiling grows while it is what bounds: by half of itself at first, then by a tenth, and
-        where it was too much before it is tried only now and then.
-long    Above the target although requests hardly wait in the server's queue: prompts are long, and
-        fewer of ours would help no one. It stays as it is.
+under   The ceiling grows while it is what bounds and requests hardly wait in the server's queue,
+        which makes nothing faster: by a third at first, then by a tenth, and where it was too much
+        before it is tried only now and then.
+long    Above the target, and fewer of ours did not help: prompts are long. What others cannot have
+        is no reason to stand still, so what was measured then, and a tenth, is the target for some
+        minutes.
 
 The histogram has our requests among the others. A server that takes them in the order of arrival
 lets all of them wait alike, so that the whole of it says what someone who comes now would meet, and
@@ -38,7 +40,7 @@ is slow for reasons of its own."""
 CUT: Final = 0.7
 NEAR: Final = 0.8
 """Of the target: what is above wavers across it by chance."""
-CLIMB: Final = 1.5
+CLIMB: Final = 1.3
 STEP: Final = 1.1
 TOO_MUCH: Final = 0.9
 """Of the ceiling that was last too much: beyond it a step is a trial."""
@@ -46,6 +48,12 @@ TRY_S: Final = 30.0
 """Between two trials: each may cost others a few slow answers."""
 FORGET_S: Final = 600.0
 """After so long a ceiling that was too much is tried like any other: traffic comes and goes."""
+HELPED: Final = 0.9
+"""Of the percentile before a cut: above, the cut did not help."""
+LONG: Final = 1.1
+"""Times what no cut helped against: ours make it no worse than that."""
+LONG_S: Final = 300.0
+"""After so long it is tried again whether fewer of ours help."""
 USED: Final = 0.8
 """Of the ceiling in flight: below, it is not what bounds."""
 QUEUED: Final = 0.1
@@ -174,6 +182,8 @@ class InteractiveControl:
         self._looks: deque[_Look] = deque()
         self._looked_at = self._moved_at = self._too_much_at = clock()
         self._drains = False
+        self._before: tuple[float, float] | None = None  # percentile and ceiling before a trial cut
+        self._least_s, self._least_at = 0.0, -math.inf  # the percentile that no cut helped against
 
     def adopt(self, state: Yielding) -> None:
         """Go on where another process left off."""
@@ -255,17 +265,33 @@ class InteractiveControl:
         span_s, waiting = now - self._looks[0].at, last.gauges.waiting
         # of someone who comes now: behind all that wait, at the pace of late
         coming_s = waiting * span_s / max(state.requests, 1)
-        over = (state.ttft_s or 0.0) > target.ttft_s
-        floods = not target.ours_last and coming_s > target.ttft_s
-        queues = target.ours_last or state.queued_s >= QUEUED * target.ttft_s
-        if floods or (over and queues):
+        is_long = now - self._least_at <= LONG_S
+        bar_s = max(target.ttft_s, LONG * self._least_s) if is_long else target.ttft_s
+        ttft_s = state.ttft_s or 0.0
+        queues = not target.ours_last and state.queued_s >= QUEUED * bar_s
+        floods = not target.ours_last and coming_s > bar_s
+        trial, self._before = self._before, None
+        if floods or (ttft_s > bar_s and (queues or target.ours_last)):
             self._cut(now, last)
-        elif over:
-            self._say("long")
-        elif (state.ttft_s or 0.0) > NEAR * target.ttft_s:
+        elif ttft_s > bar_s:
+            self._try_fewer(now, last, ttft_s, trial)
+        elif ttft_s > target.ttft_s:
+            self._grow("long", now, last, queues=queues)
+        elif ttft_s > NEAR * target.ttft_s:
             self.state = replace(state, code="near", climbing=False)
         else:
-            self._grow(now, last)
+            self._grow("under", now, last, queues=queues)
+
+    def _try_fewer(
+        self, now: float, last: _Look, ttft_s: float, trial: tuple[float, float] | None
+    ) -> None:
+        """See whether fewer of ours help, where no queue shows that they do."""
+        if trial is not None and ttft_s > HELPED * trial[0]:
+            self._least_s, self._least_at = ttft_s, now
+            self._set("long", trial[1], now)
+            return
+        self._before = (ttft_s, self.state.ceiling)
+        self._cut(now, last)
 
     def _say(self, code: Code) -> None:
         self.state = replace(self.state, code=code)
@@ -282,18 +308,17 @@ class InteractiveControl:
         self.state = replace(self.state, climbing=False, too_much=had)
         self._drains = True
 
-    def _grow(self, now: float, last: _Look) -> None:
+    def _grow(self, code: Code, now: float, last: _Look, *, queues: bool) -> None:
         state = self.state
         if now - self._too_much_at > FORGET_S:
             state = replace(state, too_much=None)
-        climbs = state.climbing and last.gauges.waiting < 1
-        self.state = replace(state, code="under", climbing=climbs)
-        if last.ours.in_flight < USED * state.ceiling:
+        self.state = replace(state, code=code, climbing=state.climbing and not queues)
+        if queues or last.ours.in_flight < USED * state.ceiling:
             return
-        wanted = max(state.ceiling + 1, state.ceiling * (CLIMB if climbs else STEP))
+        wanted = max(state.ceiling + 1, state.ceiling * (CLIMB if state.climbing else STEP))
         is_trial = state.too_much is not None and wanted > TOO_MUCH * state.too_much
         if not is_trial or now - self._moved_at >= TRY_S:
-            self._set("under", min(wanted, float(MOST)), now)
+            self._set(code, min(wanted, float(MOST)), now)
 
     def _set(self, code: Code, ceiling: float, now: float) -> None:
         self.state = replace(self.state, code=code, ceiling=ceiling)
