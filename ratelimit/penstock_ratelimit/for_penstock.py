@@ -4,7 +4,6 @@ Not a public interface: it changes without notice."""
 
 from penstock_ratelimit.estimates import FLUSH_S
 from penstock_ratelimit.fairness import CLASS_STEP, DEFAULT_FLOW, FairLine
-from penstock_ratelimit.interactive import BOUNDS_MAX
 from penstock_ratelimit.provider.profiles import MAX_TOKENS_BELIEVED
 from penstock_ratelimit.provider.refusals import DETAIL_CHARS, is_page
 from penstock_ratelimit.shared.dispatcher import RETRIES_LEAVE, cancel_and_wait
@@ -20,7 +19,6 @@ from penstock_ratelimit.watch import (
 )
 
 __all__ = [
-    "BOUNDS_MAX",
     "CLASS_STEP",
     "DEFAULT_FLOW",
     "DETAIL_CHARS",

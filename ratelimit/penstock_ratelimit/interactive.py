@@ -29,6 +29,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import Final, Literal, NamedTuple, get_args
 
 QUANTILE: Final = 0.95
@@ -106,7 +107,8 @@ class ServerGauges(NamedTuple):
             return "it has no times to the first token"
         if len(bounds) > BOUNDS_MAX or not math.isinf(bounds[-1]):
             return "its histogram has no end"
-        if bounds != sorted(set(bounds)) or counts != sorted(counts):
+        rises = all(low < high for low, high in pairwise([-math.inf, *bounds]))
+        if not rises or counts != sorted(counts):
             return "its histogram does not add up"
         return ""
 
@@ -143,6 +145,8 @@ class Yielding:
     """First tokens of the window, those of others as far as they can be told apart."""
     why: str = ""
     """Why the figures could not be read; of another program, to be escaped."""
+    binds: bool = False
+    """The fleet has about as many in flight as it may."""
     climbing: bool = True
     too_much: float | None = None
     """The ceiling that was last above the target."""
@@ -155,14 +159,19 @@ class Yielding:
         """Read what another process wrote; None where it makes no sense."""
         try:
             stored = json.loads(text)
-            read = cls(**{name: stored[name] for name in cls.__slots__ if name in stored})
+            read = cls(**{name: stored[name] for name in cls.__slots__})
             unknown = (read.ttft_s, read.too_much)
             figures = [float(one) for one in unknown if one is not None]
             figures += map(float, (read.ceiling, read.target_s, read.queued_s, read.requests))
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, KeyError):
             return None
-        usable = all(math.isfinite(one) and one >= 0 for one in figures) and read.ceiling >= LEAST
-        return read if usable and read.code in CODES and isinstance(read.why, str) else None
+        is_usable = (
+            all(math.isfinite(one) and one >= 0 for one in figures)
+            and read.ceiling >= LEAST
+            and read.code in CODES
+            and isinstance(read.why, str)
+        )
+        return read if is_usable else None
 
 
 class _Look(NamedTuple):
@@ -204,6 +213,8 @@ class InteractiveControl:
         if now - self._looked_at > REST_S:
             self._rest(now)
         self._looked_at = now
+        binds = ours.in_flight >= USED * self.state.ceiling
+        self.state = replace(self.state, binds=binds, why="")
         if self._drains:
             late = now - self._moved_at > DRAIN_MAX_S
             if ours.in_flight > self.state.ceiling and not late:
@@ -245,7 +256,6 @@ class InteractiveControl:
             ttft_s=ttft_s,
             queued_s=queued_s,
             requests=round(requests - left_out),
-            why="",
         )
         self._move(now, last)
 
@@ -289,6 +299,7 @@ class InteractiveControl:
         if trial is not None and ttft_s > HELPED * trial[0]:
             self._least_s, self._least_at = ttft_s, now
             self._set("long", trial[1], now)
+            self.state = replace(self.state, too_much=None)  # it was not
             return
         self._before = (ttft_s, self.state.ceiling)
         self._cut(now, last)

@@ -119,8 +119,6 @@ class QuotaView:
     margin: float
     """Part of the limit in force, learned from 429s."""
     declared_margin: float
-    reserve: float
-    """Part of every limit that is left to others who use the same key."""
     share: float
     """Part of the rate in force while it comes back along a slope; 1 = all."""
     breaker: Breaker
@@ -140,6 +138,8 @@ class QuotaView:
     """Of 100; at half or less retries are put off."""
     learned: tuple[LearnedView, ...]
     """The busiest first."""
+    reserve: float = 0.0
+    """Part of every limit that is left to others who use the same key."""
     yields: Yielding | None = None
     """How it is held back for others at its server; None = it is not, or nothing was decided of
     late."""
@@ -215,7 +215,6 @@ def _view(quota_id: str, reply: Sequence[Any]) -> QuotaView:
         holds=int(fields.number("x:held")),
         margin=margin,
         declared_margin=terms.margin,
-        reserve=terms.reserve,
         share=share,
         breaker=(breaker := Breaker(int(fields.number("bs")))),
         open_left_s=fields.left_s("bu") if breaker is Breaker.OPEN else 0.0,
@@ -226,6 +225,7 @@ def _view(quota_id: str, reply: Sequence[Any]) -> QuotaView:
         answered_ago_s=fields.ago_s("ok"),
         retry_budget=fields.number("rb", 100.0),
         learned=_learned(_pairs(learned)),
+        reserve=terms.reserve,
         yields=_yields(fields),
     )
 

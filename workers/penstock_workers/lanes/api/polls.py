@@ -20,7 +20,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock_ledger.redaction import redact
 from penstock_producer.feed.queues import TEXT_BYTES
 from penstock_ratelimit import ServerGauges
-from penstock_ratelimit.for_penstock import BOUNDS_MAX
 from penstock_workers.background import BackgroundTasks
 from penstock_workers.errors import WorkerError
 from penstock_workers.http import (
@@ -48,8 +47,7 @@ GAUGES_TIMEOUT_S = 5.0
 MAX_BYTES = 4 * 1024 * 1024  # vLLM's page is some 100 KiB, a list of thousands of models 1 MiB
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 TTFT, QUEUED = "vllm:time_to_first_token_seconds", "vllm:request_queue_time_seconds"
-ENGINES_MAX = 64  # whose histograms are added up: as many as one server of the largest kind has
-LINES_MAX = 3 * BOUNDS_MAX * ENGINES_MAX  # of the four families
+LINES_MAX = 8_192  # of these four: 150 engines of one server, and a tenth of a second to read
 
 Tell = Callable[[str, ServerGauges], None]
 """A provider, and what its server says."""
@@ -63,12 +61,15 @@ def read_gauges(text: str) -> ServerGauges:
     if len(lines) > LINES_MAX:
         raise ValueError(f"it has more than {LINES_MAX:,} lines of {TTFT} and its like")
     sums, buckets = Counter[str](), Counter[float]()
-    for family in text_string_to_metric_families("\n".join(lines)):
-        for sample in family.samples:
-            if sample.name == f"{TTFT}_bucket":
-                buckets[float(sample.labels["le"])] += sample.value
-            else:
-                sums[sample.name] += sample.value
+    try:
+        families = list(text_string_to_metric_families("\n".join(lines)))
+    except LookupError as error:  # of the library, for what it does not expect
+        raise ValueError(f"it is no page of metrics ({error!r})") from error
+    for sample in (one for family in families for one in family.samples):
+        if sample.name == f"{TTFT}_bucket":
+            buckets[float(sample.labels.get("le", "nan"))] += sample.value
+        else:
+            sums[sample.name] += sample.value
     if RUNNING not in sums or WAITING not in sums:
         raise ValueError(f"the page has no {RUNNING} and {WAITING}")
     if any(not math.isfinite(sums[name]) or sums[name] < 0 for name in (RUNNING, WAITING)):
