@@ -3,25 +3,12 @@ is left of a key's limits, on a real Redis."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from math import inf
-
 import pytest
-import redis.asyncio
 from one_quota import Redis, run, without_limits
 from servers import RedisServer
 
-from penstock_ratelimit import (
-    InteractiveTarget,
-    PerSecond,
-    Quota,
-    ServerGauges,
-    SharedLimiter,
-    Ticket,
-)
-from penstock_ratelimit.interactive import START, Yielding
+from penstock_ratelimit import PerSecond, Quota
+from penstock_ratelimit.interactive import Yielding
 from penstock_ratelimit.watch import read_quotas
 
 LASTS_S = 5.0
@@ -92,118 +79,6 @@ def test_a_decision_is_seen_while_it_is_fresh(redis_server: RedisServer) -> None
     assert seen() is None
     run(quota.hash.look("a", LASTS_S, "{odd", {"a": 1}))
     assert seen() is None
-
-
-@asynccontextmanager
-async def limiters(
-    server: RedisServer, quota: Quota, number: int
-) -> AsyncIterator[list[SharedLimiter]]:
-    client = redis.asyncio.Redis.from_url(server.url)
-    found = [SharedLimiter(client, [quota]) for _ in range(number)]
-    try:
-        yield found
-    finally:
-        for limiter in found:
-            await limiter.aclose()
-        await client.aclose()
-
-
-class Calls:
-    """Callers that want everything, and keep what they get until they are let go."""
-
-    def __init__(self, limiter: SharedLimiter, quota_id: str) -> None:
-        self.held: list[Ticket] = []
-        self._limiter, self._quota_id = limiter, quota_id
-        self._tasks = [asyncio.create_task(self._call()) for _ in range(60)]
-
-    async def _call(self) -> None:
-        ticket = await self._limiter.acquire(self._quota_id, {})
-        ticket.start()
-        self.held.append(ticket)
-
-    def let_go(self) -> None:
-        while self.held:
-            self.held.pop().answered()
-
-    async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.let_go()
-
-
-async def until(holds: Callable[[], bool], within_s: float = 10.0) -> None:
-    async with asyncio.timeout(within_s):
-        while not holds():  # noqa: ASYNC110 - Redis and the limiter's tasks have no event for it
-            await asyncio.sleep(0.02)
-
-
-def late(count: float) -> ServerGauges:
-    """A server whose answers all took two seconds to begin, behind a queue."""
-    return ServerGauges(9, 30, ((1.0, 0.0), (2.5, count), (inf, count)), 2 * count, count)
-
-
-def test_a_fleet_begins_small_and_one_process_is_asked_to_look(redis_server: RedisServer) -> None:
-    """Two processes with sixty callers each have eight calls in flight between them, and after
-    figures of a server that is late they have fewer."""
-    quota = Quota("shared-vllm", interactive=InteractiveTarget(0.5))
-
-    async def main() -> None:
-        async with limiters(redis_server, quota, 2) as fleet:
-            assert not any(limiter.looks(quota.id) for limiter in fleet)
-            calls = [Calls(limiter, quota.id) for limiter in fleet]
-            try:
-                await until(lambda: sum(len(one.held) for one in calls) == START)
-                assert [limiter.looks(quota.id) for limiter in fleet].count(True) == 1
-                await until(lambda: all(one.held for one in calls))
-                (eyes,) = (one for one in fleet if one.looks(quota.id))
-                for second in range(1, 5):
-                    eyes.gauge(quota.id, late(40.0 * second))
-                    await asyncio.sleep(1.0)
-                for one in calls:
-                    one.let_go()
-                await asyncio.sleep(0.1)
-                assert sum(len(one.held) for one in calls) < START
-            finally:
-                for one in calls:
-                    await one.close()
-
-    asyncio.run(main())
-
-
-def test_a_process_that_leaves_makes_room_for_another_to_look(redis_server: RedisServer) -> None:
-    """The one that goes on takes over within seconds, and has all of the ceiling."""
-    quota = Quota("left-vllm", interactive=InteractiveTarget(0.5))
-
-    async def main() -> None:
-        async with limiters(redis_server, quota, 2) as fleet:
-            calls = [Calls(limiter, quota.id) for limiter in fleet]
-            await until(lambda: all(one.held for one in calls))
-            leaves = next(n for n, one in enumerate(fleet) if one.looks(quota.id))
-            await calls[leaves].close()
-            await fleet[leaves].aclose()
-            stays = calls[1 - leaves]
-            await until(lambda: fleet[1 - leaves].looks(quota.id))
-            await until(lambda: len(stays.held) == START)
-            await stays.close()
-
-    asyncio.run(main())
-
-
-def test_a_quota_without_a_target_is_as_it_was(redis_server: RedisServer) -> None:
-    """Every process looks at the server, and no ceiling bounds its calls."""
-    quota = Quota("own-vllm")
-
-    async def main() -> None:
-        async with limiters(redis_server, quota, 1) as (limiter,):
-            assert limiter.looks(quota.id)
-            limiter.gauge(quota.id, late(40.0))
-            limiter.unread(quota.id, "it answers 503")
-            calls = Calls(limiter, quota.id)
-            await until(lambda: len(calls.held) == 60)
-            await calls.close()
-
-    asyncio.run(main())
 
 
 # --- the same key
