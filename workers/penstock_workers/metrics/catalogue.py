@@ -121,7 +121,8 @@ ADMITTING = _worker(
 BOUND = _worker(
     "penstock_bound",
     "1 for what limits the worker now: `queue` (too few items reach it), `quota`, `slots` (more "
-    "could be in flight), `engine`, `memory` (its KV cache) or `starting`.",
+    "could be in flight), `engine`, `memory` (its KV cache), `interactive` (others at the server "
+    "go first) or `starting`.",
     "lane",
     "by",
 )
