@@ -203,6 +203,11 @@ class ProviderSettings(ProviderFacts):
         }
         return {dim: limit for dim, limit in declared.items() if limit is not None}
 
+    @property
+    def limits_of_ours(self) -> dict[str, float]:
+        """Declared limits without the part that is left to interactive traffic."""
+        return {dim: limit * (1 - self.interactive_share) for dim, limit in self.limits.items()}
+
     @model_validator(mode="after")
     def _check_token_limits(self) -> Self:
         if self.tpm is not None and (self.itpm is not None or self.otpm is not None):

@@ -237,10 +237,10 @@ class Dispatcher:
         return self._yields is None or self._yields.looks
 
     def gauge(self, gauges: ServerGauges) -> None:
-        if self._state.in_flight.control is not None:
-            self._state.in_flight.control.gauge(gauges.running, gauges.waiting)
         if self._yields is not None:
             self._yields.gauge(gauges)
+        elif self._state.in_flight.control is not None:
+            self._state.in_flight.control.gauge(gauges.running, gauges.waiting)
 
     def unread(self, why: str) -> None:
         if self._yields is not None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock_ratelimit.interactive import (
+    LEAST,
     InteractiveControl,
     InteractiveTarget,
     Ours,
@@ -30,6 +31,9 @@ LASTS_S: Final = 5.0
 """Without a sign for so long, another process looks at the server."""
 IDLE_S: Final = 5.0
 """Without a call in flight or in line for so long, a process stops asking, and looks no more."""
+
+NOTABLE: Final = ("over", "least", "long", "unread")
+"""Decisions that the log tells; the others come and go."""
 
 
 class Yields:
@@ -73,6 +77,10 @@ class Yields:
                 await self._turn()
             except AWAY as error:
                 log.debug("quota %s: keeping its ceiling (%s)", self._state.quota.id, error)
+                self._take(max(LEAST, self._state.in_flight.ceiling))
+            except Exception:  # else its callers would wait for ever
+                log.exception("quota %s: its ceiling stays", self._state.quota.id)
+                self._take(max(LEAST, self._state.in_flight.ceiling))
             if self._state.in_flight.count or self._state.callers.has_line:
                 self._busy_at = self._state.now()
             rests = not self._is_busy()
@@ -92,9 +100,7 @@ class Yields:
         state = self._state
         turn = await state.hash.look(self._process, LASTS_S)
         if turn.looks and not self.looks:
-            stored = Yielding.from_json(turn.decided) if turn.decided else None
-            if stored is not None:
-                self._control.adopt(stored)
+            self._control.adopt(Yielding.from_json(turn.decided) or Yielding())
         self.looks = turn.looks
         if turn.looks:
             wanted = {name: _wanted(said) for name, said in turn.said.items()}
@@ -104,8 +110,12 @@ class Yields:
             turn = await state.hash.look(
                 self._process, LASTS_S, decided.to_json(), shares(decided.ceiling, wanted)
             )
-        if turn.part is not None and turn.part != state.in_flight.ceiling:
-            state.in_flight.ceiling = turn.part
+        if turn.part is not None:
+            self._take(turn.part)
+
+    def _take(self, part: int) -> None:
+        if part != self._state.in_flight.ceiling:
+            self._state.in_flight.ceiling = part
             self._moved()
 
     def _decide(self, ours: Ours) -> Yielding:
@@ -116,8 +126,17 @@ class Yields:
         elif self._why:
             self._control.unread(self._why)
         now = self._control.state
-        if now.code != before.code and now.code in ("over", "least", "unread", "long"):
-            log.info("quota %s: held back for others at its server: %s", self._state.quota.id, now)
+        if now.code != before.code and now.code in NOTABLE:
+            log.info(
+                "quota %s: held back for others at its server (%s %s): %.2g s to the first token "
+                "of %.2g s wanted, %d requests at most",
+                self._state.quota.id,
+                now.code,
+                now.why,
+                now.ttft_s or 0.0,
+                now.target_s,
+                now.ceiling,
+            )
         return now
 
 

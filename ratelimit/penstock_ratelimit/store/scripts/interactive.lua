@@ -9,6 +9,9 @@
 --       4 what was decided, '' = nothing, then process, part, ... of all; taken from the process that looks only
 -- returns {0, part or -1} where another looks, else {1, part or -1, tickets granted so far, decided or '', process, what it says, ...}
 
+local FORGET_US = 30e6 -- what was decided before a rest that long is no longer right
+local MOST_PROCESSES = 10000 -- more than any fleet has
+
 local key, process, lasts = KEYS[1], ARGV[2], tonumber(ARGV[3])
 local now = clock_us(ARGV[1])
 local by, till = unpack(redis.call('HMGET', key, 'ib', 'iu'))
@@ -24,9 +27,10 @@ if looks then
 end
 local part = tonumber(redis.call('HGET', KEYS[4], process) or '-1')
 if not looks then return {0, part} end
-local decided = redis.call('HMGET', key, 'n', 'iy')
-local reply = {1, part, tonumber(decided[1] or '0'), decided[2] or ''}
-for _, name in ipairs(redis.call('ZRANGE', KEYS[2], 0, 999)) do
+local granted, decided, at = unpack(redis.call('HMGET', key, 'n', 'iy', 'ia'))
+local is_fresh = decided and now - tonumber(at) <= FORGET_US
+local reply = {1, part, tonumber(granted or '0'), is_fresh and decided or ''}
+for _, name in ipairs(redis.call('ZRANGE', KEYS[2], 0, MOST_PROCESSES - 1)) do
   reply[#reply + 1] = name
   reply[#reply + 1] = redis.call('HGET', KEYS[3], name) or ''
 end

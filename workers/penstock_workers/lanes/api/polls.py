@@ -34,7 +34,7 @@ from penstock_workers.http import (
 from penstock_workers.provider_calls import headers_of, list_address
 from penstock_workers.settings import ProviderSettings
 
-__all__ = ["ModelList"]
+__all__ = ["ModelList", "ask_once"]
 
 log = logging.getLogger(__name__)
 
@@ -155,6 +155,15 @@ class GaugeWatch:
                     )
                     said = why
             await asyncio.sleep(wait_s)
+
+
+async def ask_once(url: str) -> ServerGauges:
+    """Return the gauges of a page; raise HttpError, UnusableRequest and ValueError."""
+    client = make_client("lean", Limits(max_body_bytes=MAX_BYTES))
+    try:
+        return await _ask(client, Target.of(url))
+    finally:
+        await client.close()
 
 
 async def _ask(client: HttpClient, page: Target) -> ServerGauges:
