@@ -558,6 +558,7 @@ class Yields(Protocol):
 _YIELDS: Final[Mapping[str, str]] = {
     "start": "{most} until its server has said how long others wait",
     "under": "{ttft} of {target}, {most}, growing while that lasts",
+    "quiet": "{most}, growing while others ask for little",
     "near": "{ttft} of {target}, {most}",
     "over": "{ttft} over {target}, {most}",
     "least": (
@@ -577,14 +578,14 @@ _YIELDS: Final[Mapping[str, str]] = {
 
 def yields_line(yields: Yields | None) -> str | None:
     """Say why a fleet is held back for interactive traffic at its server; None where it is not."""
-    text = None if yields is None else _YIELDS.get(yields.code)
-    if yields is None or text is None or not (yields.binds or yields.code == "unread"):
+    if yields is None or not (yields.binds or yields.code == "unread"):
         return None
-    said = text.format(
+    code = "quiet" if yields.code == "under" and yields.ttft_s is None else yields.code
+    if code not in _YIELDS:
+        return None
+    said = _YIELDS[code].format(
         most=f"{counted(int(yields.ceiling), 'call')} at most",
-        ttft="few answers"
-        if yields.ttft_s is None
-        else f"TTFT p95 {_short(yields.ttft_s)}",
+        ttft=f"TTFT p95 {_short(yields.ttft_s or 0.0)}",
         target=_short(yields.target_s),
         why=one_line(yields.why, WORDS_CHARS),
     )

@@ -27,12 +27,13 @@ from penstock_ratelimit.interactive import (
 
 BOUNDS = (0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, inf)
 TARGET_S = 0.5
+PEOPLE = -1
 
 
 @dataclass
 class Server:
-    """A server of some places, a line before them, people who come at random, and a fleet that
-    always has more to do. Each second the fleet looks."""
+    """A server of some places, a line before them, people who come at random, and fleets that always
+    have more to do. Each second every fleet looks."""
 
     places: int = 32
     people: float = 4.0
@@ -45,71 +46,90 @@ class Server:
     slower: float = 0.0
     """Seconds more to the first token per request that runs."""
     target: InteractiveTarget = field(default_factory=lambda: InteractiveTarget(TARGET_S))
+    fleets: int = 1
+    most_ours: int = 1 << 30
 
     def __post_init__(self) -> None:
-        self.now, self.luck, self._number = 0.0, random.Random(3), count()
-        self._events: list[tuple[float, int, str, tuple[float, bool]]] = []
-        self._line: deque[tuple[float, bool]] = deque()
+        self.now, self.luck, self._number, self.running = 0.0, random.Random(3), count(), 0
+        self._events: list[tuple[float, int, str, tuple[float, int]]] = []
+        self._line: deque[tuple[float, int]] = deque()  # when it came, and whose it is
         self._counts, self._queue_s, self._queued = [0] * len(BOUNDS), 0.0, 0
-        self.running = self.ours = self.ended = 0
         self.late: list[tuple[float, float]] = []
         """When people came, and their times to the first token."""
-        self.control = InteractiveControl(self.target, lambda: self.now)
+        self.ours, self.ended = [0] * self.fleets, [0] * self.fleets
+        self.controls = [
+            InteractiveControl(self.target, lambda: self.now) for _ in range(self.fleets)
+        ]
         self.states: list[Yielding] = []
-        self.most_ours = 1 << 30
+        """Of the first fleet."""
         self.next_person()
+
+    @property
+    def ceiling(self) -> float:
+        return self.controls[0].state.ceiling
 
     def next_person(self) -> None:
         if self.people:
-            self._push(self.now + self.luck.expovariate(self.people), "person", (0.0, False))
+            self._push(self.now + self.luck.expovariate(self.people), "person", (0.0, PEOPLE))
 
-    def _push(self, at: float, what: str, about: tuple[float, bool]) -> None:
+    def _push(self, at: float, what: str, about: tuple[float, int]) -> None:
         heapq.heappush(self._events, (at, next(self._number), what, about))
 
-    def _fill(self) -> None:
-        while self.ours < min(self.most_ours, int(self.control.state.ceiling)):
-            self.ours += 1
-            self._line.append((self.now, True))
+    def _fill(self, fleet: int) -> None:
+        while self.ours[fleet] < min(self.most_ours, int(self.controls[fleet].state.ceiling)):
+            self.ours[fleet] += 1
+            self._line.append((self.now, fleet))
             self._start()
 
     def _start(self) -> None:
         while self._line and self.running < self.places:
-            at, is_ours = self._line.popleft()
-            if self.target.ours_last and is_ours and any(not ours for _, ours in self._line):
-                self._line.append((at, is_ours))
-                continue
-            first_s = self.first_s if not is_ours or self.our_first_s is None else self.our_first_s
+            first = next((one for one in self._line if one[1] == PEOPLE), self._line[0])
+            at, whose = first if self.target.ours_last else self._line[0]
+            self._line.remove((at, whose))
+            first_s, whole_s = self.first_s, self.ours_s
+            if whose == PEOPLE:
+                whole_s = self.theirs_s
+            elif self.our_first_s is not None:
+                first_s = self.our_first_s
             first_s += self.slower * self.running
             self.running += 1
-            whole_s = (self.ours_s if is_ours else self.theirs_s) * self.luck.lognormvariate(0, 0.2)
             wait_s = self.now - at
-            if not is_ours:
+            if whose == PEOPLE:
                 self.late.append((at, wait_s + first_s))
-            self._push(self.now + first_s, "first", (wait_s + first_s, is_ours))
-            self._push(self.now + max(first_s, whole_s), "end", (wait_s, is_ours))
+            self._push(self.now + first_s, "first", (wait_s + first_s, whose))
+            whole_s *= self.luck.lognormvariate(0, 0.2)
+            self._push(self.now + max(first_s, whole_s), "end", (wait_s, whose))
 
     def run(self, seconds: float) -> Server:
         until = self.now + seconds
         while self.now < until:
             second = self.now + 1.0
-            self._fill()
+            for fleet in range(self.fleets):
+                self._fill(fleet)
             while self._events and self._events[0][0] <= second:
-                self.now, _, what, (seconds_, is_ours) = heapq.heappop(self._events)
+                self.now, _, what, (took_s, whose) = heapq.heappop(self._events)
                 if what == "first":
-                    self._counts[bisect_left(BOUNDS, seconds_)] += 1
+                    self._counts[bisect_left(BOUNDS, took_s)] += 1
                 elif what == "person":
-                    self._line.append((self.now, False))
+                    self._line.append((self.now, PEOPLE))
                     self._start()
                     self.next_person()
                 else:
-                    self.running -= 1
-                    self._queue_s, self._queued = self._queue_s + seconds_, self._queued + 1
-                    self.ours, self.ended = self.ours - is_ours, self.ended + is_ours
-                    self._start()
-                    self._fill()
+                    self._end(took_s, whose)
             self.now = second
-            self.states.append(self.control.look(self.gauges(), Ours(self.ours, self.ended)))
+            for control, ours, ended in zip(self.controls, self.ours, self.ended, strict=True):
+                control.look(self.gauges(), Ours(ours, ended))
+            self.states.append(self.controls[0].state)
         return self
+
+    def _end(self, waited_s: float, whose: int) -> None:
+        self.running -= 1
+        self._queue_s, self._queued = self._queue_s + waited_s, self._queued + 1
+        self._start()
+        if whose != PEOPLE:
+            self.ours[whose] -= 1
+            self.ended[whose] += 1
+            self._fill(whose)
 
     def gauges(self) -> ServerGauges:
         ttft = tuple(zip(BOUNDS, accumulate(self._counts), strict=True))
@@ -131,7 +151,7 @@ def test_people_wait_no_longer_than_the_target_and_the_server_stays_full(people:
     server = Server(people=people).run(400)
     assert server.people_wait(0.95) <= TARGET_S
     left = server.places - people * server.theirs_s
-    assert server.ended / 400 >= 0.8 * left / (server.ours_s * 1.02)
+    assert server.ended[0] / 400 >= 0.8 * left / (server.ours_s * 1.02)
 
 
 def test_long_answers_are_held_back_as_well() -> None:
@@ -143,10 +163,10 @@ def test_long_answers_are_held_back_as_well() -> None:
 def test_when_people_leave_the_server_is_taken_and_given_back_when_they_come() -> None:
     """Most of the places follow the traffic of others in both directions."""
     server = Server(people=60.0).run(200)
-    beside_many = server.control.state.ceiling
+    beside_many = server.ceiling
     server.people = 0.0
     server.run(900)
-    alone = server.control.state.ceiling
+    alone = server.ceiling
     assert beside_many < 20 < alone
     server.people, came = 60.0, server.now
     server.next_person()
@@ -158,8 +178,8 @@ def test_a_target_that_cannot_be_met_leaves_one_call_and_says_so() -> None:
     """Others alone are too many for the server: batch work goes on, one call at a time."""
     server = Server(places=4, people=16.0).run(300)
     assert server.states[-1].code == "least"
-    assert server.control.state.ceiling == LEAST
-    assert server.ended > 20
+    assert server.ceiling == LEAST
+    assert server.ended[0] > 20
 
 
 def test_prompts_that_are_long_are_told_from_a_queue() -> None:
@@ -167,8 +187,16 @@ def test_prompts_that_are_long_are_told_from_a_queue() -> None:
     help, they go on, and people wait no longer for it."""
     server = Server(our_first_s=1.0).run(250)
     assert "long" in server.codes
-    assert server.ended / 250 > 10
+    assert server.ended[0] / 250 > 10
     assert server.people_wait(0.95) <= TARGET_S
+
+
+def test_two_fleets_at_one_server_share_it() -> None:
+    """Each with a Redis of its own: people go first all the same, and the fleets end up alike."""
+    server = Server(fleets=2).run(900)
+    assert server.people_wait(0.95, since=60) <= TARGET_S
+    assert sum(server.ended) / 900 > 15
+    assert 0.6 < server.ended[0] / server.ended[1] < 1.7
 
 
 def test_a_server_that_is_slow_without_a_queue_is_relieved() -> None:
@@ -176,7 +204,7 @@ def test_a_server_that_is_slow_without_a_queue_is_relieved() -> None:
     trial finds it out."""
     server = Server(places=200, slower=0.01, ours_s=5.0).run(900)
     assert server.people_wait(0.95, since=300) <= 1.2 * TARGET_S
-    assert server.control.state.ceiling < 70
+    assert server.ceiling < 70
 
 
 def test_what_waits_is_a_reason_before_it_is_late() -> None:
@@ -187,7 +215,7 @@ def test_what_waits_is_a_reason_before_it_is_late() -> None:
     for second in range(1, 4):
         server.now = now + second
         counts = tuple((bound, n + 20.0 * second) for bound, n in many.ttft)
-        state = server.control.look(many._replace(ttft=counts), Ours(30, 900))
+        state = server.controls[0].look(many._replace(ttft=counts), Ours(30, 900))
     assert state.code == "over"
 
 
@@ -196,8 +224,8 @@ def test_where_the_server_puts_ours_last_only_others_count() -> None:
     ours_last = InteractiveTarget(TARGET_S, ours_last=True)
     server = Server(target=ours_last).run(200)
     assert server.people_wait(0.95) <= TARGET_S
-    assert server.control.state.ceiling > server.places - 4
-    assert server.ended / 200 > 17
+    assert server.ceiling > server.places - 4
+    assert server.ended[0] / 200 > 17
 
 
 def fed(control: InteractiveControl, seconds: int, now: list[float], **changed: float) -> Yielding:
@@ -284,21 +312,19 @@ def test_after_a_rest_it_begins_small() -> None:
 
 def test_an_unused_ceiling_does_not_grow() -> None:
     """A fleet with two calls in flight proves nothing about more."""
-    server = Server()
-    server.most_ours = 2
-    server.run(200)
-    assert server.control.state.ceiling == START
+    server = Server(most_ours=2).run(200)
+    assert server.ceiling == START
 
 
 def test_another_process_goes_on_where_one_left_off() -> None:
     """The state travels as JSON, and its ceiling holds until the first window of the new one."""
     server = Server().run(100)
-    stored = Yielding.from_json(server.control.state.to_json())
-    assert stored == server.control.state
+    stored = Yielding.from_json(server.controls[0].state.to_json())
+    assert stored == server.controls[0].state
     assert stored is not None
     control = InteractiveControl(server.target, lambda: server.now)
     control.adopt(stored)
-    assert control.look(server.gauges(), Ours()).ceiling == server.control.state.ceiling
+    assert control.look(server.gauges(), Ours()).ceiling == server.ceiling
 
 
 @pytest.mark.parametrize(
