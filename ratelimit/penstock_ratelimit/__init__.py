@@ -14,6 +14,7 @@ from penstock_ratelimit.errors import (
 )
 from penstock_ratelimit.estimates import Estimator, Learned
 from penstock_ratelimit.fairness import Flow, Priority
+from penstock_ratelimit.interactive import InteractiveTarget, ServerGauges
 from penstock_ratelimit.limiter import BoundQuota, Limiter, TicketScope
 from penstock_ratelimit.local import LocalLimiter
 from penstock_ratelimit.provider.headers import parse_retry_after
@@ -32,6 +33,7 @@ __all__ = [
     "BoundQuota",
     "Estimator",
     "Flow",
+    "InteractiveTarget",
     "Learned",
     "Limiter",
     "LimiterClosed",
@@ -47,6 +49,7 @@ __all__ = [
     "Rate",
     "RateLimitError",
     "Refusal",
+    "ServerGauges",
     "SharedLimiter",
     "Signal",
     "Slope",

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Protocol, TypedDict, Unpack
 
 from penstock_ratelimit.fairness import DEFAULT_FLOW, Flow
+from penstock_ratelimit.interactive import ServerGauges
 from penstock_ratelimit.rates import pause_seconds
 from penstock_ratelimit.tickets import Account, QuotaStats, Ticket
 
@@ -47,7 +48,12 @@ class QuotaLimiter(Account, Protocol):
 
     async def lift(self) -> None: ...
 
-    def gauge(self, running: float, waiting: float) -> None: ...
+    @property
+    def looks(self) -> bool: ...
+
+    def gauge(self, gauges: ServerGauges) -> None: ...
+
+    def unread(self, why: str) -> None: ...
 
     def stats(self) -> QuotaStats: ...
 
@@ -106,10 +112,19 @@ class Limiter(Protocol):
         """End a hold: the account was paid, or the key corrected."""
         ...
 
-    def gauge(self, quota_id: str, running: float, waiting: float) -> None:
-        """Take the server's own gauges: requests that it works on, and in its queue.
+    def looks(self, quota_id: str) -> bool:
+        """Return whether this process is to look at the server's own figures now.
 
-        Adaptive concurrency follows them."""
+        Of those that hold back for others there (``Quota.interactive``) it is one at a time, while
+        it has requests there; without that it is every process."""
+        ...
+
+    def gauge(self, quota_id: str, gauges: ServerGauges) -> None:
+        """Take the server's own figures: adaptive concurrency and the ceiling follow them."""
+        ...
+
+    def unread(self, quota_id: str, why: str) -> None:
+        """Note that the server's figures could not be read: the ceiling stays where it is."""
         ...
 
     def stats(self) -> dict[str, QuotaStats]:
@@ -226,6 +241,14 @@ class QuotasLimiter:
         """See ``Limiter``."""
         await self._quota_limiter(quota_id).lift()
 
-    def gauge(self, quota_id: str, running: float, waiting: float) -> None:
+    def looks(self, quota_id: str) -> bool:
         """See ``Limiter``."""
-        self._quota_limiter(quota_id).gauge(running, waiting)
+        return self._quota_limiter(quota_id).looks
+
+    def gauge(self, quota_id: str, gauges: ServerGauges) -> None:
+        """See ``Limiter``."""
+        self._quota_limiter(quota_id).gauge(gauges)
+
+    def unread(self, quota_id: str, why: str) -> None:
+        """See ``Limiter``."""
+        self._quota_limiter(quota_id).unread(why)

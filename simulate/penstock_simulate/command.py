@@ -155,7 +155,8 @@ def simulate(**given: Any) -> None:
     each batch.
 
     While it runs, POST /control changes settings and refuses on demand: {"rpm": 600} or
-    {"refuse": {"kind": "slow_down", "calls": 3}}. GET /metrics has vLLM's queue gauges.
+    {"refuse": {"kind": "slow_down", "calls": 3}}. GET /metrics has vLLM's queue gauges and
+    its histograms of the times to the first token and in the queue.
     """
     if given["hostile"] == "list":
         from penstock_simulate.hostile import listing

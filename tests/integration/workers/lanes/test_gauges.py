@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from math import inf
 
 import pytest
 from aiohttp import web
 
+from penstock_ratelimit import ServerGauges
 from penstock_workers.lanes.api.polls import GaugeWatch, read_gauges
 
 PAGE = """\
@@ -22,6 +24,20 @@ vllm:num_requests_waiting{engine="0",model_name="m"} 3.0
 vllm:num_requests_waiting{engine="1",model_name="m"} 0.0
 # TYPE vllm:generation_tokens_total counter
 vllm:generation_tokens_total{engine="0"} 99.0
+"""
+HISTOGRAMS = """\
+# TYPE vllm:time_to_first_token_seconds histogram
+vllm:time_to_first_token_seconds_bucket{engine="0",le="0.5",model_name="m"} 7.0
+vllm:time_to_first_token_seconds_bucket{engine="0",le="+Inf",model_name="m"} 9.0
+vllm:time_to_first_token_seconds_count{engine="0",model_name="m"} 9.0
+vllm:time_to_first_token_seconds_sum{engine="0",model_name="m"} 5.0
+vllm:time_to_first_token_seconds_created{engine="0",model_name="m"} 1.7e9
+vllm:time_to_first_token_seconds_bucket{engine="1",le="0.5",model_name="m"} 1.0
+vllm:time_to_first_token_seconds_bucket{engine="1",le="+Inf",model_name="m"} 1.0
+# TYPE vllm:request_queue_time_seconds histogram
+vllm:request_queue_time_seconds_bucket{engine="0",le="+Inf",model_name="m"} 8.0
+vllm:request_queue_time_seconds_count{engine="0",model_name="m"} 8.0
+vllm:request_queue_time_seconds_sum{engine="0",model_name="m"} 2.5
 """
 
 
@@ -44,26 +60,42 @@ async def serving(text: str, status: int = 200) -> AsyncIterator[str]:
 
 def test_gauges_are_summed_over_engines() -> None:
     """With data parallelism each engine has its own; the server is all of them."""
-    assert read_gauges(PAGE) == (20.0, 3.0)
+    assert read_gauges(PAGE) == ServerGauges(20.0, 3.0)
+    assert read_gauges(PAGE + HISTOGRAMS) == ServerGauges(
+        20.0, 3.0, ((0.5, 8.0), (inf, 10.0)), 2.5, 8.0
+    )
 
 
 @pytest.mark.parametrize(
-    "text", ["", "# TYPE up gauge\nup 1\n", PAGE.split("# HELP vllm:num_requests_waiting")[0]]
+    ("text", "why"),
+    [
+        ("", "has no vllm:num_requests_running"),
+        ("# TYPE up gauge\nup 1\n", "has no vllm:num_requests_running"),
+        (PAGE.split("# HELP vllm:num_requests_waiting")[0], "has no vllm:num_requests_running"),
+        ("<html>vllm:num_requests_running is away</html>", "."),
+        (PAGE.replace(" 3.0", " NaN"), "no numbers of requests"),
+        (PAGE.replace(" 3.0", " -7"), "no numbers of requests"),
+        (PAGE.replace(" 3.0", " +Inf"), "no numbers of requests"),
+        (PAGE.replace(" 3.0", " three"), "."),
+        (PAGE + "vllm:num_requests_waiting 1\n" * 9_000, "more than 8,192 lines"),
+    ],
 )
-def test_a_page_without_both_gauges_tells_nothing(text: str) -> None:
-    """Half of the answer is no answer."""
-    assert read_gauges(text) is None
+def test_a_page_that_makes_no_sense_tells_nothing(text: str, why: str) -> None:
+    """Half of the answer is no answer, and neither is a page of another server, of a proxy, or
+    without an end."""
+    with pytest.raises(ValueError, match=why):
+        read_gauges(text)
 
 
 def test_a_server_that_tells_is_listened_to() -> None:
     """The watch passes on what the page says."""
 
-    async def main() -> tuple[str, float, float]:
-        heard: asyncio.Future[tuple[str, float, float]] = asyncio.get_running_loop().create_future()
+    async def main() -> tuple[str, ServerGauges]:
+        heard: asyncio.Future[tuple[str, ServerGauges]] = asyncio.get_running_loop().create_future()
 
-        def tell(name: str, running: float, waiting: float) -> None:
+        def tell(name: str, gauges: ServerGauges) -> None:
             if not heard.done():
-                heard.set_result((name, running, waiting))
+                heard.set_result((name, gauges))
 
         async with serving(PAGE) as url:
             watch = GaugeWatch({"mine": url}, tell)
@@ -73,7 +105,7 @@ def test_a_server_that_tells_is_listened_to() -> None:
             finally:
                 await watch.close()
 
-    assert asyncio.run(main()) == ("mine", 20.0, 3.0)
+    assert asyncio.run(main()) == ("mine", ServerGauges(20.0, 3.0))
 
 
 @pytest.mark.parametrize(("text", "status"), [("not found", 404), ("{}", 200), (PAGE, 500)])

@@ -25,7 +25,7 @@ from penstock_workers.http import (
 from penstock_workers.item.answer import Answer, AnswerMemory, NoAnswer, ReservedRoom, Tried, kept
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.lanes.api.polls import ModelList
-from penstock_workers.lanes.api.requests import as_sent
+from penstock_workers.lanes.api.requests import as_sent, put_behind
 from penstock_workers.lanes.api.streamed import USUAL_PACE, Pace, Streamed
 from penstock_workers.provider_calls import address, headers_of
 from penstock_workers.settings import ANSWER_MEMORY_BYTES, MAX_ANSWER_BYTES, ProviderSettings
@@ -92,6 +92,7 @@ class ApiLane:
         started = time.monotonic()
         try:
             sent = as_sent(request, "no" if stream is None else stream.way)
+            sent = put_behind(sent, self._providers[request.provider].request_priority)
             return await self._post(sent, started, stream)
         except CertificateRefused as error:
             return NoAnswer(

@@ -34,6 +34,21 @@ _OF_STREAMS: Final[Mapping[str, Mapping[str, msgspec.Raw]]] = {
 }
 
 
+def put_behind(request: Request, priority: int | None) -> Request:
+    """Return the request as one that vLLM takes up after those of others.
+
+    One that is urgent, or names a priority itself, stays as it is; so does what is no object, which
+    is the provider's to refuse."""
+    if priority is None or request.priority == "urgent":
+        return request
+    try:
+        fields = _fields.decode(request.body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return request
+    asked = {"priority": msgspec.Raw(str(priority).encode())} | fields
+    return replace(request, body=msgspec.json.encode(asked))
+
+
 def as_sent(request: Request, streams: Streams) -> Request:
     """Return the request as its provider wants it; raise UnusableRequest.
 
