@@ -23,6 +23,12 @@ def _gpu(**given: object) -> Values:
 
 # id: example, changes, what the message names, the fix that it names
 REFUSALS: dict[str, tuple[str, Values, str, str]] = {
+    "metrics for no collector": (
+        "minimal",
+        {"metrics": {"otlp": {"enabled": True}}},
+        "no collector takes the metrics",
+        "set metrics.otlp.endpoint",
+    ),
     "two brokers": ("minimal", {"broker": {"existingSecret": "x"}}, "two brokers", "unset one"),
     "no broker": (
         "minimal",

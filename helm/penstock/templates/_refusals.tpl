@@ -79,6 +79,12 @@
 {{- end }}
 {{- end -}}
 
+{{- define "penstock.refuseMetrics" -}}
+{{- if and .Values.metrics.otlp.enabled (not (include "penstock.metricsCollector" .)) }}
+- metrics.otlp.enabled is true, but no collector takes the metrics; set metrics.otlp.endpoint to a collector's address (http://collector.monitoring:4318)
+{{- end }}
+{{- end -}}
+
 {{- define "penstock.refuseCluster" -}}
 {{- if .Values.checkClusterApis }}
 {{- $apis := .Capabilities.APIVersions }}
