@@ -111,6 +111,10 @@ api_key_env = {{ include "penstock.providerKeyVariable" $name | toJson }}
   value: "0.0.0.0"
 - name: PENSTOCK_METRICS_PORT
   value: {{ int64 .Values.metrics.port | quote }}
+{{- include "penstock.otlpEnv" . }}
+{{- end -}}
+
+{{- define "penstock.otlpEnv" -}}
 {{- if .Values.metrics.otlp.enabled }}
 - name: OTEL_METRICS_EXPORTER
   value: otlp

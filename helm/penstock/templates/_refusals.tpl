@@ -1,6 +1,7 @@
 {{/* What cannot work, each with its fix: one per line. validations.yaml fails with all of them at once. */}}
 
 {{- define "penstock.refuseStores" -}}
+{{- if include "penstock.needsStores" . }}
 {{- if and .Values.redis.enabled .Values.broker.existingSecret }}
 - redis.enabled is true and broker.existingSecret is {{ .Values.broker.existingSecret | quote }}: two brokers; unset one of them
 {{- else if not (or .Values.redis.enabled .Values.broker.existingSecret) }}
@@ -10,6 +11,7 @@
 - postgres.enabled is true and database.existingSecret is {{ .Values.database.existingSecret | quote }}: two databases; unset one of them
 {{- else if not (or .Values.postgres.enabled .Values.database.existingSecret) }}
 - no database: set database.existingSecret to a Secret with PostgreSQL's URL (kubectl create secret generic penstock-database --from-literal=url=postgresql+psycopg://…), or postgres.enabled=true to evaluate
+{{- end }}
 {{- end }}
 {{- if and .Values.flower.enabled (not .Values.flower.auth.existingSecret) }}
 - flower.enabled is true without a password, and Flower shows what documents say; set flower.auth.existingSecret to a Secret with {{ .Values.flower.auth.key }}=user:password
@@ -115,7 +117,7 @@
 {{- end }}
 {{- end }}
 {{- include "penstock.refuseSharedNames" $pools }}
-{{- if not $pools }}
+{{- if not (or $pools (include "penstock.jobs" . | fromJson)) }}
 - no pool is enabled; set workerPools.api.enabled=true
 {{- end }}
 {{- if and (or (has "api" $kinds) (has "batch" $kinds)) (not .Values.providers) }}
@@ -163,6 +165,45 @@
 {{- end }}
 {{- if hasKey .pool.podAnnotations "karpenter.sh/do-not-disrupt" }}
 - {{ .at }}.podAnnotations has karpenter.sh/do-not-disrupt: on spot the pod would get no SIGTERM and die with its node; remove it, and set consolidationPolicy: WhenEmpty in the NodePool
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Of one Job: `dict "root" $ "job" job "at" "jobs.name"`. */}}
+{{- define "penstock.refuseJob" -}}
+{{- $spec := .job.spec }}
+{{- if not (or (hasKey $spec "source") (hasKey $spec "from_job")) }}
+- {{ .at }}.spec has no source; set {{ .at }}.spec.source, such as s3://bucket/in.jsonl
+{{- end }}
+{{- range $field := list "out" "state" "wait" }}
+{{- if hasKey (default dict $spec.run) $field }}
+- {{ $.at }}.spec.run.{{ $field }} would be overruled; {{ ternary (printf "use %s.out" $.at) "leave it out: the chart sets it" (eq $field "out") }}
+{{- end }}
+{{- end }}
+{{- if hasKey .job.files "job.json" }}
+- {{ .at }}.files has a job.json, which is the name of the spec's own file; rename it
+{{- end }}
+{{- if .job.alone }}
+{{- if and .job.out (not (regexMatch "^(s3|gs|az)://" .job.out)) }}
+- {{ .at }}.out is {{ .job.out | quote }}, which ends with its pod; set a bucket (s3://bucket/prefix), or leave it empty for the volume
+{{- end }}
+{{- else }}
+{{- if .job.out }}
+- {{ .at }}.out is for mode=alone: a fleet writes results where settings.results_url says; leave it empty
+{{- end }}
+{{- if hasKey .job.files (toString $spec.source) }}
+- {{ .at }}.spec.source is a file of this pod, but control pods read the source; put it where they reach it (s3://bucket/in.jsonl), or set {{ .at }}.mode=alone
+{{- end }}
+{{- end }}
+{{- if le (int64 .job.grace) 10 }}
+- {{ .at }}.terminationGracePeriodSeconds is {{ int64 .job.grace }}, but a run needs 10 s to end after its calls; raise it
+{{- end }}
+{{- if and .job.onSpot (gt (int64 .job.grace) (include "penstock.notice" .root | int64)) }}
+- {{ .at }}.terminationGracePeriodSeconds is {{ int64 .job.grace }}, but a spot node of {{ .root.Values.spot.provider }} is gone after {{ include "penstock.notice" .root }} s; lower it, or set {{ .at }}.spot=false
+{{- end }}
+{{- range $name, $_ := .job.env }}
+{{- if hasPrefix "PENSTOCK_" $name }}
+- {{ $.at }}.env.{{ $name }} is a setting; use {{ $.at }}.settings.{{ $name | trimPrefix "PENSTOCK_" | lower }}
 {{- end }}
 {{- end }}
 {{- end -}}
