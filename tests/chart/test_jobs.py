@@ -13,7 +13,7 @@ from chart.helm_library import Manifest, Release, Values
 from chart.images import IMAGES
 from chart.pods import container, env, pod_spec
 from fleet import Provider, until
-from kubelet import Kubelet, Namespace, RunningPod, one_pod
+from kubelet import Kubelet, Namespace, one_pod
 
 from penstock_cli.errors import (
     EXIT_DEAD_LETTERS,
@@ -24,7 +24,7 @@ from penstock_cli.errors import (
 from penstock_cli.state import StateFolder
 from penstock_producer.jobfile import JobFile
 
-DOCUMENTS = 80
+DOCUMENTS = 160
 SLOTS = 4
 CLAIM = "fleet-penstock-tickets-state"
 
@@ -189,8 +189,9 @@ def test_a_pod_goes_on_where_the_one_before_was(
     namespace = Namespace.of(release.manifests)
     namespace.put("Secret", "provider-keys", openai="sk-x")
     with Kubelet(tmp_path / "kubelet", namespace, images=IMAGES) as kubelet:
-        first, second = (_started(kubelet, release, number) for number in range(2))
+        first = kubelet.run(one_pod(release.one("Job"), 0))
         until(lambda: provider.calls().total() > 2 * SLOTS, 60, "the first one calls")
+        second = kubelet.run(one_pod(release.one("Job"), 1))
         until(lambda: "is working in" in second.log("penstock"), 60, "the second one waits")
         first.delete()
         assert first.exit_code("penstock") == EXIT_INTERRUPTED, first.describe()
@@ -199,7 +200,3 @@ def test_a_pod_goes_on_where_the_one_before_was(
     assert len((work / "out" / "output.jsonl").read_text().splitlines()) == DOCUMENTS
     assert DOCUMENTS <= provider.calls().total() <= DOCUMENTS + SLOTS
     assert StateFolder.existing(work / "state").has_completed("tickets")
-
-
-def _started(kubelet: Kubelet, release: Release, number: int) -> RunningPod:
-    return kubelet.run(one_pod(release.one("Job"), number))

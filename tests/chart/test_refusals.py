@@ -93,6 +93,40 @@ REFUSALS: dict[str, tuple[str, Values, str, str]] = {
         "no broker",
         "set broker.existingSecret",
     ),
+    "two scalers": (
+        "hpa",
+        {"keda": KEDA},
+        "two would set the same number",
+        "set autoscaling.hpa.enabled=false",
+    ),
+    "an hpa from zero": (
+        "hpa",
+        _pool(keda={"minReplicas": 0}),
+        "no HPA goes to zero",
+        "set workerPools.api.keda.minReplicas=1",
+    ),
+    "adapters that no metric counts": (
+        "hpa",
+        {
+            "workerPools": {
+                name: {
+                    "kind": "gpu",
+                    "model": {"name": f"m-{name}"},
+                    "keda": {"minReplicas": 1},
+                    "vllm": {"loraFrom": "s3://b/loras" if name == "a" else ""},
+                }
+                for name in "ab"
+            }
+        },
+        "no metric says how much waits for adapters",
+        "workerPools.a.keda.enabled=false",
+    ),
+    "no external metrics": (
+        "hpa",
+        {"checkClusterApis": True},
+        "serves no external metrics",
+        "install prometheus-adapter",
+    ),
     "metrics for no collector": (
         "minimal",
         {"metrics": {"otlp": {"enabled": True}}},

@@ -93,6 +93,9 @@
 {{- if and .Values.keda.enabled (not ($apis.Has "keda.sh/v1alpha1/ScaledObject")) }}
 - keda.enabled is true, but the cluster knows no ScaledObject; install KEDA (helm install keda kedacore/keda -n keda --create-namespace), or set checkClusterApis=false where charts are rendered offline
 {{- end }}
+{{- if and .Values.autoscaling.hpa.enabled (not ($apis.Has "external.metrics.k8s.io/v1beta1")) }}
+- autoscaling.hpa.enabled is true, but the cluster serves no external metrics; install prometheus-adapter (docs/kubernetes.md), or set checkClusterApis=false where charts are rendered offline
+{{- end }}
 {{- if and .Values.monitoring.podMonitor.enabled (not ($apis.Has "monitoring.coreos.com/v1/PodMonitor")) }}
 - monitoring.podMonitor.enabled is true, but the cluster knows no PodMonitor; install the Prometheus operator, or set checkClusterApis=false where charts are rendered offline
 {{- end }}
@@ -106,7 +109,13 @@
 {{- $pools := include "penstock.pools" . | fromJson }}
 {{- $kinds := list }}
 {{- $scaled := dict }}
+{{- if and .Values.keda.enabled .Values.autoscaling.hpa.enabled }}
+- keda.enabled and autoscaling.hpa.enabled are both true: two would set the same number; set autoscaling.hpa.enabled=false where the cluster has KEDA, which makes HPAs of its own
+{{- end }}
 {{- range $name, $pool := $pools }}
+{{- if and $pool.scaled $.Values.autoscaling.hpa.enabled $pool.vllm.loraFrom (include "penstock.sharesLane" (dict "pools" $pools "pool" $pool)) }}
+- workerPools.{{ $name }}.vllm.loraFrom: beside another pool of its kind no metric says how much waits for adapters that workers find; set keda.enabled=true in place of autoscaling.hpa.enabled, or workerPools.{{ $name }}.keda.enabled=false and replicas
+{{- end }}
 {{- $kinds = append $kinds $pool.kind }}
 {{- if and $pool.scaled (ne $pool.kind "control") }}
 {{- $queue := (include "penstock.triggers" $pool | fromJson).inflight | trimPrefix "unacked." }}
@@ -217,7 +226,9 @@
 {{- if gt (int64 $keda.minReplicas) (int64 $keda.maxReplicas) }}
 - {{ .at }}.keda.minReplicas is {{ int64 $keda.minReplicas }}, above maxReplicas, {{ int64 $keda.maxReplicas }}; raise maxReplicas
 {{- end }}
-{{- if eq (int64 $keda.minReplicas) 0 }}
+{{- if and (eq (int64 $keda.minReplicas) 0) .root.Values.autoscaling.hpa.enabled }}
+- {{ .at }}.keda.minReplicas is 0, and no HPA goes to zero or wakes a pool from there (Kubernetes' HPAScaleToZero is alpha); set {{ .at }}.keda.minReplicas=1, or use KEDA
+{{- else if eq (int64 $keda.minReplicas) 0 }}
 {{- if not (include "penstock.hasControlPool" .root) }}
 - {{ .at }}.keda.minReplicas is 0 and no control pool runs: no process would fill the queue that wakes it; set workerPools.control.enabled=true or minReplicas=1
 {{- end }}
@@ -225,7 +236,7 @@
 - {{ .at }}.keda.minReplicas is 0 and the bundled Redis forgets its queue at each restart; set redis.persistence.enabled=true or minReplicas=1
 {{- end }}
 {{- end }}
-{{- if and (not .root.Values.redis.enabled) (not .root.Values.broker.addressKey) }}
+{{- if and .root.Values.keda.enabled (not .root.Values.redis.enabled) (not .root.Values.broker.addressKey) }}
 - keda.enabled is true, but KEDA reads no URLs; add host:port to the Secret {{ .root.Values.broker.existingSecret }} and name its key in broker.addressKey
 {{- end }}
 {{- end }}
