@@ -24,7 +24,7 @@ from penstock_cli.errors import (
 from penstock_cli.state import StateFolder
 from penstock_producer.jobfile import JobFile
 
-DOCUMENTS = 160
+DOCUMENTS = 80
 SLOTS = 4
 CLAIM = "fleet-penstock-tickets-state"
 
@@ -150,7 +150,7 @@ def test_the_notice_of_a_node_is_the_time_to_end(render: Render) -> None:
 @pytest.fixture
 def provider(tmp_path: Path) -> Iterator[Provider]:
     provider = Provider(tmp_path)
-    provider.start("--latency-ms", "100", "--latency-sigma", "0", "--api-key", "sk-x")
+    provider.start("--latency-ms", "20", "--latency-sigma", "0", "--api-key", "sk-x")
     yield provider
     provider.kill()
 
@@ -158,9 +158,9 @@ def provider(tmp_path: Path) -> Iterator[Provider]:
 def test_a_pod_goes_on_where_the_one_before_was(
     render: Render, provider: Provider, tmp_path: Path
 ) -> None:
-    """A second pod on the same claim waits until the first has ended: evicted with calls in flight,
-    that ends with 130 within its time, and the second one finishes the job and pays nothing
-    twice."""
+    """A second pod on the same claim waits until the first has ended: evicted while its calls hang,
+    that ends with 130 within its time, and the second one finishes the job. Nothing that was
+    answered is paid for twice."""
     documents = "".join(f'{{"id": "d{n}", "text": "a"}}\n' for n in range(DOCUMENTS))
     changes = {
         "providers": {
@@ -183,6 +183,7 @@ def test_a_pod_goes_on_where_the_one_before_was(
             files={"in.jsonl": documents},
             out="",
             envFrom=[],
+            terminationGracePeriodSeconds=12,
         ),
     }
     release = render("job", changes)
@@ -191,9 +192,16 @@ def test_a_pod_goes_on_where_the_one_before_was(
     with Kubelet(tmp_path / "kubelet", namespace, images=IMAGES) as kubelet:
         first = kubelet.run(one_pod(release.one("Job"), 0))
         until(lambda: provider.calls().total() > 2 * SLOTS, 60, "the first one calls")
+        provider.tell(latency_ms=60_000)
+        until(lambda: provider.in_flight() == SLOTS, 60, "its calls hang")
         second = kubelet.run(one_pod(release.one("Job"), 1))
-        until(lambda: "is working in" in second.log("penstock"), 60, "the second one waits")
+        until(
+            lambda: second.is_ready and "is working in" in second.log("penstock"),
+            60,
+            "the second one waits",
+        )
         first.delete()
+        provider.tell(latency_ms=5)
         assert first.exit_code("penstock") == EXIT_INTERRUPTED, first.describe()
         assert second.wait(120) == "Succeeded", second.describe()
         work = second.volume("work") / "tickets"

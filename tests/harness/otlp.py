@@ -51,8 +51,10 @@ class Figures:
         """The same as Prometheus' page has it."""
         page: Page = {}
         for metric in self.metrics:
-            data = getattr(metric, metric.WhichOneof("data"))
-            if metric.WhichOneof("data") != "gauge":
+            kind = metric.WhichOneof("data")
+            assert kind is not None, f"{metric.name} has no samples"
+            data: Any = getattr(metric, kind)
+            if kind != "gauge":
                 cumulative = AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
                 assert data.aggregation_temporality == cumulative
             for point in data.data_points:
