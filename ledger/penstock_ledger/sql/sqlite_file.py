@@ -13,13 +13,18 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy import URL, ColumnElement, Connection, Engine, create_engine, event
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.visitors import InternalTraversal
 
 from penstock_ledger.errors import DatabaseUnusable
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # one writer at a time, each holds the lock for milliseconds; half a minute is a hang
 LOCK_WAIT_S: Final = 30.0
@@ -31,6 +36,32 @@ SHORT_LOOK_S: Final = 0.008
 SHORT_FOR_S: Final = 0.5
 SAID_EACH_S: Final = 10.0  # by all threads of this process together
 _LOOKS: Final = "penstock_looks"  # how long SQLite waits on a connection; the key of its ``info``
+
+
+def unindexed(column: ColumnElement[T]) -> ColumnElement[T]:
+    """Return a column by which SQLite shall not search; it is written with a plus before it.
+
+    Its files have no statistics, so that it may choose the index over a whole job where another one
+    names some rows. Elsewhere it is the column: PostgreSQL knows better."""
+    return _Unindexed(column)
+
+
+class _Unindexed(ColumnElement[Any]):
+    inherit_cache = True
+    _traverse_internals = [("column", InternalTraversal.dp_clauseelement)]  # noqa: RUF012  # as SQLAlchemy declares it
+
+    def __init__(self, column: ColumnElement[Any]) -> None:
+        self.column, self.type = column, column.type
+
+
+@compiles(_Unindexed)
+def _plain(element: _Unindexed, compiler: SQLCompiler, **options: Any) -> str:
+    return compiler.process(element.column, **options)
+
+
+@compiles(_Unindexed, "sqlite")
+def _with_a_plus(element: _Unindexed, compiler: SQLCompiler, **options: Any) -> str:
+    return f"+{compiler.process(element.column, **options)}"
 
 
 class WriteLock:
