@@ -318,7 +318,7 @@ def _evaluated(
         for labels, value in _evaluated(node.expr, samples).items():
             key = frozenset(pair for pair in labels if pair[0] in kept)
             groups.setdefault(key, []).append(value)
-        into = {"max": max, "sum": sum}[str(node.op)]
+        into: Callable[[list[float]], float] = max if str(node.op) == "max" else sum
         return {labels: into(values) for labels, values in groups.items()}
     left, right = _evaluated(node.lhs, samples), _evaluated(node.rhs, samples)
     if str(node.op) == "or":

@@ -1,4 +1,4 @@
-"""A collector that speaks OTLP: what is told to it of a process, and what is said of its outages.
+"""A collector that speaks OTLP: what it learns of a process, and what is said of its outages.
 
 It may be away, slow or hostile. Neither work nor memory depends on it: its answers are not read
 beyond their heads, and an outage is two lines of the log.
