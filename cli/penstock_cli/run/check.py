@@ -187,7 +187,8 @@ def sampled_request(request: RunRequest, progress: Progress) -> RunRequest:
     spec, _ = understood(request)
     files.probe(request.out, request.source)
     progress.note(f"reading {request.source} to take a sample of {count(request.sample)}")
-    with StateFolder.create(request.state).locked():
+    wait = progress.note if request.waits else None
+    with StateFolder.create(request.state).locked(wait):
         small = sampled(
             request,
             request.sample,
