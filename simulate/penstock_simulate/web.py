@@ -262,6 +262,8 @@ async def _control(request: web.Request) -> web.Response:
 
 async def _metrics(request: web.Request) -> web.Response:
     text = request.app[PROVIDER].metrics(time.monotonic())
+    if text is None:
+        raise web.HTTPNotFound
     return web.Response(text=text, content_type="text/plain", charset="utf-8")
 
 
