@@ -21,7 +21,7 @@ from penstock_ledger.lone_surrogates import parse_json
 from penstock_ledger.model import DeadLetter, Result
 from penstock_ledger.vectors import MAGIC, DamagedVectors, Vectors, unpack
 from penstock_producer.dialects.pieces import answer_text
-from penstock_producer.job.endpoints import EMBEDDINGS
+from penstock_producer.job.endpoints import EMBEDDINGS, TRANSCRIPTIONS
 from penstock_producer.prices import usd_of_outcome
 from penstock_producer.rows import Column, Kind
 
@@ -39,7 +39,9 @@ __all__ = [
 
 
 FLOAT32_BYTES: Final = 4
-_TEXT: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
+_TEXT: Final = frozenset(
+    {"/v1/chat/completions", "/v1/completions", "/v1/responses", TRANSCRIPTIONS}
+)
 _LETTERS: Final = {"float16": "e", "int8": "b", "binary": "b", "ubinary": "B"}
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from penstock_simulate.answers import gemini, refusals
+from penstock_simulate.answers import gemini, media, refusals
 from penstock_simulate.answers.answers import (
     EMBEDDING_DIMENSIONS,
     chat_body,
@@ -188,6 +188,8 @@ class Replies:
 def answer_body(call: Call, tier: str = "standard") -> tuple[bytes, Usage]:
     """Return a good answer, in the words of the call's endpoint."""
     cache = call.cache
+    if call.endpoint in media.MEDIA:
+        return media.answer(call.endpoint, call.body, f"http://{call.host}")
     usage = Usage(call.prompt_tokens, call.output_tokens(), cache.read, cache.written, cache.extra)
     if call.endpoint == EMBEDDINGS:
         dimensions = call.body.get("dimensions") or EMBEDDING_DIMENSIONS

@@ -13,7 +13,7 @@ from penstock_producer.job.routing import route_in
 from penstock_producer.prices import ModelPrices, saved
 from penstock_producer.reporting.by_rules import ESCALATED, route_cause, step_cause
 from penstock_workers.item.answer import excerpt
-from penstock_workers.item.answer_forms import tier_of, tokens_used
+from penstock_workers.item.answer_forms import seconds_of, tier_of, tokens_used
 from penstock_workers.item.attempt import Attempt, Item, Settled
 from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.job_view import JobView
@@ -164,7 +164,7 @@ def charge(attempt: Attempt, happened: Failure | Reply) -> None:
     What a model of the worker's own costs, its turn says. Another cause of a saving is booked by
     what ``saved`` returns of it."""
     prompt, completion = happened.prompt_tokens, happened.completion_tokens
-    if prompt is None and completion is None:
+    if prompt is None and completion is None and not seconds_of(happened.usage):
         return
     used, spec = tokens_used(happened.usage, prompt, completion), attempt.job.spec
     cost, unpriced = 0, 0

@@ -25,7 +25,7 @@ from penstock_workers.http import (
 from penstock_workers.item.answer import Answer, AnswerMemory, NoAnswer, ReservedRoom, Tried, kept
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.lanes.api.polls import ModelList
-from penstock_workers.lanes.api.requests import as_sent
+from penstock_workers.lanes.api.requests import form_headers, written
 from penstock_workers.lanes.api.streamed import USUAL_PACE, Pace, Streamed
 from penstock_workers.provider_calls import address, headers_of
 from penstock_workers.settings import ANSWER_MEMORY_BYTES, MAX_ANSWER_BYTES, ProviderSettings
@@ -91,7 +91,7 @@ class ApiLane:
     async def _asked(self, request: Request, stream: Streamed | None) -> Tried:
         started = time.monotonic()
         try:
-            sent = as_sent(request, "no" if stream is None else stream.way)
+            sent = await written(request, "no" if stream is None else stream.way)
             return await self._post(sent, started, stream)
         except CertificateRefused as error:
             return NoAnswer(
@@ -147,9 +147,8 @@ class ApiLane:
     def _target(self, name: str, endpoint: str) -> Target:
         """Return where a request goes; raise UnusableRequest."""
         provider = self._providers[name]
-        target = Target.of(
-            address(provider.base_url, endpoint), self._headers[name], proxy=provider.proxy
-        )
+        headers = {**self._headers[name], **form_headers(endpoint)}
+        target = Target.of(address(provider.base_url, endpoint), headers, proxy=provider.proxy)
         if len(self._targets) < TARGETS_KEPT:
             self._targets[name, endpoint] = target
         return target
