@@ -21,6 +21,7 @@ __all__ = [
     "GENERATE",
     "IMAGES",
     "IMAGE_EDITS",
+    "MEDIA",
     "MESSAGES",
     "OPENAI",
     "RESPONSES",

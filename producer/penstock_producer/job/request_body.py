@@ -150,9 +150,8 @@ class BodyBuilder:
         text = "".join(part["text"] for part in parts if part["type"] == "text")
         files = [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
         told = {"prompt": text} if text else {}
-        field = self._files_field or ""
-        given: Any = files[0] if field == "file" and len(files) == 1 else files
-        return _dump({**self._filled, **(params or {}), **told, field: given})
+        given: Any = files[0] if len(files) == 1 else files
+        return _dump({**self._filled, **(params or {}), **told, self._files_field or "": given})
 
     def of_messages(
         self, messages: list[dict[str, Any]], params: Mapping[str, Any] | None = None

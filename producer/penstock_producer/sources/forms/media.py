@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from penstock_producer.errors import seen
 from penstock_producer.job.endpoints import MAX_UPLOAD_BYTES, UPLOAD_BODY_BYTES, UPLOADS
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.public_hosts import NotFetched, fetch
 from penstock_producer.rows import MISSING_FIELD
 from penstock_producer.sources.forms.media_places import SMALLER, MediaPlaces
 from penstock_producer.sources.forms.strict_json import RowFault, columns_of, meant, too_large
@@ -203,6 +204,8 @@ class MediaParts:
             return _inlined(_bounded(where, self._most(left, field), field), where, modality, field)
         found = _SCHEME.match(where)
         scheme = "" if found is None else found[1].lower()
+        if scheme == "https" and self._are_sent:
+            return _inlined(_fetched(where, self._most(left, field), field), where, modality, field)
         if scheme in ("https", "http"):
             return _passed_on(where, scheme, AUDIO if self._are_sent else modality, field)
         if scheme and scheme not in ("data", "s3"):
@@ -340,6 +343,20 @@ def _passed_on(url: str, scheme: str, modality: str, field: str) -> dict[str, An
         fix = f"write https://host/path, of at most {MAX_URL_CHARS} characters, without a password"
         raise _invalid(field, url, "Providers cannot fetch this address.", fix)
     return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _fetched(url: str, most: int, field: str) -> bytes:
+    try:
+        return fetch(url, most)
+    except NotFetched as error:
+        fix = "check the address; redirects, other ports and networks of your own are not followed"
+        raise RowFault(
+            "media_unavailable",
+            f"The file cannot be fetched: {error}.",
+            fix=fix,
+            field=field,
+            value=seen(url),
+        ) from None
 
 
 def _decoded(url: str, most: int, field: str) -> bytes:

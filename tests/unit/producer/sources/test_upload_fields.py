@@ -73,7 +73,9 @@ def test_what_is_no_recording_is_refused(folder: Path) -> None:
         "large.mp3": "media_too_large",
         "link.mp3": "media_forbidden",
         "../a.mp3": "media_forbidden",
-        "https://host/a.mp3": "media_invalid",
+        "https://127.0.0.1/a.mp3": "media_unavailable",
+        "https://169.254.169.254/a.mp3": "media_unavailable",
+        "https://localhost/a.mp3": "media_unavailable",
         "http://127.0.0.1/a.mp3": "media_invalid",
         "": "media_invalid",
     }.items():

@@ -8,6 +8,7 @@ from penstock_ledger import ItemKey, Saving, SettledDead, SettledDone, SettledRe
 from penstock_ledger.model import DeadLetter, Result
 from penstock_producer.feed.tracing import TRACEPARENT_HEADER, parse_traceparent
 from penstock_producer.feed.wire import FED_HEADER, URGENT_HEADER, door_of, encode_item
+from penstock_producer.job.endpoints import MEDIA
 from penstock_producer.job.lanes import has_own_model, packs
 from penstock_producer.job.routing import route_in
 from penstock_producer.prices import ModelPrices, saved
@@ -165,6 +166,8 @@ def charge(attempt: Attempt, happened: Failure | Reply) -> None:
     what ``saved`` returns of it."""
     prompt, completion = happened.prompt_tokens, happened.completion_tokens
     if prompt is None and completion is None and not seconds_of(happened.usage):
+        if isinstance(happened, Reply) and attempt.job.spec.endpoint in MEDIA:  # paid by the image
+            attempt.spent = attempt.spent.plus(Spent(unpriced=1))
         return
     used, spec = tokens_used(happened.usage, prompt, completion), attempt.job.spec
     cost, unpriced = 0, 0

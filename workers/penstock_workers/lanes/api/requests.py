@@ -45,10 +45,10 @@ _DATA: Final = "data:"
 _FILE_FIELDS: Final = frozenset({*UPLOADS.values(), "mask"})
 
 
-def form_headers(endpoint: str) -> Mapping[str, str]:
-    """Return the headers of a form; none for other requests."""
-    kind = f"multipart/form-data; boundary={BOUNDARY}"
-    return {"Content-Type": kind} if endpoint in UPLOADS else {}
+def content_type_of(endpoint: str) -> Mapping[str, str]:
+    """Return the header that says what is sent: a form, or JSON."""
+    form = f"multipart/form-data; boundary={BOUNDARY}"
+    return {"Content-Type": form if endpoint in UPLOADS else "application/json"}
 
 
 async def written(request: Request, streams: Streams) -> Request:
