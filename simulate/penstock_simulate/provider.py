@@ -21,6 +21,7 @@ from penstock_simulate.answers.faults import Hostility, document_of
 from penstock_simulate.answers.prompt_cache import PromptCache
 from penstock_simulate.answers.refusals import BY_NAME, Refusal
 from penstock_simulate.answers.replies import ANTHROPIC, GEMINI, Replies
+from penstock_simulate.answers.servers import SERVERS
 from penstock_simulate.answers.structured import refused_format
 from penstock_simulate.book import CallBook
 from penstock_simulate.capacity import (
@@ -89,10 +90,15 @@ class Provider:
             "ordinary_usd": round(self._wallet.ordinary_usd, 9),
         }
 
-    def metrics(self, now: float) -> str:
-        """Write Prometheus text with vLLM's names; without a queue everything in flight runs."""
+    def metrics(self, now: float) -> str | None:
+        """Write the gauges of the server that is played, vLLM's of any other provider.
+
+        None where it has none. Without a queue everything in flight runs."""
         running = self.book.in_flight if self._slots is None else self._slots.running(now)
         waiting = 0 if self._slots is None else self._slots.waiting(now)
+        server = SERVERS.get(self._config.like or "")
+        if server is not None:
+            return server.metrics(running, waiting)
         latencies = self._latencies.text(now, labels_of(MODELS[0]))
         return gauges(running, waiting, MODELS[0]) + latencies
 
@@ -147,7 +153,7 @@ class Provider:
         refusal = refusal or self._too_steep(now) or self._over_limit(call, charge, now)
         if refusal is not None:
             self._limits.catch_up(now)
-            return replies.refuse(refusal, self._limits.meters, now)
+            return replies.refuse(refusal, call, self._limits.meters, now)
         reply = self._take_time(replies.work(call, self._limits.meters, now), charge, now)
         if reply.worked:
             self._cache.use(call.prefixes, now, now + reply.delay_s)

@@ -13,6 +13,7 @@ from typing import Any, Final
 import orjson
 
 from penstock_ledger import Asked, RequestName, keys
+from penstock_producer.job.endpoints import UPLOAD_BODY_BYTES, UPLOADS
 from penstock_producer.job.repeats import CACHE_MAX_S, answers_alike
 from penstock_producer.job.spec import JobSpec
 from penstock_workers.settings import ProviderSettings
@@ -45,7 +46,8 @@ class ReusePolicy:
 
     def asked(self, body: bytes) -> Asked | None:
         """Return the request by its name; None where this one is sent in any case."""
-        if len(body) > REQUEST_BYTES_MAX:
+        most = UPLOAD_BODY_BYTES if self.endpoint in UPLOADS else REQUEST_BYTES_MAX
+        if len(body) > most:
             return None
         try:
             fields = orjson.loads(body)

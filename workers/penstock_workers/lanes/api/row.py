@@ -172,13 +172,17 @@ def _proxies(name: str, settings: ProviderSettings) -> Iterator[LaneFinding]:
 
 def _make(settings: WorkerSettings) -> ApiLane:
     from penstock_workers.lanes.api.api_lane import ApiLane
+    from penstock_workers.lanes.api.images import ImageStore
 
-    return ApiLane(
+    lane = ApiLane(
         settings.providers,
         settings.max_answer_bytes,
         settings.answer_memory_bytes,
         settings.http_client,
     )
+    place = settings.images_place
+    lane.images = ImageStore(place, settings.providers, settings.s3_endpoint_url)
+    return lane
 
 
 def _admission(settings: WorkerSettings, lane: ApiLane) -> Admission:
