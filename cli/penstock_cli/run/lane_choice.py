@@ -78,6 +78,8 @@ def _guess(
             f"how fast your GPUs are; a run with --lane {lane} --sample 100 measures it",
         )
     cost = guess.usd(provider.prices_of(spec.model, tier=spec.tier_in(lane)), in_batch=packs(lane))
+    if cost is not None:
+        cost *= guess.factors.get(lane, 1.0)
     if packs(lane):
         return LaneGuess(lane, cost, *_in_batches(guess, provider.batch_enqueued_tokens))
     return LaneGuess(lane, cost, *_in_real_time(guess, documents, provider))
@@ -177,7 +179,11 @@ def late_warning(ledger: Books, job: Job, settings: WorkerSettings | None = None
         view,
     )
     guess = Estimate(
-        found["tokens_in"], found["tokens_out"], found["capped"], model=found.get("model")
+        found["tokens_in"],
+        found["tokens_out"],
+        found["capped"],
+        model=found.get("model"),
+        factors=found.get("factors") or {},
     )
     warning = late(spec, guess, found["documents"], known, settings.lanes, time.time())
     return None if warning is None else on_terminal(warning)

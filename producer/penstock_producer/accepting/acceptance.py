@@ -159,8 +159,6 @@ def _check_budget(spec: JobSpec, provider: ProviderFacts) -> None:
 _NOT_IN_BATCHES = {
     "preprocess": "requests go into batches as they are",
     "fallback": "what a batch refuses is tried again with its own model",
-    "escalate": "a batch asks each of its documents once",
-    "degrade": "what is in a batch is asked as it was packed, and a batch takes hours",
 }
 _LEFT_OUT = "leave it out, or give lanes without {}"
 _ONLY_IN_BATCHES = ("batch_max_requests", "batch_poll_s", "batch_files")

@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -273,6 +273,8 @@ class Estimate(NamedTuple):
     by: str = CALIBRATED  # what prompts were counted by, for people
     model: str | None = None  # that the first request names, for prices where the job names none
     seconds: float = 0.0  # of recordings, as if all had SOUND_BYTES_PER_S
+    # by lane or tier: what the job's rules and the prompt cache make of its own model's cost
+    factors: Mapping[str, float] = {}
 
     def usd(
         self,

@@ -36,6 +36,12 @@ class CacheUse(NamedTuple):
     usual_usd: float  # of the whole job without the cache
     least_usd: float  # where each beginning is written once
     most_usd: float  # where as little is read as may be
+    is_luck: bool  # whether a batch decides how often what it writes is read
+
+    @property
+    def expected_usd(self) -> float:
+        """Return the cost that estimates and budgets count with."""
+        return (self.least_usd + self.most_usd) / 2 if self.is_luck else self.least_usd
 
     @property
     def documents(self) -> int:
@@ -180,5 +186,6 @@ def _use(
         return guess.usd(prices, in_batch=in_batch, cached=hit, cache_written=put) or 0.0
 
     usual = guess.usd(prices, in_batch=in_batch) or 0.0
-    least_read = LEAST_READ_IN_BATCHES if in_batch and rules.marked else float(rules.is_sure)
-    return CacheUse(groups, model, read, written, usual, cost(1.0), cost(least_read))
+    is_luck = in_batch and rules.marked
+    least_read = LEAST_READ_IN_BATCHES if is_luck else float(rules.is_sure)
+    return CacheUse(groups, model, read, written, usual, cost(1.0), cost(least_read), is_luck)

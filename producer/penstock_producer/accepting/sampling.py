@@ -16,7 +16,7 @@ import hashlib
 import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -25,7 +25,13 @@ from penstock_ledger.errors import PenstockError
 from penstock_producer.accepting.acceptance import beyond_budget, check_estimate
 from penstock_producer.accepting.estimates import Estimate, Measure, TokenMeter
 from penstock_producer.accepting.prompt_caching import CacheUse, cache_use
-from penstock_producer.accepting.quality import Facts, Levers, estimated_usd, levers_of
+from penstock_producer.accepting.quality import (
+    Facts,
+    Levers,
+    estimated_usd,
+    factors_of,
+    levers_of,
+)
 from penstock_producer.accepting.survey import Survey, Surveyed, check_bad_rows, job_meter, survey
 from penstock_producer.errors import Problem, SourceError, SpecError
 from penstock_producer.job.lanes import packs
@@ -171,16 +177,18 @@ def preview(
         cache = cache_use(spec, found, provider)
     except SpecError as error:
         no_cache = error
+    factors = factors_of(spec, found, facts)
+    found = replace(found, estimate=found.estimate._replace(factors=factors))
     return Preview(
         source.uri,
         spec,
         [_as_sent(one, spec, _cached(spec, cache, provider)) for one in first.values()],
         found,
         is_whole=most is None or found.total < most,
-        prompts_usd=estimated_usd(spec, found.prompts, facts),
-        cost_usd=estimated_usd(spec, found, facts),
+        prompts_usd=estimated_usd(spec, found.prompts, facts, cache),
+        cost_usd=estimated_usd(spec, found, facts, cache),
         meter=meter,
-        levers=levers_of(spec, found, facts),
+        levers=levers_of(spec, found, facts, cache),
         cache=cache,
         no_cache=no_cache,
     )

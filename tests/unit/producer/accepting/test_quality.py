@@ -181,3 +181,25 @@ def test_a_model_without_a_price_is_refused_where_the_jobs_own_has_one(
         ("missing_price", pointer)
     ]
     check_prices(job(**rule), lambda _: ProviderFacts())
+
+
+def test_lanes_are_compared_by_what_rules_and_their_own_discounts_make_of_the_cost(
+    source: Path,
+) -> None:
+    """A third of the documents costs ten times as much, and its model has no discount in batches:
+    control and the preview compare these sums, flex among them."""
+    small = priced(1) | {"batch_discount": 0.5, "tiers": {"flex": {"discount": 0.5}}}
+    facts = ProviderFacts.model_validate({"prices": {"small": small, "large": priced(10)}})
+    spec = job(lane="auto", routes=["lang=de -> model=large"])
+    found = preview(open_source(source, spec), spec, lambda _: facts, 1)
+    factors = found.survey.estimate.factors
+    large = found.survey.routes[1].estimate
+    share = (large.tokens_in + large.tokens_out) / (
+        found.survey.estimate.tokens_in + found.survey.estimate.tokens_out
+    )
+    assert factors["api"] == pytest.approx(1 - share + 10 * share, rel=0.05)
+    assert factors["batch"] == pytest.approx(1 - share + 20 * share, rel=0.05)
+    assert factors["flex"] == factors["batch"]  # prices of one's own hold for all tiers
+    assert found.cost_usd == pytest.approx(
+        factors["api"] * (found.survey.estimate.usd(facts.prices_of("small")) or 0)
+    )

@@ -89,6 +89,7 @@ FATES: Mapping[str, Fate] = {
     "lane_left": WAIT,  # its job has left the lane before the provider came to the document
     "batch_refused": WAIT,  # the provider refused all of it, for lines of other documents
     "batch_stuck": WAIT,  # it never came to an end, and a person took its documents back
+    "gave_way": WAIT,  # its job took a step of `degrade` before the batch was created
     "unexpected_error": RETRY,  # a defect of this program; the traceback is in the worker's log
     "forbidden": RETRY_ONCE,  # 403: this document, model or project; firewalls err once in a while
     # 401 or 402 in HTML: a proxy's, which says nothing about the account
