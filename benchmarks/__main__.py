@@ -23,6 +23,7 @@ MODULES = {
     "g": "growth",
     "s": "direct_door",
     "i": "interactive",
+    "z": "idle",
 }
 EXPLAINED = {
     "a": "feed rate",
@@ -35,6 +36,7 @@ EXPLAINED = {
     "g": "what grows with a job",
     "s": "calls that wait beside direct calls",
     "i": "interactive traffic beside a job",
+    "z": "an idle server",
 }
 
 
