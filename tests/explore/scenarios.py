@@ -133,7 +133,7 @@ THEMES: Final[tuple[dict[str, tuple[Any, ...]], ...]] = (
     {
         "lanes": (API,), "visits": (6,), "deeds": (2, 3), "documents": ((6, 10),), "dies": (0,),
         "slow": (500,), "slots": (1, 2), "forgets": (0.0,), "is wiped": (0.0,), "is restored": (0.0,),
-        "pace": (15.0, 40.0), "shakes": (0,),
+        "pace": (15.0, 40.0), "shakes": (0,), "budgets": (0.0,),
     },
     # money
     {
