@@ -322,7 +322,7 @@ class Invariants:
 
     def _asked(self, job_id: str, doc_id: str) -> str:
         """Return what is asked about a document, which is its own name unless it has a twin."""
-        name = self._jobs().get(job_id)
+        name = self._keys.get(job_id) or self._jobs().get(job_id)
         return f"{name}-{twin(doc_id) if name in self.twins else doc_id}"
 
     def _open_calls(self, process: Process) -> list[str]:
