@@ -330,7 +330,10 @@ class Invariants:
         return [
             one.document
             for one in self._provider.sent
-            if one.by is process and (one.document not in ended or self._has_twin(one.document))
+            # a batch outlives who has made it
+            if one.by is process
+            and not one.batch
+            and (one.document not in ended or self._has_twin(one.document))
         ]
 
     def _has_twin(self, document: str) -> bool:
