@@ -227,6 +227,9 @@ class Invariants:
     def state_of(self, job_id: str) -> str:
         return str(self.look("SELECT state FROM jobs WHERE job_id = ?", job_id)[0][0])
 
+    def has_moved(self, job_id: str) -> bool:
+        return bool(self.look("SELECT 1 FROM lane_moves WHERE job_id = ?", job_id))
+
     def _jobs(self) -> dict[str, str]:
         """Return the names of all jobs that there were, by their ids.
 

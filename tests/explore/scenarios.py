@@ -256,6 +256,7 @@ class Scenario:
         self.world.after_step = self._after_step
         self.world.died = self._died
         self.world.state_of = self.invariants.state_of
+        self.world.has_moved = self.invariants.has_moved
         self.person, self._people = Person(self.world, "person-1", self.settings), 1
         self.world.spawn(self.person)
 
