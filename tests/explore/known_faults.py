@@ -104,9 +104,7 @@ def known_faults(names: Sequence[str] = ()) -> list[KnownFault]:
     return [one for one in every if not names or any(name in one.path.stem for name in names)]
 
 
-def search(
-    fault: KnownFault, seeds: int = SEEDS_MAX, first: int = 0, step: int = 1
-) -> Found:
+def search(fault: KnownFault, seeds: int = SEEDS_MAX, first: int = 0, step: int = 1) -> Found:
     """Try seeds until one finds the fault; with a ``step``, those of one theme."""
     began, asked = time.monotonic(), range(first, first + seeds * step, step)
     left = asked

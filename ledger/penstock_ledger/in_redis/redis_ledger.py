@@ -117,7 +117,9 @@ class RedisLedger:
         rebuild = "*" if self._rebuild is None else self._rebuild
         published = done = in_window = 0
         for feed, chunk in feed_chunks(docs):
-            report = self._scripts.publish(queue, feed, chunk, buckets, self._epoch, urgent, again, rebuild)
+            report = self._scripts.publish(
+                queue, feed, chunk, buckets, self._epoch, urgent, again, rebuild
+            )
             if isinstance(report, bytes):
                 raise RedisForgot(report.decode() or None, self._epoch)
             published += report.published
