@@ -118,7 +118,7 @@ class RedisOfWorld:
     be no part of a history, and one thread alone may use it."""
 
     def __init__(self, server: RedisServer) -> None:
-        self._client = redis.Redis(
+        self._client: Any = redis.Redis(
             unix_socket_path=str(server.folder / SOCKET),
             socket_timeout=None,
             retry=Retry(NoBackoff(), 0),
@@ -163,7 +163,7 @@ class RedisOfWorld:
     def answer_all(self, pipeline: Any, *, raise_on_error: bool = True) -> list[Any]:
         """Answer the commands of a pipeline that watches nothing."""
         ticks = self._ticks()
-        stack = [(tick, {}) for tick in ticks]
+        stack: list[tuple[Any, dict[str, Any]]] = [(tick, {}) for tick in ticks]
         stack += [
             (tuple(self.rewritten(command)), of_command)
             for command, of_command in pipeline.command_stack

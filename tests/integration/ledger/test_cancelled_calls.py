@@ -41,7 +41,7 @@ def test_a_cancelled_call_mixes_no_answers(
 ) -> None:
     """A caller of a door hangs up, or an attempt is aborted, at any moment of a call: what comes
     after it on the same pool hears its own answers."""
-    blocking = redis_server.client()
+    blocking: Any = redis_server.client()
     blocking.set("asked", "what was asked before")
 
     async def cancelled_after(client: Any, steps: int) -> bool:
