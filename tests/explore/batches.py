@@ -198,9 +198,9 @@ class BatchApi:
                 continue
             if comes_to == 0:
                 sent.heard = True
-                yield BatchAnswer(custom_id, 200, answer_about(sent.document), "req")
+                yield BatchAnswer(custom_id, 200, answer_about(sent.document), f"req {sent.at}")
             elif comes_to == 2:
-                yield BatchAnswer(custom_id, 500, b'{"error":{"message":"no"}}', "req")
+                yield BatchAnswer(custom_id, 500, b'{"error":{"message":"no"}}', f"req {sent.at}")
             elif comes_to == 3:
                 yield BatchAnswer(custom_id, None, b"", error="batch_expired")
 

@@ -227,6 +227,9 @@ class Invariants:
     def state_of(self, job_id: str) -> str:
         return str(self.look("SELECT state FROM jobs WHERE job_id = ?", job_id)[0][0])
 
+    def has_moved(self, job_id: str) -> bool:
+        return bool(self.look("SELECT 1 FROM lane_moves WHERE job_id = ?", job_id))
+
     def _jobs(self) -> dict[str, str]:
         """Return the names of all jobs that there were, by their ids.
 
@@ -322,7 +325,7 @@ class Invariants:
 
     def _asked(self, job_id: str, doc_id: str) -> str:
         """Return what is asked about a document, which is its own name unless it has a twin."""
-        name = self._jobs().get(job_id)
+        name = self._keys.get(job_id) or self._jobs().get(job_id)
         return f"{name}-{twin(doc_id) if name in self.twins else doc_id}"
 
     def _open_calls(self, process: Process) -> list[str]:
@@ -330,7 +333,10 @@ class Invariants:
         return [
             one.document
             for one in self._provider.sent
-            if one.by is process and (one.document not in ended or self._has_twin(one.document))
+            # a batch outlives who has made it
+            if one.by is process
+            and not one.batch
+            and (one.document not in ended or self._has_twin(one.document))
         ]
 
     def _has_twin(self, document: str) -> bool:

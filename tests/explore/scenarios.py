@@ -133,7 +133,7 @@ THEMES: Final[tuple[dict[str, tuple[Any, ...]], ...]] = (
     {
         "lanes": (API,), "visits": (6,), "deeds": (2, 3), "documents": ((6, 10),), "dies": (0,),
         "slow": (500,), "slots": (1, 2), "forgets": (0.0,), "is wiped": (0.0,), "is restored": (0.0,),
-        "pace": (15.0, 40.0), "shakes": (0,),
+        "pace": (15.0, 40.0), "shakes": (0,), "budgets": (0.0,),
     },
     # money
     {
@@ -256,6 +256,7 @@ class Scenario:
         self.world.after_step = self._after_step
         self.world.died = self._died
         self.world.state_of = self.invariants.state_of
+        self.world.has_moved = self.invariants.has_moved
         self.person, self._people = Person(self.world, "person-1", self.settings), 1
         self.world.spawn(self.person)
 

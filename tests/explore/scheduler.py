@@ -408,6 +408,8 @@ class World:
     processes: list[Process] = field(default_factory=list)
     shake: Callable[[str], None] = lambda _: None
     state_of: Callable[[str], str] = lambda _: ""  # of a job, in SQL
+    has_moved: Callable[[str], bool] = lambda _: False  # a job, to another lane
+    is_held: Callable[[str], bool] = lambda _: False  # a message, by a worker that lives
     after_step: Callable[[Actor, Call, Fate], None] = lambda *_: None
     died: Callable[[Process], None] = lambda _: None
 

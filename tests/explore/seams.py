@@ -118,7 +118,7 @@ class RedisOfWorld:
     be no part of a history, and one thread alone may use it."""
 
     def __init__(self, server: RedisServer) -> None:
-        self._client = redis.Redis(
+        self._client: Any = redis.Redis(
             unix_socket_path=str(server.folder / SOCKET),
             socket_timeout=None,
             retry=Retry(NoBackoff(), 0),
@@ -163,7 +163,7 @@ class RedisOfWorld:
     def answer_all(self, pipeline: Any, *, raise_on_error: bool = True) -> list[Any]:
         """Answer the commands of a pipeline that watches nothing."""
         ticks = self._ticks()
-        stack = [(tick, {}) for tick in ticks]
+        stack: list[tuple[Any, dict[str, Any]]] = [(tick, {}) for tick in ticks]
         stack += [
             (tuple(self.rewritten(command)), of_command)
             for command, of_command in pipeline.command_stack
@@ -253,6 +253,7 @@ class Seams:
         pipelines.execute = _bound(self._pipeline, _execute_pipeline)
         databases.read = _bound(self._read, Database.read)
         databases.one_read = _bound(self._one_read, Database.one_read)
+        databases.now = _bound(self._clock, Database.now)
         databases.__init__ = _bound(self._open, Database.__init__)
         of_database: Any = database_module
         shared = cache(partial(_engine, of_database.open_sqlite))
@@ -305,6 +306,9 @@ class Seams:
             return real(database, work)
         with _stop("sql", f"{_caller()} reads", partial(_sql_error, database)):
             return real(database, work)
+
+    def _clock(self, real: Any, database: Database, connection: Connection) -> Any:
+        return real(database, connection) if Entered.world is None else server_time()
 
     @contextlib.contextmanager
     def _one_read(self, real: Any, database: Database) -> Iterator[None]:

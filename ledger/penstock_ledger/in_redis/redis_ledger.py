@@ -117,7 +117,9 @@ class RedisLedger:
         rebuild = "*" if self._rebuild is None else self._rebuild
         published = done = in_window = 0
         for feed, chunk in feed_chunks(docs):
-            report = self._scripts.publish(queue, feed, chunk, buckets, self._epoch, urgent, again, rebuild)
+            report = self._scripts.publish(
+                queue, feed, chunk, buckets, self._epoch, urgent, again, rebuild
+            )
             if isinstance(report, bytes):
                 raise RedisForgot(report.decode() or None, self._epoch)
             published += report.published
@@ -274,8 +276,18 @@ class RedisLedger:
         )
         for left in besides:
             lost = sorted(set(lost) - self.held(left, lost, tag_of))
-        still = self._still_in_window(job_id, generation, [key.doc_id for key in lost])
+        still = self.in_window(job_id, generation, [key.doc_id for key in lost])
         return [(key.doc_id, window[key]) for key in lost if key.doc_id in still]
+
+    def in_window(self, job_id: str, generation: int, docs: Sequence[str]) -> set[str]:
+        """Return those of these documents that are fed and not settled."""
+        found: set[str] = set()
+        for chunk in chunks(docs, SCAN_STEP):
+            positions = self._client.hmget(_window(job_id, generation), chunk)
+            found.update(
+                doc for doc, position in zip(chunk, positions, strict=True) if position is not None
+            )
+        return found
 
     def under_way(
         self,
@@ -548,15 +560,6 @@ class RedisLedger:
             return [
                 queue for queue, is_there in zip(queues, pipe.execute(), strict=True) if is_there
             ]
-
-    def _still_in_window(self, job_id: str, generation: int, docs: Sequence[str]) -> set[str]:
-        found: set[str] = set()
-        for chunk in chunks(docs, SCAN_STEP):
-            positions = self._client.hmget(_window(job_id, generation), chunk)
-            found.update(
-                doc for doc, position in zip(chunk, positions, strict=True) if position is not None
-            )
-        return found
 
     def _now(self) -> float:
         seconds, microseconds = self._client.time()

@@ -81,8 +81,8 @@ class ItemScripts:
     ) -> PublishReport | bytes:
         """Publish one feed's documents.
 
-        Returns the epoch found instead when it is not ``epoch``, and nothing where Redis was rebuilt
-        after ``rebuild``, unless that is "*".
+        Returns the epoch found instead when it is not ``epoch``, and an empty one where Redis was
+        rebuilt after ``rebuild``, unless that is "*".
         """
         scope = keys.feed_scope(*feed)
         fields = _Fields(before=6 + len(docs))

@@ -430,7 +430,7 @@ READS = {
     RedisLedger: {
         "begin_rebuild",  # a mark that only this process reads, and that expires
         *("begun", "bound", "check_epoch", "depth", "depths", "drains", "finished_of", "front"),
-        "last_rebuild",
+        *("in_window", "last_rebuild"),
         *("held", "lately", "memory", "missing", "next_of", "outstanding", "outstanding_of"),
         *("parked", "parked_unknown", "preflight", "see", "stats", "under_way", "window"),
         "workers",
