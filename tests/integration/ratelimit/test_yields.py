@@ -13,6 +13,7 @@ from math import inf
 from typing import NamedTuple
 
 import aiohttp
+import pytest
 import redis.asyncio
 from machine import simulator
 from servers import RedisServer
@@ -163,6 +164,7 @@ async def ask(client: aiohttp.ClientSession, url: str, text: str, tokens: int) -
         return Answered(answer.status, time.monotonic() - began, answer.headers)
 
 
+@pytest.mark.whole
 def test_people_at_a_shared_vllm_go_first(redis_server: RedisServer) -> None:
     """Two processes with more to do than the server has room for: people wait for no longer than the
     target allows, the server stays in use, and the quota says why it is held back."""

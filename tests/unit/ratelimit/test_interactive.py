@@ -228,13 +228,13 @@ def test_where_the_server_puts_ours_last_only_others_count() -> None:
     assert server.ended[0] / 200 > 17
 
 
-def fed(control: InteractiveControl, seconds: int, now: list[float], **changed: float) -> Yielding:
+def fed(control: InteractiveControl, seconds: int, now: list[float]) -> Yielding:
     """Show a server that is quick, for so many seconds: 30 first tokens in each."""
     for _ in range(seconds):
         now[0] += 1.0
         counts = tuple((bound, 30.0 * now[0] if bound >= 0.06 else 0.0) for bound in BOUNDS)
         gauges = ServerGauges(8.0, 0.0, counts, 0.0, 30.0 * now[0])
-        control.look(gauges._replace(**changed), Ours(8, 30.0 * now[0]))
+        control.look(gauges, Ours(8, 30.0 * now[0]))
     return control.state
 
 
