@@ -68,7 +68,7 @@ WINDOW_MAX_S: Final = 15.0
 DRAIN_MAX_S: Final = 120.0
 """Calls above a new ceiling end within so long, or are looked at with the others."""
 REST_S: Final = 30.0
-"""Without a look for so long, nothing is known of the server any more."""
+"""After so long without requests of ours, nothing is known of the server any more."""
 MOST: Final = 1 << 20
 """Calls in flight that a ceiling may reach: a fleet has less."""
 BOUNDS_MAX: Final = 256
@@ -202,6 +202,7 @@ class InteractiveControl:
     def unread(self, why: str) -> Yielding:
         """Note that the server's figures could not be read. The ceiling stays."""
         self._looks.clear()
+        self._looked_at = self._clock()
         self.state = replace(self.state, code="unread", why=why[:WHY_CHARS], ttft_s=None)
         return self.state
 
@@ -278,10 +279,10 @@ class InteractiveControl:
         is_long = now - self._least_at <= LONG_S
         bar_s = max(target.ttft_s, LONG * self._least_s) if is_long else target.ttft_s
         ttft_s = state.ttft_s or 0.0
-        queues = not target.ours_last and state.queued_s >= QUEUED * bar_s
-        floods = not target.ours_last and coming_s > bar_s
+        queues = not target.ours_last and state.queued_s >= QUEUED * target.ttft_s
+        floods = not target.ours_last and coming_s > target.ttft_s
         trial, self._before = self._before, None
-        if floods or (ttft_s > bar_s and (queues or target.ours_last)):
+        if floods or (ttft_s > target.ttft_s and (queues or target.ours_last)):
             self._cut(now, last)
         elif ttft_s > bar_s:
             self._try_fewer(now, last, ttft_s, trial)

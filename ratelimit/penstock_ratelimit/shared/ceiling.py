@@ -36,7 +36,7 @@ NOTABLE: Final = ("over", "least", "long", "unread")
 """Decisions that the log tells; the others come and go."""
 
 
-class Yields:
+class Ceiling:
     """Owned by one dispatcher, on its loop."""
 
     def __init__(
