@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from penstock_ratelimit.interactive import (
+from penstock_ratelimit.shared.interactive import (
     LEAST,
     InteractiveControl,
     InteractiveTarget,

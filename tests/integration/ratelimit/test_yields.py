@@ -27,7 +27,7 @@ from penstock_ratelimit import (
     Signal,
     Ticket,
 )
-from penstock_ratelimit.interactive import START
+from penstock_ratelimit.shared.interactive import START
 from penstock_ratelimit.watch import read_quotas
 from penstock_workers.lanes.api.polls import GaugeWatch
 

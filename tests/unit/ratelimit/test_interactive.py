@@ -15,7 +15,7 @@ from math import inf, nan
 import pytest
 
 from penstock_ratelimit import BadQuota, InteractiveTarget, Quota, ServerGauges
-from penstock_ratelimit.interactive import (
+from penstock_ratelimit.shared.interactive import (
     LEAST,
     START,
     InteractiveControl,
@@ -200,7 +200,7 @@ def test_two_fleets_at_one_server_share_it() -> None:
 
 
 def test_a_server_that_is_slow_without_a_queue_is_relieved() -> None:
-    """Each request that runs makes the first tokens of others later: fewer of ours help, and the
+    """Each request that runs makes the first tokens of others later: fewer help, and the
     trial finds it out."""
     server = Server(places=200, slower=0.01, ours_s=5.0).run(900)
     assert server.people_wait(0.95, since=300) <= 1.2 * TARGET_S

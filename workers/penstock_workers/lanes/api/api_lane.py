@@ -76,7 +76,7 @@ class ApiLane:
         self._client = make_client(self._http_client, limits)
 
     async def prepare(self, request: Request) -> Prepared:
-        return Prepared(request)
+        return Prepared(put_behind(request, self._providers[request.provider].request_priority))
 
     def gauges(self) -> Mapping[str, float | str]:
         listed = self.models.to_text()
@@ -92,7 +92,6 @@ class ApiLane:
         started = time.monotonic()
         try:
             sent = as_sent(request, "no" if stream is None else stream.way)
-            sent = put_behind(sent, self._providers[request.provider].request_priority)
             return await self._post(sent, started, stream)
         except CertificateRefused as error:
             return NoAnswer(
