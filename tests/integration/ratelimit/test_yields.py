@@ -243,7 +243,7 @@ def test_others_with_the_same_key_get_no_429(redis_server: RedisServer) -> None:
         async with limiters(redis_server, quota, 2) as fleet, aiohttp.ClientSession() as client:
             workers = [asyncio.create_task(work(one, client)) for one in fleet for _ in range(20)]
             people = list[asyncio.Task[Answered]]()
-            began, before = time.monotonic(), 0
+            before, measured = 0, (began := time.monotonic())
             while (now := time.monotonic()) < began + 13.0:
                 if now >= began + 3.0 and not before:
                     before, measured = next(sent), now
