@@ -1,4 +1,4 @@
-"""(z) CPU of an idle `penstock serve`, beside what its parts cost elsewhere: two stock Celery workers,
+"""(i) CPU of an idle `penstock serve`, beside what its parts cost elsewhere: two stock Celery workers,
 an empty uvicorn and a Redis.
 
 Both stand side by side, so that what else the machine does meets both. The hour's job of calls that

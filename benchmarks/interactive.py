@@ -1,4 +1,4 @@
-"""(i) Interactive traffic at a server that batch work shares: how late it is, with us and without.
+"""(p) Interactive traffic at a server that batch work shares: how late it is, with us and without.
 
     python -m benchmarks.interactive [--quick]
 

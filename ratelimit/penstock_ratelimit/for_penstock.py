@@ -4,10 +4,10 @@ Not a public interface: it changes without notice."""
 
 from penstock_ratelimit.estimates import FLUSH_S
 from penstock_ratelimit.fairness import CLASS_STEP, DEFAULT_FLOW, FairLine
-from penstock_ratelimit.interactive import InteractiveControl, Ours
 from penstock_ratelimit.provider.profiles import MAX_TOKENS_BELIEVED
 from penstock_ratelimit.provider.refusals import DETAIL_CHARS, is_page
 from penstock_ratelimit.shared.dispatcher import RETRIES_LEAVE, cancel_and_wait
+from penstock_ratelimit.shared.interactive import InteractiveControl, Ours
 from penstock_ratelimit.store.messages import Breaker
 from penstock_ratelimit.store.quota_hash import ScriptClient, lift_hold
 from penstock_ratelimit.watch import (

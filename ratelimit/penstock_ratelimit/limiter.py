@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import Any, NamedTuple, Protocol, TypedDict, Unpack
 
 from penstock_ratelimit.fairness import DEFAULT_FLOW, Flow
-from penstock_ratelimit.interactive import ServerGauges
 from penstock_ratelimit.rates import pause_seconds
+from penstock_ratelimit.shared.interactive import ServerGauges
 from penstock_ratelimit.tickets import Account, QuotaStats, Ticket
 
 

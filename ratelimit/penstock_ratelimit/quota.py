@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from penstock_ratelimit.errors import BadQuota
-from penstock_ratelimit.interactive import InteractiveTarget
 from penstock_ratelimit.provider.profiles import PROFILES
 from penstock_ratelimit.rates import (
     DEFAULT_MARGIN,
@@ -24,6 +23,7 @@ from penstock_ratelimit.rates import (
     Terms,
     check_number,
 )
+from penstock_ratelimit.shared.interactive import InteractiveTarget
 
 _ID = re.compile(r"[A-Za-z0-9_.:@/+-]{1,200}")
 _DIMENSION = re.compile(r"[a-z][a-z0-9_]{0,31}")

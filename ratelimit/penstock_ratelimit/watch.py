@@ -12,9 +12,9 @@ from importlib.resources import files
 from typing import Any, Final, Protocol
 
 from penstock_ratelimit.estimates import OUTPUT_QUANTILE, read_sketch
-from penstock_ratelimit.interactive import Yielding
 from penstock_ratelimit.rates import Terms
 from penstock_ratelimit.shared.dispatcher import HEARTBEAT_TTL_S
+from penstock_ratelimit.shared.interactive import Yielding
 from penstock_ratelimit.store.messages import Breaker
 
 MAX_QUOTAS: Final = 256

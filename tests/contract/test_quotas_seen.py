@@ -15,7 +15,7 @@ from servers import RedisServer
 from penstock_ledger import quotas_seen
 from penstock_ledger.in_redis.seen import YieldsSeen
 from penstock_ratelimit import Quota, SharedLimiter
-from penstock_ratelimit.interactive import Yielding
+from penstock_ratelimit.shared.interactive import Yielding
 from penstock_ratelimit.store.messages import ProviderReport
 from penstock_ratelimit.watch import read_quotas
 

@@ -8,7 +8,7 @@ from one_quota import Redis, run, without_limits
 from servers import RedisServer
 
 from penstock_ratelimit import PerSecond, Quota
-from penstock_ratelimit.interactive import Yielding
+from penstock_ratelimit.shared.interactive import Yielding
 from penstock_ratelimit.watch import read_quotas
 
 LASTS_S = 5.0

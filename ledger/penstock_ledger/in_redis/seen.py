@@ -168,10 +168,11 @@ COUNTED: Final[Mapping[str, str]] = {
     "failures": "failed at the provider",
 }
 
+
 class YieldsSeen(NamedTuple):
     """A fleet is held back for interactive traffic at its server.
 
-    As ``penstock_ratelimit.interactive.Yielding`` has it."""
+    As ``penstock_ratelimit.shared.interactive.Yielding`` has it."""
 
     code: str
     ceiling: float  # calls that the fleet may have in flight

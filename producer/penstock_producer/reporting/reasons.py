@@ -534,7 +534,7 @@ def _megabytes(size: int) -> str:
 
 
 class Yields(Protocol):
-    """A decision of the limiter: ``penstock_ratelimit.interactive`` explains its fields."""
+    """A decision of the limiter: ``penstock_ratelimit.shared.interactive`` explains its fields."""
 
     @property
     def code(self) -> str: ...

@@ -15,16 +15,16 @@ from math import inf
 from typing import Any, Final
 
 from penstock_ratelimit.errors import LimiterClosed
-from penstock_ratelimit.interactive import ServerGauges
 from penstock_ratelimit.limiter import StartRequest
 from penstock_ratelimit.provider.profiles import PROFILES
 from penstock_ratelimit.quota import Quota
+from penstock_ratelimit.shared.ceiling import Ceiling
 from penstock_ratelimit.shared.discovery import Answers, Discovery, learned
+from penstock_ratelimit.shared.interactive import ServerGauges
 from penstock_ratelimit.shared.quota_state import QuotaState
 from penstock_ratelimit.shared.redis_outage import AWAY, RedisOutage
 from penstock_ratelimit.shared.reserving import Reserving
 from penstock_ratelimit.shared.waiting import Waiter
-from penstock_ratelimit.shared.yielding import Yields
 from penstock_ratelimit.store.quota_hash import QuotaHash
 from penstock_ratelimit.tickets import UNSHARED, Feedback, Grant, QuotaStats, Ticket, refund
 
@@ -168,16 +168,16 @@ class Dispatcher:
         self._outage = RedisOutage(self._state, self.profile)
         self._free = FreeStarts(self._state, self._outage)
         self._failure: Exception | None = None  # set once: the dispatcher has stopped
-        self._yields = (
+        self._ceiling = (
             None
             if quota.interactive is None
-            else Yields(quota.interactive, self._state, process, self._nudge)
+            else Ceiling(quota.interactive, self._state, process, self._nudge)
         )
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._run(), name=f"quota {quota.id}")]
-        if self._yields is not None:
+        if self._ceiling is not None:
             self._tasks.append(
-                loop.create_task(self._yields.follow(), name=f"ceiling of quota {quota.id}")
+                loop.create_task(self._ceiling.follow(), name=f"ceiling of quota {quota.id}")
             )
 
     # --- what callers use
@@ -194,8 +194,8 @@ class Dispatcher:
             return ticket
         waiter = Waiter(ask, state.terms, asyncio.get_running_loop().create_future())
         state.callers.arrive(waiter)
-        if self._yields is not None:
-            self._yields.called()
+        if self._ceiling is not None:
+            self._ceiling.called()
         self._nudge()
         try:
             await waiter.future
@@ -234,17 +234,17 @@ class Dispatcher:
 
     @property
     def looks(self) -> bool:
-        return self._yields is None or self._yields.looks
+        return self._ceiling is None or self._ceiling.looks
 
     def gauge(self, gauges: ServerGauges) -> None:
-        if self._yields is not None:
-            self._yields.gauge(gauges)
+        if self._ceiling is not None:
+            self._ceiling.gauge(gauges)
         elif self._state.in_flight.control is not None:
             self._state.in_flight.control.gauge(gauges.running, gauges.waiting)
 
     def unread(self, why: str) -> None:
-        if self._yields is not None:
-            self._yields.unread(why)
+        if self._ceiling is not None:
+            self._ceiling.unread(why)
 
     def stats(self) -> QuotaStats:
         return self._state.stats(degraded=self._outage.share is not None)

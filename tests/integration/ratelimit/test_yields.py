@@ -13,6 +13,7 @@ from math import inf
 from typing import NamedTuple
 
 import aiohttp
+import pytest
 import redis.asyncio
 from machine import simulator
 from servers import RedisServer
@@ -26,7 +27,7 @@ from penstock_ratelimit import (
     Signal,
     Ticket,
 )
-from penstock_ratelimit.interactive import START
+from penstock_ratelimit.shared.interactive import START
 from penstock_ratelimit.watch import read_quotas
 from penstock_workers.lanes.api.polls import GaugeWatch
 
@@ -163,6 +164,7 @@ async def ask(client: aiohttp.ClientSession, url: str, text: str, tokens: int) -
         return Answered(answer.status, time.monotonic() - began, answer.headers)
 
 
+@pytest.mark.whole
 def test_people_at_a_shared_vllm_go_first(redis_server: RedisServer) -> None:
     """Two processes with more to do than the server has room for: people wait for no longer than the
     target allows, the server stays in use, and the quota says why it is held back."""
@@ -241,7 +243,7 @@ def test_others_with_the_same_key_get_no_429(redis_server: RedisServer) -> None:
         async with limiters(redis_server, quota, 2) as fleet, aiohttp.ClientSession() as client:
             workers = [asyncio.create_task(work(one, client)) for one in fleet for _ in range(20)]
             people = list[asyncio.Task[Answered]]()
-            began, before = time.monotonic(), 0
+            before, measured = 0, (began := time.monotonic())
             while (now := time.monotonic()) < began + 13.0:
                 if now >= began + 3.0 and not before:
                     before, measured = next(sent), now

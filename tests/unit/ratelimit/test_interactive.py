@@ -15,7 +15,7 @@ from math import inf, nan
 import pytest
 
 from penstock_ratelimit import BadQuota, InteractiveTarget, Quota, ServerGauges
-from penstock_ratelimit.interactive import (
+from penstock_ratelimit.shared.interactive import (
     LEAST,
     START,
     InteractiveControl,
@@ -200,7 +200,7 @@ def test_two_fleets_at_one_server_share_it() -> None:
 
 
 def test_a_server_that_is_slow_without_a_queue_is_relieved() -> None:
-    """Each request that runs makes the first tokens of others later: fewer of ours help, and the
+    """Each request that runs makes the first tokens of others later: fewer help, and the
     trial finds it out."""
     server = Server(places=200, slower=0.01, ours_s=5.0).run(900)
     assert server.people_wait(0.95, since=300) <= 1.2 * TARGET_S
@@ -215,8 +215,8 @@ def test_what_waits_is_a_reason_before_it_is_late() -> None:
     for second in range(1, 4):
         server.now = now + second
         counts = tuple((bound, n + 20.0 * second) for bound, n in many.ttft)
-        state = server.controls[0].look(many._replace(ttft=counts), Ours(30, 900))
-    assert state.code == "over"
+        server.controls[0].look(many._replace(ttft=counts), Ours(30, 900))
+    assert server.controls[0].state.code == "over"
 
 
 def test_where_the_server_puts_ours_last_only_others_count() -> None:
@@ -228,13 +228,13 @@ def test_where_the_server_puts_ours_last_only_others_count() -> None:
     assert server.ended[0] / 200 > 17
 
 
-def fed(control: InteractiveControl, seconds: int, now: list[float], **changed: float) -> Yielding:
+def fed(control: InteractiveControl, seconds: int, now: list[float]) -> Yielding:
     """Show a server that is quick, for so many seconds: 30 first tokens in each."""
     for _ in range(seconds):
         now[0] += 1.0
         counts = tuple((bound, 30.0 * now[0] if bound >= 0.06 else 0.0) for bound in BOUNDS)
         gauges = ServerGauges(8.0, 0.0, counts, 0.0, 30.0 * now[0])
-        control.look(gauges._replace(**changed), Ours(8, 30.0 * now[0]))
+        control.look(gauges, Ours(8, 30.0 * now[0]))
     return control.state
 
 
@@ -269,7 +269,8 @@ def test_figures_that_make_no_sense_neither_stop_nor_free(gauges: ServerGauges, 
     before = control.state.ceiling
     for _ in range(100):
         now[0] += 1.0
-        state = control.look(gauges, Ours(500, 0.0))
+        control.look(gauges, Ours(500, 0.0))
+    state = control.state
     assert (state.code, state.ceiling) == ("unread", before)
     assert why in state.why
     assert fed(control, 4, now).code == "under"
@@ -284,9 +285,9 @@ def test_a_server_that_starts_again_is_measured_anew() -> None:
         now[0] += 1.0
         n = 10.0 * second
         late = tuple((bound, n if bound > 2 else 0.0) for bound in BOUNDS)
-        state = control.look(ServerGauges(8, 9, late, 2.0 * n, n), Ours(8, 900))
-    assert state.code == "over"
-    assert state.requests <= 10 * (now[0] - began)
+        control.look(ServerGauges(8, 9, late, 2.0 * n, n), Ours(8, 900))
+    assert control.state.code == "over"
+    assert control.state.requests <= 10 * (now[0] - began)
 
 
 def test_a_flapping_server_does_not_move_the_ceiling_upwards() -> None:

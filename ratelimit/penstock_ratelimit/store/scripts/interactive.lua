@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  the quota hash described in reserve.lua; here
 --   ib iu    the process that looks, and until when, us
---   iy ia    what it last decided, as JSON (penstock_ratelimit/interactive.py), and when, us
+--   iy ia    what it last decided, as JSON (penstock_ratelimit/shared/interactive.py), and when, us
 -- KEYS[2]  <prefix>{q:<id>}:w  the processes, described in heartbeat.lua    KEYS[3]  <prefix>{q:<id>}:s  what they say
 -- KEYS[4]  <prefix>{q:<id>}:i  hash, no expiry: process -> its part of the ceiling, whole requests; written as a whole here
 -- ARGV  1 now_us or ''   2 process   3 how long a process looks without a sign, us

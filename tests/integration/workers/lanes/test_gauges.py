@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from penstock_ratelimit import ServerGauges
+from penstock_workers.lanes.api import polls
 from penstock_workers.lanes.api.polls import GaugeWatch, read_gauges
 
 PAGE = """\
@@ -42,13 +43,15 @@ vllm:request_queue_time_seconds_sum{engine="0",model_name="m"} 2.5
 
 
 @asynccontextmanager
-async def serving(text: str, status: int = 200) -> AsyncIterator[str]:
+async def serving(text: str | None, status: int = 200) -> AsyncIterator[str]:
     async def metrics(_: web.Request) -> web.Response:
+        if text is None:
+            await asyncio.Event().wait()
         return web.Response(text=text, status=status)
 
     app = web.Application()
     app.router.add_get("/metrics", metrics)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
@@ -108,20 +111,58 @@ def test_a_server_that_tells_is_listened_to() -> None:
     assert asyncio.run(main()) == ("mine", ServerGauges(20.0, 3.0))
 
 
-@pytest.mark.parametrize(("text", "status"), [("not found", 404), ("{}", 200), (PAGE, 500)])
+@pytest.mark.parametrize(
+    ("text", "status", "why"),
+    [
+        ("not found", 404, "it answers 404"),
+        ("{}", 200, "has no vllm:num_requests_running"),
+        (PAGE, 500, "it answers 500"),
+        (None, 200, "not whole in time"),
+    ],
+)
 def test_a_server_without_gauges_is_left_alone(
-    text: str, status: int, caplog: pytest.LogCaptureFixture
+    text: str | None,
+    status: int,
+    why: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No figure is reported, the watch goes on, and the log says when it asks again."""
+    """No figure is reported but why there is none, the watch goes on, and the log says when it asks
+    again; a server that says nothing is given up in time."""
+    monkeypatch.setattr(polls, "GAUGES_TIMEOUT_S", 0.2)
 
-    async def main() -> None:
+    async def main() -> str:
+        told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         async with serving(text, status) as url:
-            watch = GaugeWatch({"mine": url}, lambda *_: pytest.fail("no figure was reported"))
+            watch = GaugeWatch(
+                {"mine": url},
+                lambda *_: pytest.fail("no figure was reported"),
+                unread=lambda _, said: told.set_result(said),
+            )
             with caplog.at_level("INFO"):
                 watch.start()
-                async with asyncio.timeout(10):
-                    while ("asking again") not in caplog.text:  # noqa: ASYNC110 - a log line has no event
-                        await asyncio.sleep(0)
+                said = await asyncio.wait_for(told, 10)
+            await watch.close()
+        return said
+
+    assert why in asyncio.run(main())
+    assert "asking again in 60 s" in caplog.text
+
+
+def test_a_server_is_asked_by_those_who_are_to_look() -> None:
+    """A process that does not look leaves the page alone."""
+
+    async def main() -> None:
+        looked = asyncio.Event()
+
+        def looks(name: str) -> bool:
+            looked.set()
+            return False
+
+        async with serving(PAGE) as url:
+            watch = GaugeWatch({"mine": url}, lambda *_: pytest.fail("it looked"), looks=looks)
+            watch.start()
+            await asyncio.wait_for(looked.wait(), 10)
             await watch.close()
 
     asyncio.run(main())

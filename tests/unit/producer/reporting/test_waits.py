@@ -19,7 +19,7 @@ from penstock_producer.reporting.reasons import (
     waits,
     yields_line,
 )
-from penstock_ratelimit.interactive import Yielding
+from penstock_ratelimit.shared.interactive import Yielding
 from penstock_ratelimit.store.messages import Breaker
 from penstock_ratelimit.watch import QuotaView
 

@@ -74,7 +74,8 @@ class ApiLane:
         self._client = make_client(self._http_client, limits)
 
     async def prepare(self, request: Request) -> Prepared:
-        return self.images.prepared(request)
+        behind = put_behind(request, self._providers[request.provider].request_priority)
+        return self.images.prepared(behind)
 
     def gauges(self) -> Mapping[str, float | str]:
         listed = self.models.to_text()
@@ -90,8 +91,7 @@ class ApiLane:
     async def _asked(self, request: Request, stream: Streamed | None) -> Tried:
         started = time.monotonic()
         try:
-            behind = put_behind(request, self._providers[request.provider].request_priority)
-            sent = await written(behind, "no" if stream is None else stream.way)
+            sent = await written(request, "no" if stream is None else stream.way)
             return await self._post(sent, started, stream)
         except CertificateRefused as error:
             return NoAnswer(

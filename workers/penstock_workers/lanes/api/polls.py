@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -60,7 +60,7 @@ def read_gauges(text: str) -> ServerGauges:
     lines = [line for line in text.splitlines() if any(name in line for name in _NAMES)]
     if len(lines) > LINES_MAX:
         raise ValueError(f"it has more than {LINES_MAX:,} lines of {TTFT} and its like")
-    sums, buckets = Counter[str](), Counter[float]()
+    sums, buckets = defaultdict[str, float](float), defaultdict[float, float](float)
     try:
         families = list(text_string_to_metric_families("\n".join(lines)))
     except LookupError as error:  # of the library, for what it does not expect
@@ -129,6 +129,7 @@ class GaugeWatch:
         try:
             page = Target.of(url)
         except UnusableRequest as error:
+            self._unread(name, str(error))
             log.warning(
                 "provider %s: no gauges from %s (%s); correct metrics_url", name, redact(url), error
             )
@@ -143,14 +144,15 @@ class GaugeWatch:
                     self._tell(name, await _ask(client, page))
                     said = ""
                 except (HttpError, ValueError) as error:
-                    wait_s, why = lost_s, str(error)
-                    self._unread(name, redact(why))
+                    wait_s = lost_s
+                    why = redact(str(error))
+                    self._unread(name, why)
                     log.log(
                         logging.DEBUG if why == said else logging.INFO,
                         "provider %s: no gauges from %s (%s); asking again in %.0f s",
                         name,
                         page.url,
-                        error,
+                        why,
                         lost_s,
                     )
                     said = why

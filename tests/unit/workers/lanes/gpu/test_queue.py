@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock_ratelimit import ServerGauges
 from penstock_ratelimit.fairness import Flow, Priority
-from penstock_ratelimit.interactive import START
+from penstock_ratelimit.shared.interactive import START
 from penstock_workers.lanes.gpu.engine.engine_queue import (
     BUFFER_MIN,
     PASSED_MAX,

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from penstock_ratelimit.interactive import (
+from penstock_ratelimit.shared.interactive import (
     LEAST,
     InteractiveControl,
     InteractiveTarget,
@@ -36,7 +36,7 @@ NOTABLE: Final = ("over", "least", "long", "unread")
 """Decisions that the log tells; the others come and go."""
 
 
-class Yields:
+class Ceiling:
     """Owned by one dispatcher, on its loop."""
 
     def __init__(

@@ -1,7 +1,7 @@
 """Interactive traffic goes first at a server that others share.
 
 Others send their requests to the same server. Its own histogram of the time to the first token says
-how long they wait there, and what it says decides how many requests a fleet of ours has in flight:
+how long they wait there, and what it says decides how many requests our fleet has in flight:
 
 over    The 95th percentile is above the target, or what waits in the server's queue will be. 30 %
         come off, or as many as wait there, where these are more; and once those above the new
@@ -10,7 +10,7 @@ near    Above four fifths of the target nothing grows.
 under   The ceiling grows while it is what bounds and requests hardly wait in the server's queue,
         which makes nothing faster: by a third at first, then by a tenth, and where it was too much
         before it is tried only now and then.
-long    Above the target, and fewer of ours did not help: prompts are long. What others cannot have
+long    Above the target, and a cut did not help: prompts are long. What others cannot have
         is no reason to stand still, so what was measured then, and a tenth, is the target for some
         minutes.
 
@@ -54,7 +54,7 @@ HELPED: Final = 0.9
 LONG: Final = 1.1
 """Times what no cut helped against: ours make it no worse than that."""
 LONG_S: Final = 300.0
-"""After so long it is tried again whether fewer of ours help."""
+"""After so long it is tried again whether a cut helps."""
 USED: Final = 0.8
 """Of the ceiling in flight: below, it is not what bounds."""
 QUEUED: Final = 0.1
@@ -68,7 +68,7 @@ WINDOW_MAX_S: Final = 15.0
 DRAIN_MAX_S: Final = 120.0
 """Calls above a new ceiling end within so long, or are looked at with the others."""
 REST_S: Final = 30.0
-"""Without a look for so long, nothing is known of the server any more."""
+"""After so long without our own requests, nothing is known of the server any more."""
 MOST: Final = 1 << 20
 """Calls in flight that a ceiling may reach: a fleet has less."""
 BOUNDS_MAX: Final = 256
@@ -142,7 +142,7 @@ class Yielding:
     queued_s: float = 0.0
     """Seconds that a request waited in the server's queue, on average."""
     requests: int = 0
-    """First tokens of the window, those of others as far as they can be told apart."""
+    """First tokens of the window, without our own where the server puts those last."""
     why: str = ""
     """Why the figures could not be read; of another program, to be escaped."""
     binds: bool = False
@@ -202,6 +202,7 @@ class InteractiveControl:
     def unread(self, why: str) -> Yielding:
         """Note that the server's figures could not be read. The ceiling stays."""
         self._looks.clear()
+        self._looked_at = self._clock()
         self.state = replace(self.state, code="unread", why=why[:WHY_CHARS], ttft_s=None)
         return self.state
 
@@ -278,10 +279,10 @@ class InteractiveControl:
         is_long = now - self._least_at <= LONG_S
         bar_s = max(target.ttft_s, LONG * self._least_s) if is_long else target.ttft_s
         ttft_s = state.ttft_s or 0.0
-        queues = not target.ours_last and state.queued_s >= QUEUED * bar_s
-        floods = not target.ours_last and coming_s > bar_s
+        queues = not target.ours_last and state.queued_s >= QUEUED * target.ttft_s
+        floods = not target.ours_last and coming_s > target.ttft_s
         trial, self._before = self._before, None
-        if floods or (ttft_s > bar_s and (queues or target.ours_last)):
+        if floods or (ttft_s > target.ttft_s and (queues or target.ours_last)):
             self._cut(now, last)
         elif ttft_s > bar_s:
             self._try_fewer(now, last, ttft_s, trial)
@@ -295,7 +296,7 @@ class InteractiveControl:
     def _try_fewer(
         self, now: float, last: _Look, ttft_s: float, trial: tuple[float, float] | None
     ) -> None:
-        """See whether fewer of ours help, where no queue shows that they do."""
+        """Cut once to see whether that helps, where no queue shows that it does."""
         if trial is not None and ttft_s > HELPED * trial[0]:
             self._least_s, self._least_at = ttft_s, now
             self._set("long", trial[1], now)
