@@ -69,6 +69,12 @@ REFUSALS: dict[str, tuple[str, Values, str, str]] = {
         "gone after 15 s",
         "jobs.tickets.spot=false",
     ),
+    "a setting of a run that the chart sets": (
+        "job",
+        _job(settings={"drain_seconds": 5}),
+        "jobs.tickets.settings.drain_seconds would be set twice",
+        "use jobs.tickets.terminationGracePeriodSeconds",
+    ),
     "a setting of a run as a variable": (
         "job",
         _job(env={"PENSTOCK_UVLOOP": "false"}),

@@ -204,11 +204,21 @@
 - {{ .at }}.spec.source is a file of this pod, but control pods read the source; put it where they reach it (s3://bucket/in.jsonl), or set {{ .at }}.mode=alone
 {{- end }}
 {{- end }}
-{{- if le (int64 .job.grace) 10 }}
+{{- if and .job.alone (le (int64 .job.grace) 10) }}
 - {{ .at }}.terminationGracePeriodSeconds is {{ int64 .job.grace }}, but a run needs 10 s to end after its calls; raise it
 {{- end }}
 {{- if and .job.onSpot (gt (int64 .job.grace) (include "penstock.notice" .root | int64)) }}
 - {{ .at }}.terminationGracePeriodSeconds is {{ int64 .job.grace }}, but a spot node of {{ .root.Values.spot.provider }} is gone after {{ include "penstock.notice" .root }} s; lower it, or set {{ .at }}.spot=false
+{{- end }}
+{{- $stores := "nothing: a run has its own, and a fleet those of the release" }}
+{{- $instead := dict
+  "drain_seconds" (printf "%s.terminationGracePeriodSeconds" .at) "providers" "providers" "trace_share" "tracing.share" "redis_url" $stores "broker_url" $stores "database_url" $stores
+  "lane" (printf "%s.spec.lane" .at) "concurrency" (printf "%s.spec.run.concurrency" .at)
+}}
+{{- range $name, $fix := $instead }}
+{{- if hasKey $.job.settings $name }}
+- {{ $.at }}.settings.{{ $name }} would be set twice, or overruled; use {{ $fix }}
+{{- end }}
 {{- end }}
 {{- range $name, $_ := .job.env }}
 {{- if hasPrefix "PENSTOCK_" $name }}

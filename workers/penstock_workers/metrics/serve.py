@@ -67,8 +67,8 @@ def start_metrics(settings: WorkerSettings, *sources: Source) -> Iterator[int | 
     """Show what the sources count until the block ends, and give the port of the page."""
     registry = registry_of(*sources)
     with (
-        push_metrics(registry, f"penstock-{settings.lane}", lasting=LASTING),
         serve_page(settings.metrics_host, settings.metrics_port, registry) as port,
+        push_metrics(registry, f"penstock-{settings.lane}", lasting=LASTING),
     ):
         yield port
 
