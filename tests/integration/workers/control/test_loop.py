@@ -317,6 +317,34 @@ def test_a_control_loop_that_has_much_to_look_at_rests_in_proportion(
     assert waited == [2 * REST]
 
 
+def test_a_control_loop_with_nothing_to_do_rests_until_something_is_committed(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks whether anything was committed as often as it made rounds before, and makes none;
+    what comes meanwhile is fed in the round behind that look."""
+    job = house.producer.open_job(SPEC).job
+    stop, rounds = threading.Event(), list[int]()
+    ticks = house.control._figures.counters.ticks
+
+    class Wake(threading.Event):
+        """Does not wait; brings a document when nothing has been done for a while."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            rounds.append(ticks["ok"])
+            if len(rounds) == 30:
+                house.producer.push(job.job_id, "d1", {"text": "late"})
+            if house.queued() or len(rounds) == 60:
+                stop.set()
+            return False
+
+    monkeypatch.setattr(loop, "AT_REST_S", 600.0)
+    monkeypatch.setattr(house.control, "_wake", Wake())
+    house.control.run(stop)
+    assert house.queued() == ["d1"]
+    assert rounds[10] == rounds[29], "it made rounds while nothing happened"
+    assert rounds[-1] == rounds[29] + 1
+
+
 def test_a_job_in_prefix_order_is_fed_in_steps_worth_ordering(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
