@@ -153,7 +153,9 @@ def test_vllm_refuses_nobody_and_shows_its_queue() -> None:
     """No 429 however many come; running and waiting are in the metrics."""
     provider = Provider(SimulatorConfig(like="vllm", max_concurrency=8, **SECOND))
     assert all(start(provider, 0.0, number).good for number in range(40))
-    lines = provider.metrics(1.5).splitlines()
+    text = provider.metrics(1.5)
+    assert text is not None
+    lines = text.splitlines()
     assert [line.rpartition(" ")[2] for line in lines if not line.startswith("#")] == [
         "8.0",
         "24.0",

@@ -138,7 +138,7 @@ class Ask:
 
     @property
     def inputs(self) -> int:
-        """How many vectors it asks for."""
+        """Return how many vectors it asks for."""
         return 1 if self.messages else len(self.texts or self.ids)
 
 
