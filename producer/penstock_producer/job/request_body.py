@@ -16,6 +16,7 @@ from penstock_producer.dialects.to_anthropic import Conversation, conversation_o
 from penstock_producer.errors import Problem, SpecError, seen
 from penstock_producer.job.endpoints import (
     CHAT,
+    EMBEDDINGS,
     IMAGE_EDITS,
     OPENAI,
     SCORING,
@@ -104,6 +105,7 @@ class BodyBuilder:
         self._system: list[Mapping[str, Any]] = []
         self._examples = examples
         self._files_field = UPLOADS.get(spec.endpoint)
+        self._embeds = spec.endpoint == EMBEDDINGS
         self._filled = {**head, **spec.sent_params()}
         self._is_anthropic = is_anthropic(spec.endpoint)
         self._system_text = spec.system
@@ -134,13 +136,23 @@ class BodyBuilder:
         ``params`` are the document's own, as they are sent.
         """
         if self._files_field is not None:
-            return self._upload(content, params)
+            return self._with_files(content, params)
+        if self._embeds and not isinstance(content, str):
+            return self._with_images(content, params)
         if self._is_anthropic:
             content = parts_of(content, "content")
         end = self._end(self._after, params) if params or self._defaults else self._after
         return b"".join((self._before, _dump(content), end))
 
-    def _upload(
+    def _with_images(
+        self, content: list[dict[str, Any]], params: Mapping[str, Any] | None
+    ) -> bytes:
+        """Return the body that embeds images, as vLLM has it: a chat, the text behind them."""
+        parts = [part for part in (*content[1:], content[0]) if part.get("text") != ""]
+        messages = [{"role": "user", "content": parts}]
+        return _dump({**self._filled, **(params or {}), "messages": messages})
+
+    def _with_files(
         self, content: str | list[dict[str, Any]], params: Mapping[str, Any] | None
     ) -> bytes:
         """Return the body of a form: its text, if any, and the files behind it."""
@@ -216,7 +228,7 @@ def _problem(spec: JobSpec, field: str | None) -> Problem | None:
         return problem
     if field != "messages":
         for name in _OF_CHATS:
-            if getattr(spec, name) and name != _FILE_FIELDS.get(spec.endpoint):
+            if getattr(spec, name) and name != _FILE_FIELDS.get(spec.endpoint, ""):
                 why = f"{spec.endpoint} takes no chat messages"
                 return Problem(
                     "invalid_value", f"/{name}", why, "use the endpoint /v1/chat/completions"
@@ -257,7 +269,11 @@ def _problem(spec: JobSpec, field: str | None) -> Problem | None:
     return None
 
 
-_FILE_FIELDS: Final = {TRANSCRIPTIONS: "audio_fields", IMAGE_EDITS: "image_fields"}
+_FILE_FIELDS: Final = {
+    TRANSCRIPTIONS: "audio_fields",
+    IMAGE_EDITS: "image_fields",
+    EMBEDDINGS: "image_fields",
+}
 
 
 def _file_problem(spec: JobSpec) -> Problem | None:

@@ -28,7 +28,13 @@ from pydantic_core import PydanticKnownError
 from penstock_ledger.redaction import redact
 from penstock_ledger.vectors import VectorType
 from penstock_producer.errors import Problem, SpecError, pointer_to, seen
-from penstock_producer.job.endpoints import CHAT, MAX_PATH_CHARS, UPLOADS, check_path
+from penstock_producer.job.endpoints import (
+    CHAT,
+    EMBEDDINGS,
+    MAX_PATH_CHARS,
+    UPLOADS,
+    check_path,
+)
 from penstock_producer.job.fallback import (
     MAX_FALLBACKS,
     USUAL_REASONS,
@@ -291,7 +297,12 @@ class JobSpec(BaseModel):
     def takes_records(self) -> bool:
         """Return whether the rows of the source are plain records, not OpenAI Batch lines."""
         made = self.prompt is not None or self.messages_field is not None
-        return made or (self.endpoint in UPLOADS and bool(self.image_fields or self.audio_fields))
+        return made or (self.sends_files and bool(self.image_fields or self.audio_fields))
+
+    @property
+    def sends_files(self) -> bool:
+        """Return whether its requests may be made of files alone."""
+        return self.endpoint in UPLOADS or self.endpoint == EMBEDDINGS
 
     @property
     def has_rules(self) -> bool:
@@ -387,8 +398,8 @@ class JobSpec(BaseModel):
             *needs,
             *(() if self.prompt is not None else _NEEDS_PROMPT.items()),
         ):
-            is_upload = self.endpoint in UPLOADS and field in ("image_fields", "audio_fields")
-            if getattr(self, field) and not is_upload:
+            is_file = self.sends_files and field in ("image_fields", "audio_fields")
+            if getattr(self, field) and not is_file:
                 yield Problem("invalid_value", f"/{field}", message, fix)
 
     @field_validator("lane", mode="plain", json_schema_input_type=LaneAsked)

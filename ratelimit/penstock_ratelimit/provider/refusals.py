@@ -178,7 +178,7 @@ TEXTS: Final[Mapping[str, Meaning]] = {
     "this model's maximum context length": _TOO_LONG,
     "input length (#) exceeds model's maximum context length": _TOO_LONG,
     "prompt is too long": _TOO_LONG,
-    # SGLang: 400 BadRequestError (srt/managers/tokenizer_manager.py)
+    # SGLang: 400 BadRequestError (sglang:srt/managers/tokenizer_manager.py)
     "the input (# tokens) is longer than the model's context length": _TOO_LONG,
     "requested token count exceeds the model's maximum context length": _TOO_LONG,
     # TGI: 422 `validation` (router/src/validation.rs)
@@ -187,14 +187,14 @@ TEXTS: Final[Mapping[str, Meaning]] = {
     # and the rest of TGI's, in streams: there it says 422 of a full queue, too
     "input validation error:": _UNFIT,
     "model is overloaded": _BUSY,
-    # TensorRT-LLM: 400 BadRequestError (llmapi/llm.py, executor/base_worker.py)
+    # TensorRT-LLM: 400 BadRequestError (TensorRT-LLM:llmapi/llm.py, :executor/base_worker.py)
     "the sum of prompt length (#), query length (#)": _TOO_LONG,
     "`default_max_tokens` (#) must be greater than #": _TOO_LONG,
     # Ollama: 400, where the model does not cut prompts in silence (llm/llama_server.go)
     "the prompt is longer than the context length": _TOO_LONG,
     "the input length exceeds the context length": _TOO_LONG,
-    # Triton's OpenAI frontend: 500 for all that its backends say (vllm_backend/src/model.py,
-    # core/src/scheduler_utils.cc)
+    # Triton's OpenAI frontend: 500 for all that its backends say (vllm_backend:src/model.py,
+    # core:src/scheduler_utils.cc)
     "error generating stream: the decoder prompt (length #) is longer than": _TOO_LONG,
     "[request id: <id_unknown>] exceeds maximum queue size": _BUSY,
 }

@@ -197,6 +197,8 @@ def _generate_prompt(call: Call) -> Refusal | None:
 
 def _embedding_texts(call: Call) -> Refusal | None:
     given = call.body.get("input")
+    if given is None and call.body.get("messages"):  # of images, as vLLM takes them: one input
+        given = orjson.dumps(call.body["messages"]).decode()
     texts: list[Any] = given if isinstance(given, list) else [given]
     if not 0 < len(texts) <= MAX_INPUTS or not all(
         isinstance(text, str) and text for text in texts

@@ -142,8 +142,8 @@ SERVERS: Final[Mapping[str, Server]] = {
         },
         top={"system_fingerprint": "fp_ollama"},
     ),
-    # sgl-project/sglang c5695a4b: srt/entrypoints/openai/serving_base.py; its managers
-    # (tokenizer_manager.py, scheduler.py) of 2026-09
+    # sgl-project/sglang c5695a4b:srt/entrypoints/openai/serving_base.py; its managers for
+    # the tokenizer and the queue, of 2026-09
     "sglang": Server(
         _flat,
         {
@@ -181,7 +181,7 @@ SERVERS: Final[Mapping[str, Server]] = {
         top={"system_fingerprint": "3.3.7-native"},
         gauges=("tgi_batch_current_size", "tgi_queue_size"),
     ),
-    # NVIDIA/TensorRT-LLM 00057725: tensorrt_llm/serve/openai_server.py, llmapi/llm.py
+    # NVIDIA/TensorRT-LLM 00057725:tensorrt_llm/serve/openai_server.py, :llmapi/llm.py
     "tensorrt-llm": Server(
         _of_tensorrt,
         {
@@ -199,8 +199,8 @@ SERVERS: Final[Mapping[str, Server]] = {
         gauges=("numActiveRequests", "numQueuedRequests"),
         gauges_as_json=True,
     ),
-    # triton-inference-server/server e1db8a60: python/openai; its vllm_backend 8de0c148
-    # (src/model.py), core 73aad7c3 (src/scheduler_utils.cc)
+    # triton-inference-server/server e1db8a60:python/openai, vllm_backend 8de0c148:src/model.py,
+    # core 73aad7c3:src/scheduler_utils.cc
     "triton": Server(
         lambda _, message, __: {"detail": message},
         {

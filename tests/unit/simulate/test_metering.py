@@ -153,7 +153,9 @@ def test_vllm_refuses_nobody_and_shows_its_queue() -> None:
     """No 429 however many come; running and waiting are in the metrics."""
     provider = Provider(SimulatorConfig(like="vllm", max_concurrency=8, **SECOND))
     assert all(start(provider, 0.0, number).good for number in range(40))
-    lines = provider.metrics(1.5).splitlines()
+    text = provider.metrics(1.5)
+    assert text is not None
+    lines = text.splitlines()
     shown = [line.rpartition(" ")[2] for line in lines if "num_requests" in line and "{" in line]
     assert shown == ["8.0", "24.0"]
 
@@ -174,7 +176,9 @@ def test_vllms_histograms_count_first_tokens_as_they_come_and_queues_as_calls_en
 
     counts = []
     for now in (0.4, 0.6, 1.1):
-        page = dict(line.rsplit(" ", 1) for line in provider.metrics(now).splitlines())
+        text = provider.metrics(now)
+        assert text is not None
+        page = dict(line.rsplit(" ", 1) for line in text.splitlines())
         shown = {
             name.partition("{")[0]: float(value)
             for name, value in page.items()

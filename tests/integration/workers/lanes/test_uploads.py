@@ -13,7 +13,7 @@ from attempts import make_attempt
 
 from penstock_producer.accepting.estimates import Measure
 from penstock_producer.job.endpoints import TRANSCRIPTIONS
-from penstock_producer.prices import known_prices
+from penstock_producer.prices import ModelPrices, known_prices
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.web import running
 from penstock_workers.item.answer import Tried
@@ -46,7 +46,10 @@ async def asked(body: bytes, **config: Any) -> tuple[Tried, Failure | Reply]:
 
 async def test_a_recording_arrives_as_a_file_and_its_text_comes_back() -> None:
     """Byte for byte, with its type; lists are fields of their own, as OpenAI's clients write them."""
-    fields = {"response_format": "verbose_json", "timestamp_granularities": ["word", "segment"]}
+    fields: dict[str, Any] = {
+        "response_format": "verbose_json",
+        "timestamp_granularities": ["word", "segment"],
+    }
     _, reply = await asked(body_of(language="en", prompt=None, **fields))
     assert isinstance(reply, Reply), reply
     assert reply.content is not None
@@ -67,7 +70,7 @@ async def test_an_answer_costs_its_tokens_or_its_minutes(model: str, cost: float
     assert prices is not None
     used = tokens_used(reply.usage, reply.prompt_tokens, reply.completion_tokens)
     assert prices.microusd(used) == round(cost)
-    provider = ProviderSettings(prices={model: {"input": 0.0, "minute": 0.006, "media": 6.0}})
+    provider = ProviderSettings(prices={model: ModelPrices(input=0.0, minute=0.006, media=6.0)})
     attempt = make_attempt(body=body_of(), settings=provider, model=model)
     charge(attempt, reply)
     assert attempt.spent.unpriced == 0
@@ -83,7 +86,7 @@ async def test_an_answer_costs_its_tokens_or_its_minutes(model: str, cost: float
         (body_of(file=None), "bad_request"),
         (body_of(file="data:audio/mpeg;base64,***"), "bad_request"),
         (body_of(file='data:audio/x"\r\nX: 1;base64,AAAA'), "bad_request"),
-        (body_of(**{'a"\r\nX: y': "z"}), "bad_request"),
+        (body_of(**dict[str, Any]({'a"\r\nX: y': "z"})), "bad_request"),
         (b"[]", "bad_request"),
     ],
     ids=["empty", "large", "path", "none", "base64", "type", "field", "list"],

@@ -82,11 +82,11 @@ class ApiLane:
         return {} if listed is None else {LISTED: listed}
 
     async def infer(self, prepared: Prepared) -> Tried:
-        way = self._providers[prepared.request.provider].streams
-        stream = Streamed.of(prepared.request, way, self._max_answer_bytes, self._pace)
-        tried = await self._asked(prepared.request, stream)
-        judged = tried if stream is None else stream.judged(tried)
-        return await self.images.kept(prepared.request, judged)
+        request = prepared.request
+        way = self._providers[request.provider].streams
+        stream = Streamed.of(request, way, self._max_answer_bytes, self._pace)
+        tried = await self._asked(request, stream)
+        return await self.images.kept(request, tried if stream is None else stream.judged(tried))
 
     async def _asked(self, request: Request, stream: Streamed | None) -> Tried:
         started = time.monotonic()
@@ -94,22 +94,18 @@ class ApiLane:
             sent = await written(request, "no" if stream is None else stream.way)
             return await self._post(sent, started, stream)
         except CertificateRefused as error:
-            return NoAnswer(
-                "connect_failed", f"{error}; {CERTIFICATE_FIX}", _since(started), sent=False
-            )
+            words = f"{error}; {CERTIFICATE_FIX}"
+            return NoAnswer("connect_failed", words, _since(started), sent=False)
         except NotConnected as error:
             return NoAnswer("connect_failed", str(error), _since(started), sent=False)
         except TimedOut:
-            return NoAnswer(
-                "timeout", f"no complete answer within {request.timeout_s:g} s", _since(started)
-            )
+            words = f"no complete answer within {request.timeout_s:g} s"
+            return NoAnswer("timeout", words, _since(started))
         except UnusableRequest as error:
             return NoAnswer("bad_request", str(error), _since(started), sent=False)
         except AnswerTooLarge:
-            limit = f"the setting max_answer_bytes allows {self._max_answer_bytes}"
-            return NoAnswer(
-                "answer_too_large", f"the answer has more bytes than {limit}", _since(started)
-            )
+            words = f"the answer has more than max_answer_bytes allows, {self._max_answer_bytes}"
+            return NoAnswer("answer_too_large", words, _since(started))
         except ConnectionLost as error:
             return NoAnswer("connection_lost", str(error), _since(started))
 
