@@ -86,6 +86,8 @@ _FAULTS = {
     "credit_usd": "After this much spent the account is out of money.",
     "usd_per_mtok_in": "Price of a million input tokens.",
     "usd_per_mtok_out": "Price of a million output tokens.",
+    "encoding": "Count tokens as this encoding of tiktoken does, such as o200k_base. Default: four "
+    "characters a token.",
     "cached_price": "Price of a token of a cached prompt, as a part of the ordinary one.",
     "prompt_cache_s": "How long a cached prompt is kept since its last use.",
     "credit_error": f"What an empty account gets: {_listed('credit_error')}. Default: the first.",
@@ -166,8 +168,11 @@ def simulate(**given: Any) -> None:
         typer.echo(listing())
         return
     config = SimulatorConfig(**given)
+    from penstock_simulate.answers.answers import count_as
     from penstock_simulate.web import serve
 
+    if config.encoding is not None:
+        count_as(config.encoding)
     serve(config)
 
 

@@ -10,9 +10,9 @@ import orjson
 
 from penstock_simulate.answers import gemini, media, messages, refusals
 from penstock_simulate.answers.answers import (
-    CHARS_PER_TOKEN,
     EMBEDDING_DIMENSIONS,
     MAX_EMBEDDING_DIMENSIONS,
+    chars_per_token,
     cut_answer,
     last_of,
     prompt_of,
@@ -182,7 +182,9 @@ def _message_prompt(call: Call) -> Refusal | None:
     if refusal is None:
         parts = list(messages.segments(call.body))
         call.texts, call.prefixes = [messages.text_of(parts)], prefixes(parts)
-        call.prompt_tokens = max(1, sum(len(part.text) for part in parts) // CHARS_PER_TOKEN)
+        call.prompt_tokens = max(
+            1, int(sum(len(part.text) for part in parts) // chars_per_token(call.texts[0]))
+        )
     return refusal
 
 

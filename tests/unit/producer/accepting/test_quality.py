@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock_producer.accepting.quality import check_prices, levers_of
-from penstock_producer.accepting.sampling import preview
+from penstock_producer.accepting.sampling import preview, sample_of
 from penstock_producer.accepting.survey import Survey, survey
 from penstock_producer.errors import SourceError, SpecError, TooManyBadRows
 from penstock_producer.job.provider_facts import ProviderFacts
@@ -203,3 +203,39 @@ def test_lanes_are_compared_by_what_rules_and_their_own_discounts_make_of_the_co
     assert found.cost_usd == pytest.approx(
         factors["api"] * (found.survey.estimate.usd(facts.prices_of("small")) or 0)
     )
+
+
+@pytest.mark.parametrize(
+    ("more", "repeats"),
+    [({"dedup": "on"}, 4), ({"dedup": "always"}, 4), ({"dedup": "off"}, 0)],
+)
+def test_documents_that_ask_what_others_do_are_not_in_the_estimate(
+    tmp_path: Path, more: dict[str, Any], repeats: int
+) -> None:
+    """Budgets, lanes and routes are priced by what is sent: one of each request."""
+    path = tmp_path / "rows.jsonl"
+    rows = [{"id": n, "text": "word " * (1 + n % 8), "lang": "de"} for n in range(12)]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    spec = job(params={"max_tokens": 10, "temperature": 0}, routes=["lang=de -> model=large"])
+    asked = JobSpec.from_json(spec.to_json() | more)
+    found = surveyed(path, asked)
+    assert found.repeats == repeats
+    assert found.estimate.tokens_out == (12 - repeats) * 10
+    assert found.routes[1].documents == 12
+    assert found.routes[1].estimate.tokens_out == (12 - repeats) * 10
+
+
+def test_lines_of_a_sample_name_the_tier_of_their_rule(source: Path) -> None:
+    """Each is asked as the whole job would ask it; a provider is none that a line can name."""
+    spec = job(tier="priority", routes=["lang=de -> tier=flex", "lang=en -> model=large"])
+    sample = sample_of(lambda: open_source(source, spec), spec, len(ROWS))
+    bodies = {line["custom_id"]: line["body"] for line in map(json.loads, sample.lines)}
+    assert sample.spec.tier is None
+    for row in ROWS:
+        body = bodies[row["id"]]
+        assert body["service_tier"] == ("flex" if row["lang"] == "de" else "priority")
+        assert body["model"] == ("large" if row["lang"] == "en" else "small")
+        assert "penstock_route" not in body
+    other = job(routes=["lang=de -> model=large provider=other"])
+    with pytest.raises(SpecError, match="has a provider"):
+        sample_of(lambda: open_source(source, other), other, 3)

@@ -80,8 +80,7 @@ FATES: Mapping[str, Fate] = {
     "empty_answer": RETRY_ONCE,  # no choices, null content without a reason
     # asked for a schema, got something else; follow_ups.py asks again before this
     "schema_mismatch": RETRY_ONCE,
-    # the same where max_tokens ended the answer: no other words would help
-    "answer_cut": RETRY_ONCE,
+    "answer_cut": RETRY_ONCE,  # the same where max_tokens cut it: no other words would help
     "invalid_result": RETRY,  # the job's own hook refused the answer
     "batch_expired": RETRY,  # a provider batch ran out of time before it came to the document
     "batch_cancelled": RETRY,  # it was cancelled before that, by a person at the provider

@@ -54,9 +54,7 @@ class Terms:
     prompt_tokens_max: int | None  # of one document
     prices_of: Callable[[str | None], ModelPrices | None]  # of a model
     cached: CachedPrompts | None = None  # None: the provider's prompt cache is not used
-    job: JobView | None = (
-        None  # with rules by which documents are asked otherwise; None: it has none
-    )
+    job: JobView | None = None  # None: it has no rules for what was answered or is late
     step: int = 0  # of its `degrade`, by which documents are asked that no better model has
 
     def asked(self, body: bytes, *, escalated: bool) -> bytes:
