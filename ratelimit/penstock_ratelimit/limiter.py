@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Coroutine, Mapping
+from itertools import pairwise
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, TypedDict, Unpack
+from typing import Any, Final, NamedTuple, Protocol, TypedDict, Unpack
 
 from penstock_ratelimit.fairness import DEFAULT_FLOW, Flow
 from penstock_ratelimit.rates import pause_seconds
-from penstock_ratelimit.shared.interactive import ServerGauges
 from penstock_ratelimit.tickets import Account, QuotaStats, Ticket
 
 
@@ -33,6 +34,44 @@ class StartRequest(NamedTuple):
     """Whose turn it takes from: the job and its tenant."""
     retry: bool = False
     """True when it was sent before: retries live on a budget."""
+
+
+BOUNDS_MAX: Final = 256
+"""Buckets of a histogram; vLLM has 23."""
+
+
+class ServerGauges(NamedTuple):
+    """A server's own figures, since it started where they count something."""
+
+    running: float
+    """Requests that it works on."""
+    waiting: float
+    """Requests in its queue."""
+    ttft: tuple[tuple[float, float], ...] = ()
+    """Seconds to the first token: (upper bound, requests at or below), the last one infinite."""
+    queue_s: float = 0.0
+    """Seconds that the requests which left its queue had waited there,"""
+    queued: float = 0.0
+    """and how many these are."""
+
+    @property
+    def fault(self) -> str:
+        """Return what makes the figures unusable; empty where nothing does."""
+        counts = [count for _, count in self.ttft]
+        bounds = [bound for bound, _ in self.ttft]
+        if not all(
+            math.isfinite(one) and one >= 0
+            for one in (self.running, self.waiting, self.queue_s, self.queued, *counts)
+        ):
+            return "a figure is negative or no number"
+        if not counts:
+            return "it has no times to the first token"
+        if len(bounds) > BOUNDS_MAX or not math.isinf(bounds[-1]):
+            return "its histogram has no end"
+        rises = all(low < high for low, high in pairwise([-math.inf, *bounds]))
+        if not rises or counts != sorted(counts):
+            return "its histogram does not add up"
+        return ""
 
 
 class QuotaLimiter(Account, Protocol):

@@ -11,12 +11,11 @@ from collections.abc import Iterable
 from aiolimiter import AsyncLimiter
 
 from penstock_ratelimit.errors import LimiterClosed, QuotaHeld, UnknownQuota
-from penstock_ratelimit.limiter import QuotasLimiter, StartRequest
+from penstock_ratelimit.limiter import QuotasLimiter, ServerGauges, StartRequest
 from penstock_ratelimit.provider.profiles import PROFILES, Profile
 from penstock_ratelimit.provider.refusals import WINS
 from penstock_ratelimit.quota import Quota, by_id
 from penstock_ratelimit.rates import Terms, pause_seconds
-from penstock_ratelimit.shared.interactive import ServerGauges
 from penstock_ratelimit.strays import LIMITED_S, Patience, may_be_stray
 from penstock_ratelimit.tickets import Feedback, QuotaStats, Tally, Ticket
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 from penstock_ratelimit.errors import BadQuota
 from penstock_ratelimit.provider.profiles import PROFILES
@@ -23,10 +24,17 @@ from penstock_ratelimit.rates import (
     Terms,
     check_number,
 )
-from penstock_ratelimit.shared.interactive import InteractiveTarget
 
 _ID = re.compile(r"[A-Za-z0-9_.:@/+-]{1,200}")
 _DIMENSION = re.compile(r"[a-z][a-z0-9_]{0,31}")
+
+
+class InteractiveTarget(NamedTuple):
+    """The latency of others that batch work stays under."""
+
+    ttft_s: float
+    ours_last: bool = False
+    """The server puts our requests behind all others."""
 
 
 @dataclass(frozen=True, slots=True, init=False)

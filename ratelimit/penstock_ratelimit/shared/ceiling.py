@@ -11,12 +11,12 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from penstock_ratelimit.limiter import ServerGauges
+from penstock_ratelimit.quota import InteractiveTarget
 from penstock_ratelimit.shared.interactive import (
     LEAST,
     InteractiveControl,
-    InteractiveTarget,
     Ours,
-    ServerGauges,
     Yielding,
     shares,
 )

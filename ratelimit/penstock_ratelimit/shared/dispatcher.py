@@ -15,12 +15,11 @@ from math import inf
 from typing import Any, Final
 
 from penstock_ratelimit.errors import LimiterClosed
-from penstock_ratelimit.limiter import StartRequest
+from penstock_ratelimit.limiter import ServerGauges, StartRequest
 from penstock_ratelimit.provider.profiles import PROFILES
 from penstock_ratelimit.quota import Quota
 from penstock_ratelimit.shared.ceiling import Ceiling
 from penstock_ratelimit.shared.discovery import Answers, Discovery, learned
-from penstock_ratelimit.shared.interactive import ServerGauges
 from penstock_ratelimit.shared.quota_state import QuotaState
 from penstock_ratelimit.shared.redis_outage import AWAY, RedisOutage
 from penstock_ratelimit.shared.reserving import Reserving

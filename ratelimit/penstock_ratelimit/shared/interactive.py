@@ -29,8 +29,10 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
 from typing import Final, Literal, NamedTuple, get_args
+
+from penstock_ratelimit.limiter import ServerGauges
+from penstock_ratelimit.quota import InteractiveTarget
 
 QUANTILE: Final = 0.95
 START: Final = 8
@@ -71,46 +73,10 @@ REST_S: Final = 30.0
 """After so long without our own requests, nothing is known of the server any more."""
 MOST: Final = 1 << 20
 """Calls in flight that a ceiling may reach: a fleet has less."""
-BOUNDS_MAX: Final = 256
-"""Buckets of a histogram; vLLM has 23."""
 WHY_CHARS: Final = 200
 
 Code = Literal["start", "under", "near", "over", "least", "long", "unread"]
 CODES: Final = get_args(Code)
-
-
-class ServerGauges(NamedTuple):
-    """A server's own figures, since it started where they count something."""
-
-    running: float
-    """Requests that it works on."""
-    waiting: float
-    """Requests in its queue."""
-    ttft: tuple[tuple[float, float], ...] = ()
-    """Seconds to the first token: (upper bound, requests at or below), the last one infinite."""
-    queue_s: float = 0.0
-    """Seconds that the requests which left its queue had waited there,"""
-    queued: float = 0.0
-    """and how many these are."""
-
-    @property
-    def fault(self) -> str:
-        """Return what makes the figures unusable; empty where nothing does."""
-        counts = [count for _, count in self.ttft]
-        bounds = [bound for bound, _ in self.ttft]
-        if not all(
-            math.isfinite(one) and one >= 0
-            for one in (self.running, self.waiting, self.queue_s, self.queued, *counts)
-        ):
-            return "a figure is negative or no number"
-        if not counts:
-            return "it has no times to the first token"
-        if len(bounds) > BOUNDS_MAX or not math.isinf(bounds[-1]):
-            return "its histogram has no end"
-        rises = all(low < high for low, high in pairwise([-math.inf, *bounds]))
-        if not rises or counts != sorted(counts):
-            return "its histogram does not add up"
-        return ""
 
 
 class Ours(NamedTuple):
@@ -119,14 +85,6 @@ class Ours(NamedTuple):
     in_flight: int = 0
     ended: float = 0.0
     """Since any time."""
-
-
-class InteractiveTarget(NamedTuple):
-    """The latency of others that batch work stays under."""
-
-    ttft_s: float
-    ours_last: bool = False
-    """The server puts our requests behind all others."""
 
 
 @dataclass(frozen=True, slots=True)

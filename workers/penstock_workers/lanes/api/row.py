@@ -95,7 +95,7 @@ def _figures(name: str, url: str, settings: ProviderSettings) -> LaneFinding:
     if settings.interactive_ttft_s is not None and gauges.fault:
         return _warning(
             f"{name}: {shown} cannot hold interactive_ttft_s: {gauges.fault}",
-            "give the /metrics of a vLLM that logs statistics (no --disable-log-stats)",
+            "give the /metrics of a vLLM that keeps its statistics",
         )
     return LaneFinding(True, f"{name}: {shown} has the server's figures", subject=SUBJECT)
 
