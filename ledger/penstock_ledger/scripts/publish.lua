@@ -1,19 +1,16 @@
 -- Put documents of one feed into the queue, each at most once, unless Redis has lost what it held.
 --
--- KEYS[1] penstock:epoch                 string, the epoch that callers expect
+-- KEYS[1] penstock:epoch                 string, the epoch that callers expect; KEYS[4] penstock:epoch:name, that of the latest rebuild
 -- KEYS[2] <queue>                        kombu's list: LPUSH here, consumers RPOP at the other end; urgent.lua
 -- KEYS[3] penstock:<job>:<gen>:window    hash document id -> position
--- KEYS[4] penstock:epoch:name            string, name of the latest rebuild
 -- computed: penstock:<job>:<gen>:done:<n>  hash, completed set (prefix in ARGV[2])
 -- ARGV[1] epoch, ARGV[2] prefix "penstock:<job>:<gen>:done:", ARGV[3] 1 when the messages are urgent, else 0,
 -- ARGV[4] 1 for documents whose message is lost: what is in the window is queued all the same; else 0,
 -- ARGV[5] msgpack list of documents (at most 500), each {document id, position, bucket number, completed-set field}; the field
--- is false where it is the document's id, else the index of the argument that holds it, ARGV[6] the latest rebuild when the caller
--- looked at its job, or "*": of a job that has ended since then Redis may know nothing any more, and would let all of it start again,
--- then one raw message per document, in the same order, then the fields.
+-- is false where it is the document's id, else the index of the argument that holds it, ARGV[6] the latest rebuild when the caller looked,
+-- or "*" (of a job that ended before a later one Redis may know nothing), then one raw message per document, in this order, then the fields.
 -- Returns {published, done, in window}, zeros where the job was purged, or the epoch found (a string, "" for none or since rebuilt) and nothing is done.
 -- The first write needs memory, so a full Redis refuses the whole call.
---
 -- A call of Redis from Lua costs as much as what it does, and so does each argument: hence one HMGET, HSET and LPUSH for all.
 
 local MESSAGES = 6 -- arguments before the first message
