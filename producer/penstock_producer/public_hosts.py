@@ -6,13 +6,14 @@ cloud: a host's addresses are looked at, and the connection is made to one of th
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import ipaddress
 import re
 import socket
 import ssl
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -161,7 +162,13 @@ class _Connection(http.client.HTTPConnection):
         addresses = list(dict.fromkeys(str(address[0]) for *_, address in found))
         if self._is_guarded and not all(map(is_public, addresses)):
             raise NotFetched(f"{self.host} cannot be reached")
-        self.sock = socket.create_connection((addresses[0], self.port), CONNECT_S)
+        self.sock = self._reached(addresses)
         if self._is_tls:
             tls = ssl.create_default_context()
             self.sock = tls.wrap_socket(self.sock, server_hostname=self.host)
+
+    def _reached(self, addresses: Sequence[str]) -> socket.socket:
+        for address in addresses[:-1]:
+            with contextlib.suppress(OSError):
+                return socket.create_connection((address, self.port), CONNECT_S)
+        return socket.create_connection((addresses[-1], self.port), CONNECT_S)

@@ -142,6 +142,23 @@ async def test_what_an_answer_names_is_fetched_from_public_hosts_only(
     assert kept_in(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"b64_json": base64.b64encode(PNG).decode(), "url": None},
+        {"b64_json": None, "url": "data:image/png;base64," + base64.b64encode(PNG).decode()},
+    ],
+)
+async def test_an_image_is_read_where_it_is(row: dict[str, Any], tmp_path: Path) -> None:
+    """Servers write both fields, one of them null, and some an address that is the image."""
+    store = ImageStore(str(tmp_path), {"default": ProviderSettings()}, first_wait_s=0)
+    tried = await store.kept(request_of(), Answer(200, {}, json.dumps({"data": [row]}).encode(), 1))
+    assert isinstance(tried, Answer)
+    (kept,) = json.loads(tried.body)["data"]
+    assert content_of(kept) == PNG
+    assert kept.keys() == {"object", "sha256", "bytes", "type"}
+
+
 @pytest.mark.parametrize("body", [b"[]", b"{}", b'{"data": null}', b'{"data": [1]}', b"<html>"])
 async def test_other_answers_stay_as_they_came(body: bytes, tmp_path: Path) -> None:
     """What is no list of images is named like any other answer."""

@@ -322,9 +322,9 @@ RETRY_FIRST_S: Final = 0.2
 RETRY_CAP_S: Final = 10.0
 """Between two tries. Items that wait are bounded by the prefetch, and a drain ends their
 waiting."""
-STEPS_S: Final = 1.0
 FILES_BYTES: Final = 256 * 1024 * 1024
 """Of requests with files in them, in one process: seven of the largest, hundreds of usual ones."""
+STEPS_S: Final = 1.0
 """Between two looks at the steps that a job has taken: a step is for hours, and a second of
 documents asked as before is little."""
 

@@ -104,7 +104,7 @@ class ApiLane:
         except UnusableRequest as error:
             return NoAnswer("bad_request", str(error), _since(started), sent=False)
         except AnswerTooLarge:
-            words = f"the answer has more than max_answer_bytes allows, {self._max_answer_bytes}"
+            words = f"too large: the setting max_answer_bytes allows {self._max_answer_bytes} bytes"
             return NoAnswer("answer_too_large", words, _since(started))
         except ConnectionLost as error:
             return NoAnswer("connection_lost", str(error), _since(started))

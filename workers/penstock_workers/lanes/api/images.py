@@ -87,29 +87,17 @@ class ImageStore:
 
     async def _row(self, request: Request, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a result holds of one image. Raises SinkError, NotFetched, ValueError."""
-        given = row.get("b64_json") or row.get("url")
-        if not isinstance(given, str):
-            raise ValueError("one has neither b64_json nor a url")
-        for left in reversed(range(TRIES)):
+        told = {name: value for name, value in row.items() if name not in ("b64_json", "url")}
+        for wait_s in (self._first_wait_s * 2**tried for tried in range(TRIES - 1)):
             try:
-                found = await asyncio.to_thread(self._store, request, given, "b64_json" in row)
-                break
+                return {**told, **await asyncio.to_thread(self._store, request, row)}
             except (SinkError, NotFetched) as error:
-                if not left:
-                    raise
-                wait_s = self._first_wait_s * 2 ** (TRIES - 1 - left)
                 log.warning("an image waits: %s; next try in %.0f s", error, wait_s)
                 await asyncio.sleep(wait_s)
-        told = {name: value for name, value in row.items() if name not in ("b64_json", "url")}
-        return {**told, **found}
+        return {**told, **await asyncio.to_thread(self._store, request, row)}
 
-    def _store(self, request: Request, given: str, is_inside: bool) -> dict[str, Any]:
-        own = urlsplit(self._providers[request.provider].base_url).hostname
-        data = (
-            base64.b64decode(given, validate=True)
-            if is_inside
-            else fetch(given, MAX_IMAGE_BYTES, () if own is None else (own,))
-        )
+    def _store(self, request: Request, row: Mapping[str, Any]) -> dict[str, Any]:
+        data = self._data(request, row)
         kind, digest = kind_of(data), hashlib.sha256(data).hexdigest()
         job = request.tag.partition(":")[0]
         folder = f"{self._place}/{job}"
@@ -124,3 +112,14 @@ class ImageStore:
             raise
         media_type = "application/octet-stream" if kind is None else kind.media_type
         return {"object": place, "sha256": digest, "bytes": len(data), "type": media_type}
+
+    def _data(self, request: Request, row: Mapping[str, Any]) -> bytes:
+        inside, url = row.get("b64_json"), row.get("url")
+        if isinstance(url, str) and url.startswith("data:"):
+            inside = url.partition(",")[2]
+        if isinstance(inside, str) and inside:
+            return base64.b64decode(inside, validate=True)
+        if not isinstance(url, str):
+            raise ValueError("one has neither b64_json nor a url")
+        own = urlsplit(self._providers[request.provider].base_url).hostname
+        return fetch(url, MAX_IMAGE_BYTES, () if own is None else (own,))
