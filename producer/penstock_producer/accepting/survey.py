@@ -287,8 +287,11 @@ def survey(
             raise SourceError(
                 "empty_source", f"{source.uri} holds no document; give a file with at least one row"
             )
+        before = len(bad)
         for duplicate in ids.duplicates():
             _keep(bad, _duplicate(duplicate, source), most, source.uri)
+        # rows of one id are most likely one document, written twice: of these one is sent, too
+        repeats = max(0, requests.repeats() - (len(bad) - before))
         bad.sort(key=lambda row: row.line)
         check_bad_rows(source.uri, spec, total, bad)
         is_whole = first is None or total < first
@@ -296,7 +299,6 @@ def survey(
         if is_whole:
             _check_route_columns(source.uri, spec, tally)
         prepared = {PREPARED: tally.to_json()} if tally.cut or tally.saved_chars else {}
-        repeats = requests.repeats()
         sent = 1 - repeats / max(1, total - len(bad))
         taken = {number: route.routed(sent) for number, route in routes.items()}
         taken |= {number: Routed(rows, NOTHING) for number, rows in tally.refused.items()}

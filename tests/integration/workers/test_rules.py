@@ -159,7 +159,8 @@ def test_batches_that_were_not_created_are_packed_again_by_the_step(tmp_path: Pa
     """Once the first batch has spent its share, those that wait for room are given up before they
     cost anything, and their documents are asked of the cheaper model, each once."""
     with Fleet(tmp_path / "fleet", settings=PRICES) as fleet:
-        fleet.provider.start(*BATCHES)
+        # the first batch runs while those behind it are packed
+        fleet.provider.start("--batch-s", "3", "--batch-step-s", "0.05")
         fleet.control()
         batch_worker(fleet, providers__default__batch_enqueued_tokens=200)  # a few documents
         job = submitted(

@@ -225,6 +225,16 @@ def test_documents_that_ask_what_others_do_are_not_in_the_estimate(
     assert found.routes[1].estimate.tokens_out == (12 - repeats) * 10
 
 
+def test_rows_that_come_twice_are_refused_and_not_taken_off_once_more(tmp_path: Path) -> None:
+    """A row whose id was used already costs nothing anyhow."""
+    path = tmp_path / "rows.jsonl"
+    rows = [{"id": n // 2, "text": "the same"} for n in range(10)]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    asked = {"dedup": "always", "max_bad_rows": "100%", "params": {"max_tokens": 10}}
+    found = surveyed(path, job(**asked))
+    assert (len(found.refused), found.repeats, found.estimate.tokens_out) == (5, 4, 10)
+
+
 def test_lines_of_a_sample_name_the_tier_of_their_rule(source: Path) -> None:
     """Each is asked as the whole job would ask it; a provider is none that a line can name."""
     spec = job(tier="priority", routes=["lang=de -> tier=flex", "lang=en -> model=large"])
