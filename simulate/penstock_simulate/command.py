@@ -34,7 +34,8 @@ _SERVER = {
     "seed": "Decides which call gets which fault.",
 }
 _LIMITS = {
-    "like": f"Meter as a provider does: {_listed('like')}. Flags given beside it go first.",
+    "like": f"Meter, and refuse, as a provider or a server does: {_listed('like')}. Flags given "
+    "beside it go first.",
     "rpm": "Requests per minute.",
     "tpm": "Tokens per minute.",
     "itpm": "Input tokens per minute.",
@@ -157,7 +158,9 @@ def simulate(**given: Any) -> None:
     each batch.
 
     While it runs, POST /control changes settings and refuses on demand: {"rpm": 600} or
-    {"refuse": {"kind": "slow_down", "calls": 3}}. GET /metrics has vLLM's queue gauges.
+    {"refuse": {"kind": "slow_down", "calls": 3}}. GET /metrics has vLLM's queue gauges and
+    its histograms of the times to the first token and in the queue, or the gauges of the
+    server that `--like` names.
     """
     if given["hostile"] == "list":
         from penstock_simulate.hostile import listing

@@ -10,6 +10,7 @@ import logging
 from penstock_ledger.texts import SetParam, SetSetting, Text
 from penstock_producer.accepting.prompt_caching import check_prompt_cache
 from penstock_producer.errors import Problem, SpecError
+from penstock_producer.job.endpoints import MEDIA
 from penstock_producer.job.lanes import (
     BATCH_LANE,
     DEFAULT_LANE,
@@ -192,9 +193,9 @@ def _check_batch_options(spec: JobSpec) -> None:
 def _check_several(spec: JobSpec) -> None:
     """Raise SpecError for a lane among several that cannot do what the job asks.
 
-    A job of one lane finds that out when it runs there.
+    A job of one lane finds that out when it runs there, but for one with files.
     """
-    if len(spec.permitted_lanes) == 1:
+    if len(spec.permitted_lanes) == 1 and spec.endpoint not in MEDIA:
         return
     problems = [
         Problem(

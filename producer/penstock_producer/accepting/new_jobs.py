@@ -29,6 +29,7 @@ from penstock_producer.accepting.survey import Survey
 from penstock_producer.errors import Problem, SpecError, seen
 from penstock_producer.feed.feeder_plan import plan_feeders
 from penstock_producer.feed.tracing import callers_span
+from penstock_producer.job.endpoints import IMAGE_EDITS, IMAGES
 from penstock_producer.job.fallback import provider_and_model
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.pins import (
@@ -204,6 +205,10 @@ class NewJobs:
                 f"{spec.output_format} is written where results_url says, and that is not set here"
             )
             raise SpecError([Problem("invalid_value", "/output_format", why, fix)])
+        if spec.endpoint in (IMAGES, IMAGE_EDITS) and self._settings.images_place is None:
+            why = f"answers of {spec.endpoint} are files, and there is no place for them"
+            place = "set images_url or results_url, here and for the workers"
+            raise SpecError([Problem("invalid_value", "/endpoint", why, place)])
         if self._remote_limits is not None:
             self._remote_limits.check(spec, self._keys.any_made)
         return spec.with_pinned_tokenizer()

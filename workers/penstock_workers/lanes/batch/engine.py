@@ -216,7 +216,7 @@ class BatchEngine:
             lease_s=settings.visibility_timeout_s,
         )
         settle = _settling(settler, asyncio.get_running_loop())
-        packer = Packer(settings, database, folder, journal.owner, book, settle)
+        packer = Packer(settings, database, stores.hot, folder, journal.owner, book, settle)
         packing = Packing(packer, folder)
         policy = RetryPolicy(
             settings.retry_base_s, settings.retry_cap_s, settings.max_retry_after_s

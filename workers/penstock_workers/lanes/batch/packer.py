@@ -25,6 +25,7 @@ from penstock_ledger import (
     OutcomeStore,
     ProviderBatch,
     ProviderBatchStore,
+    RedisLedger,
     Remainder,
     RemainderStore,
     StepsTaken,
@@ -75,6 +76,7 @@ class Packer:
         self,
         settings: WorkerSettings,
         database: Database,
+        hot: RedisLedger,
         folder: PackedFolder,
         owner: str,
         book: AnswerBook,
@@ -86,7 +88,7 @@ class Packer:
             folder,
             owner,
         )
-        self._settle = settle
+        self._settle, self._hot = settle, hot
         self._jobs, self._outcomes = JobStore(database), OutcomeStore(database)
         self._batches, self._remainders = ProviderBatchStore(database), RemainderStore(database)
         self._lease_s = settings.visibility_timeout_s
@@ -102,7 +104,7 @@ class Packer:
         This process leads the feed. A batch has ``most`` documents at most.
 
         Raises SourceChanged, SourceUnavailable, FeedLost, Stopped, OSError and errors of the
-        database."""
+        database, and of Redis where the job has moved."""
         source = source_of(self._database, job, feed, self._settings, spec)
         if feed.kind is FeedKind.SPOOL:
             return self._move_spool(feed, source), 0
@@ -307,8 +309,8 @@ class Packer:
                 row for row in rows if isinstance(row, Document) and row.line not in refused_lines
             ]
             done = self._outcomes.terminal(_key(feed, document) for document in documents)
-            if has_moved:  # what a feeder has read beyond its cursor waits as remainders do
-                done |= self._remainders.known([_key(feed, document) for document in documents])
+            if has_moved:
+                done |= self._left_behind(feed, documents)
             wanted = {
                 document.doc_id: document
                 for document in documents
@@ -326,6 +328,14 @@ class Packer:
             if not is_whole or equal.is_full:
                 return cursor, False
         return cursor, source.ended()
+
+    def _left_behind(self, feed: Feed, documents: Sequence[Document]) -> set[ItemKey]:
+        """Return what another lane had of a feed, beyond its cursor, and that is not over.
+
+        It waits as remainders do, or workers of that lane hold it, and it will."""
+        keys = [_key(feed, document) for document in documents]
+        held = self._hot.in_window(feed.job_id, feed.generation, [key.doc_id for key in keys])
+        return self._remainders.known(keys) | {key for key in keys if key.doc_id in held}
 
     def _documents_of(
         self, job: Job, spec: JobSpec, feed: Feed, batch: ProviderBatch, terms: Terms
