@@ -31,7 +31,7 @@ from penstock_workers.settings import ProviderSettings
 log = logging.getLogger(__name__)
 
 MAX_IMAGE_BYTES: Final = 64 * 1024 * 1024  # of one that is fetched
-TRIES: Final = 6  # to store or fetch an image that is paid for: a minute of trouble in all
+TRIES: Final = 6  # to store or fetch an image that is paid for: half a minute of trouble
 FIRST_WAIT_S: Final = 1.0
 _ENDPOINTS: Final = frozenset({IMAGES, IMAGE_EDITS})
 _NO_PLACE: Final = (
