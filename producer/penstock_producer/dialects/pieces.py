@@ -83,7 +83,7 @@ def size_of(deltas: Sequence[Delta]) -> int:
 
 
 def answer_text(answer: Any) -> str | None:
-    """Return the text of a chat completion, a completion, a response or a message.
+    """Return the text of a chat completion, a completion, a response, a message or a transcript.
 
     None for other answers.
     """
@@ -94,6 +94,7 @@ def answer_text(answer: Any) -> str | None:
         _at(choice.get("message"), "content"),
         choice.get("text"),
         answer.get("output_text"),
+        answer.get("text"),
     ):
         if isinstance(text, str):
             return text

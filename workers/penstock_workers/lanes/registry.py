@@ -95,7 +95,7 @@ def make_lane(settings: WorkerSettings) -> Lane:
     return lane
 
 
-BOUND_BY: Final = ("queue", "quota", "slots", "engine", "memory", "starting")
+BOUND_BY: Final = ("queue", "quota", "slots", "engine", "memory", "interactive", "starting")
 
 
 def engine_figures(lane: str, gauges: Mapping[str, float | str]) -> Iterator[Sample]:

@@ -31,6 +31,7 @@ from penstock_ledger import (
     Provenance,
     ProviderBatchStore,
     RemainderStore,
+    StepsTaken,
     TenantAccounts,
     TenantBudgets,
 )
@@ -204,7 +205,7 @@ class BatchEngine:
         settings, database = self._settings, stores.database
         feeds, failpoints = JobStore(database), Failpoints.parse(settings.failpoints)
         views = JobBook(read_job(feeds, settings, TenantBudgets(database)))
-        jobs = Jobs(feeds, stores.hot, views)
+        jobs = Jobs(feeds, stores.hot, views, StepsTaken(database))
         outcomes = OutcomeStore(database, settings.lane)
         tenants = TenantAccounts(database, stores.hot.budgets)
         code, settler = self._make_code(), self._make_settler(stores, feeds, journal, failpoints)

@@ -28,6 +28,7 @@ from penstock_ledger import (
     RedisLedger,
     Remainder,
     RemainderStore,
+    StepsTaken,
 )
 from penstock_ledger.model import DeadLetter, Feed, FeedKind, ItemKey, Job, JobState
 from penstock_producer.errors import RowChanged, SourceError, SourceUnavailable
@@ -92,8 +93,8 @@ class Packer:
         self._batches, self._remainders = ProviderBatchStore(database), RemainderStore(database)
         self._lease_s = settings.visibility_timeout_s
         self.stopped = threading.Event()
-        views = read_job(self._jobs, settings)
-        self._equal = EqualAnswers(database, views, book, self._take)
+        self._views, self._steps = read_job(self._jobs, settings), StepsTaken(database)
+        self._equal = EqualAnswers(database, self._views, book, self._take)
 
     def pack_feed(
         self, job: Job, spec: JobSpec, feed: Feed, provider: BatchProvider, most: int | None = None
@@ -203,7 +204,7 @@ class Packer:
         batch: ProviderBatch,
         provider: BatchProvider,
     ) -> None:
-        terms = self._terms(job, spec, feed)
+        terms = self._terms(job, spec, feed, batch.step)
         for document, before in self._documents_of(job, spec, feed, batch, terms):
             with contextlib.suppress(BadLine):  # it has its dead letter
                 packed_document, line = line_of(provider, terms, document, before)
@@ -224,9 +225,8 @@ class Packer:
         Requests are read as far as the source still has them."""
         places, wanted = dict[str, tuple[int, int]](), {document.doc_id for document in documents}
         try:
-            for document, _ in self._documents_of(
-                job, spec, feed, batch, self._terms(job, spec, feed)
-            ):
+            terms = self._terms(job, spec, feed, batch.step)
+            for document, _ in self._documents_of(job, spec, feed, batch, terms):
                 if document.doc_id in wanted and document.doc_id not in places:
                     places[document.doc_id] = writer.add_body(document.body)
         except SourceError as error:
@@ -249,9 +249,15 @@ class Packer:
             offset, size = places.get(one.doc_id, (0, 0))
             writer.add_name(one._replace(offset=offset, size=size))
 
-    def _terms(self, job: Job, spec: JobSpec, feed: Feed) -> Terms:
+    def _terms(self, job: Job, spec: JobSpec, feed: Feed, step: int | None = None) -> Terms:
+        """Return on which terms the batches of a feed are packed.
+
+        ``step``: of a batch that was packed before; None: the latest that its job has taken."""
         provider = self._settings.provider(spec.provider)
-        is_one_model = spec.asks_one_model and feed.kind is not FeedKind.REPLAY
+        turns = bool(spec.escalate or spec.degrade)  # documents to other models as they are packed
+        is_one_model = spec.asks_one_model and feed.kind is not FeedKind.REPLAY and not turns
+        if step is None:
+            step = self._steps.latest(job.job_id) if spec.degrade else 0
         return Terms(
             feed.job_id,
             feed.generation,
@@ -266,6 +272,8 @@ class Packer:
             CachedPrompts.of(
                 job.source, provider.kind, provider.base_url, spec.endpoint, packs=True
             ),
+            self._views(job.job_id) if turns else None,
+            step,
         )
 
     def answer_equal(self, job: Job, generations: Sequence[int]) -> int:
@@ -366,7 +374,10 @@ class Packer:
             for document in documents:
                 if (
                     _key(feed, document) not in done
-                    and terms.kind_of(document.body, document.endpoint) == wanted
+                    and terms.kind_of(
+                        terms.asked(document.body, escalated=False), document.endpoint
+                    )
+                    == wanted
                 ):
                     yield document, _new(feed, document)
 
