@@ -59,6 +59,7 @@ NOT_YET: Final = frozenset(
         "rebuilt-with-the-jobs-of-before",
         "job-of-an-old-copy-is-not-looked-up",
         "windows-of-ended-jobs-come-back",
+        "late-attempts-of-a-purged-job-have-rows",
     )
 )
 """What takes more than the 60 seeds, or the 30 to 40 of its theme, that were tried of each, by name.
