@@ -245,7 +245,7 @@ class Invariants:
         for document in self._open_calls(process):
             self._causes[document] += 1
         if isinstance(process, Worker):
-            self._held.update(map(self._document, process.leases.tags()))
+            self._held.update(self._about(self._document(tag)) for tag in process.leases.tags())
 
     def suspected(self, attempt: Attempt) -> None:
         """See that an item which is tried apart was in flight when something died or hung.
@@ -262,7 +262,9 @@ class Invariants:
         """Note that a message is claimed which another process that lives may hold, too."""
         held = worker, self._document(tag)
         self._claimed_at[held] = self._world.now
-        if not self._is_calling(*held):  # else it is a copy of what is called
+        if not self._is_calling(
+            worker, self._about(held[1])
+        ):  # else it is a copy of what is called
             self._may_call.discard(held)
         self._shared.discard(held)
         for other in self._workers:
@@ -287,9 +289,9 @@ class Invariants:
 
         Where another has claimed the item since, it must not once Redis was rebuilt after it had
         forgotten the lease. Else it may be late: it was frozen just before this."""
-        held = worker, self._asked(key.job_id, key.doc_id)
+        held = worker, f"{self._name(key.job_id)}-{key.doc_id}"
         self._may_call.add(held)
-        self._began[held] = key.job_id, self._world.now
+        self._began[worker, self._about(held[1])] = key.job_id, self._world.now
         is_rebuilt = is_sure and self.forgot_at > self._claimed_at.get(held, 0.0)
         if held in self._shared and not is_rebuilt:
             self._excuse(held[1])
@@ -303,11 +305,11 @@ class Invariants:
             )
 
     def _excuse(self, document: str) -> None:
-        """Allow one more call.
+        """Allow one more call about what is asked for a document.
 
         What is reserved for the one before is given back as for those of the dead, and its answer
         may come all the same."""
-        self._causes[document] += 1
+        self._causes[self._about(document)] += 1
         self._beside[document.partition("-")[0]] += 1
 
     def _is_calling(self, worker: Worker, document: str) -> bool:
@@ -321,12 +323,18 @@ class Invariants:
 
     def _document(self, tag: str) -> str:
         job_id, _, doc_id = tag.partition(":")
-        return self._asked(job_id, doc_id.partition("~")[0])
+        return f"{self._name(job_id)}-{doc_id.partition('~')[0]}"
+
+    def _name(self, job_id: str) -> str | None:
+        return self._keys.get(job_id) or self._jobs().get(job_id)
 
     def _asked(self, job_id: str, doc_id: str) -> str:
-        """Return what is asked about a document, which is its own name unless it has a twin."""
-        name = self._keys.get(job_id) or self._jobs().get(job_id)
-        return f"{name}-{twin(doc_id) if name in self.twins else doc_id}"
+        return self._about(f"{self._name(job_id)}-{doc_id}")
+
+    def _about(self, document: str) -> str:
+        """Return what is asked for a document, which is its own name unless it has a twin."""
+        name, _, doc_id = document.partition("-")
+        return f"{name}-{twin(doc_id)}" if name in self.twins else document
 
     def _open_calls(self, process: Process) -> list[str]:
         ended = self.ended()

@@ -57,8 +57,8 @@ def _rewound(feeds: FeedStore, job_id: str, *, generation: int | None = None) ->
     world = Entered.world
     # a rebuild names no generation, and a job that is being cancelled reads again what was fed
     # before it, also where who leads it stood still since it looked
-    is_of_one = is_rewound and generation is not None
-    if is_of_one and world is not None and world.state_of(job_id) != JobState.CANCELLING:
+    is_for_losses = is_rewound and generation is not None
+    if is_for_losses and world is not None and world.state_of(job_id) != JobState.CANCELLING:
         _is_needed(READ, job_id)
     return is_rewound
 

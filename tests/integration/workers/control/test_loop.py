@@ -453,6 +453,19 @@ def test_a_lost_message_is_published_again(house: House) -> None:
     assert sorted(house.queued()) == [f"d{n}" for n in range(5)]
 
 
+def test_a_message_that_one_look_misses_is_not_lost(house: House) -> None:
+    """It may just be moving from one place to another: it is there at the next look, and is not
+    there twice."""
+    house.submit(5)
+    house.control.tick()
+    moving = as_bytes(house.redis.rpop(QUEUE))
+    house.control.tick()
+    house.redis.rpush(QUEUE, moving)
+    for _ in range(4):
+        house.control.tick()
+    assert sorted(house.queued()) == [f"d{n}" for n in range(5)]
+
+
 def test_a_leased_message_is_not_taken_for_lost(house: House) -> None:
     """What a worker holds is where it should be."""
     house.submit(5)
