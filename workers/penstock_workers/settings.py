@@ -75,6 +75,7 @@ ProfileName = Literal[
     "groq",
     "together",
     "mistral",
+    "xai",
     "vllm",
 ]
 

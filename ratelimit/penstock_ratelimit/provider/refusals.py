@@ -155,6 +155,9 @@ TEXTS: Final[Mapping[str, Meaning]] = {
     # Anthropic: 400 invalid_request_error (anthropics/claude-code#66314, #88711)
     "your credit balance is too low": _BROKE,
     "you have reached your specified api usage limits": _BROKE,
+    # xAI: 400 with a sentence for a code; 403 of an account without credits
+    "incorrect api key provided": _NO_KEY,
+    "your newly created team": _BROKE,
     # Google AI Studio: 429 RESOURCE_EXHAUSTED like any other (JeffOtano/roni#125)
     "your prepayment credits are depleted": _BROKE,
     # OpenAI flex, in the words of its guide
@@ -179,7 +182,7 @@ Not here, on purpose: "You exceeded your current quota, please check your plan a
 means no credit at OpenAI (which sends a code) and any limit per minute at Gemini.
 """
 
-SPOKEN: Final = frozenset({400, 413, 429, 503})
+SPOKEN: Final = frozenset({400, 403, 413, 429, 503})
 
 STATUSES: Final[Mapping[int, Meaning]] = {
     400: Meaning("bad_request", Signal.REFUSED),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import islice
@@ -111,6 +112,40 @@ async def download(
         return await _first_half(request, path)
     batch.reads += 1
     return web.FileResponse(path, headers=LINES)
+
+
+MAX_RESULTS = 1_000  # of a page
+
+
+async def results_page(
+    service: BatchService, request: web.Request, batch: Batch, path: Path | None
+) -> web.StreamResponse:
+    """Send a page of results, whose token is the number of the line that comes next.
+
+    A spoilt line is a text in it. Raises Refused."""
+    limit, start = limit_of(request.query, 100, MAX_RESULTS), request.query.get("pagination_token")
+    is_whole = path is None or service.read(batch, path.name)
+    if service.strikes("download", service.config.batch_cut_share) and request.transport:
+        request.transport.abort()
+        return web.Response()
+    lines = [] if path is None else await asyncio.to_thread(_lines, path)
+    lines = lines if is_whole else lines[: len(lines) // 2]
+    begins = int(start) if start and start.isdecimal() else 0
+    page, ends = lines[begins : begins + limit], begins + limit
+    batch.reads += is_whole
+    token = str(ends) if ends < len(lines) else None
+    return json({"results": [_result(line) for line in page], "pagination_token": token})
+
+
+def _lines(path: Path) -> list[bytes]:
+    return path.read_bytes().splitlines()
+
+
+def _result(line: bytes) -> Any:
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return line.decode("utf-8", "replace")
 
 
 async def _broken_off(request: web.Request, path: Path) -> web.StreamResponse:

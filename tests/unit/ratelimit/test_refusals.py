@@ -309,6 +309,18 @@ BY_TEXT: list[tuple[int, Any, str, Signal]] = [
         "context_overflow",
         Signal.REFUSED,
     ),
+    (
+        400,
+        {"code": "Client specified an invalid argument", "error": "Incorrect API key provided: x"},
+        "unauthorized",
+        Signal.UNAUTHORIZED,
+    ),
+    (
+        403,
+        {"code": "…", "error": "Your newly created team doesn't have any credits yet."},
+        "out_of_credit",
+        Signal.OUT_OF_MONEY,
+    ),
 ]
 
 
@@ -383,7 +395,10 @@ def test_every_row_of_the_tables_is_tested() -> None:
     """A row that is added without an example fails here; the names are those of the workers'
     fates."""
     assert {code for code, *_ in BY_CODE} | {code for code, *_ in AWS} == set(CODES)
-    messages = [str(body.get("error", body)["message"]).lower() for _, body, *_ in BY_TEXT]
+    errors = [body.get("error", body) for _, body, *_ in BY_TEXT]
+    messages = [
+        str(error if isinstance(error, str) else error["message"]).lower() for error in errors
+    ]
     assert all(any(message.startswith(start) for message in messages) for start in TEXTS)
     assert {status for status, *_ in BY_STATUS} >= set(STATUSES)
     names = {row.name for table in (CODES, TEXTS, STATUSES) for row in table.values()}

@@ -106,13 +106,26 @@ def usage_of(parsed: Mapping[str, Any]) -> Usage:
     The service tier stands in it, as with Anthropic and Gemini: OpenAI has it beside."""
     usage = parsed.get("usage")
     if isinstance(usage, dict):
-        tier = parsed.get(_TIER)
-        return usage if tier is None else usage | {_TIER: tier}
+        tier, written = parsed.get(_TIER), _with_thoughts(usage)
+        return usage | written if tier is None else usage | written | {_TIER: tier}
     gemini = parsed.get("usageMetadata")
     if not isinstance(gemini, dict):
         return None
     tier = gemini.get("serviceTier", gemini.get("trafficType"))
     return geminis_usage(gemini) | {_TIER: tier}
+
+
+def _with_thoughts(usage: Mapping[str, Any]) -> dict[str, int]:
+    """Return the completion with its reasoning, where a provider counts that beside it, as xAI.
+
+    The total says so."""
+    prompt, written, total = (
+        believed(usage.get(f"{name}_tokens")) for name in ("prompt", "completion", "total")
+    )
+    thought = _detail(usage, "completion_tokens_details", "", "reasoning_tokens")
+    if prompt is None or written is None or not thought or total != prompt + written + thought:
+        return {}
+    return {"completion_tokens": written + thought}
 
 
 def tier_of(usage: Usage) -> str | None:

@@ -37,7 +37,13 @@ from penstock_workers.lanes.batch.apis.provider import (
 FAST = {"batch_s": 0.0, "batch_step_s": 0.0}
 QUICK = Times(pause_s=0.01)
 IDS = [f"doc-{number}" for number in range(50)]
-ROOTS = {"azure": "/openai/v1", "groq": "/openai/v1", "together": "/v1", "mistral": "/v1"}
+ROOTS = {
+    "azure": "/openai/v1",
+    "groq": "/openai/v1",
+    "together": "/v1",
+    "mistral": "/v1",
+    "xai": "/v1",
+}
 OPENAI_ENDPOINT = "/v1/chat/completions"
 ENDPOINTS = {
     **dict.fromkeys(["openai", *ROOTS], OPENAI_ENDPOINT),
@@ -244,6 +250,9 @@ async def test_a_batch_that_expires_keeps_what_it_has(kind: str, tmp_path: Path)
         assert (answers, seen.counts) == ({}, Counts(50, 0, 50))
         return
     assert set(answers) == set(IDS)
+    if kind == "xai":  # it has no word of its own for it
+        assert {answer.status for answer in answers.values()} == {200, 504}
+        return
     assert {answer.error for answer in answers.values()} == {None, "batch_expired"}
     assert all((answer.status is None) == (answer.error is not None) for answer in answers.values())
 
@@ -273,9 +282,9 @@ async def test_a_batch_that_fails_its_validation_says_where(tmp_path: Path) -> N
     assert seen.outputs == ()
 
 
-@pytest.mark.parametrize("kind", ["together", "mistral"])
+@pytest.mark.parametrize("kind", ["together", "mistral", "xai"])
 async def test_a_refused_batch_that_names_no_line_says_why(kind: str, tmp_path: Path) -> None:
-    """These two have a sentence and no line: it is the problem of the batch as a whole."""
+    """These have a sentence and no line: it is the problem of the batch as a whole."""
     async with simulated(kind) as provider:
         seen = await ended(
             provider, await created(provider, new_batch(provider, kind, tmp_path, ["a", "b", "a"]))
@@ -338,7 +347,7 @@ async def test_a_wrong_key_stops_the_account(kind: str, tmp_path: Path) -> None:
             await created(provider, new_batch(provider, kind, tmp_path))
 
 
-@KINDS
+@pytest.mark.parametrize("kind", [kind for kind in ENDPOINTS if kind != "xai"])
 async def test_what_is_deleted_is_gone(kind: str, tmp_path: Path) -> None:
     """Its outputs cannot be read any more, and deleting once more is no error."""
     async with simulated(kind) as provider:
@@ -348,3 +357,26 @@ async def test_what_is_deleted_is_gone(kind: str, tmp_path: Path) -> None:
         with pytest.raises(BatchGone):
             await all_answers(provider, seen)
         await provider.delete(seen)
+
+
+async def test_of_xai_the_input_alone_can_be_deleted(tmp_path: Path) -> None:
+    """Its results are pages of the batch, which xAI offers no call to delete."""
+    async with simulated("xai") as provider:
+        batch = new_batch(provider, "xai", tmp_path)
+        file_id = await provider.upload(batch)
+        seen = await ended(provider, await provider.create(batch._replace(file_id=file_id)))
+        await provider.delete(seen._replace(file_id=file_id))
+        assert await provider.find_upload(TAG) is None
+        assert len(await all_answers(provider, seen)) == 50
+
+
+async def test_results_in_pages_are_read_to_the_last_one(tmp_path: Path) -> None:
+    """A hundred of xAI's results are a page; a batch of several pages has every answer once."""
+    ids = [f"doc-{number}" for number in range(250)]
+    async with simulated("xai", batch_cut_share=0.4, seed=5) as provider:
+        seen = await ended(
+            provider, await created(provider, new_batch(provider, "xai", tmp_path, ids))
+        )
+        answers = await all_answers(provider, seen)
+    assert len(answers) == 250
+    assert sorted(by_id(answers)) == sorted(ids)

@@ -143,6 +143,7 @@ OF_OTHERS: dict[str, dict[str, Any]] = {
     "gemini": {"endpoint": "/v1beta/generateContent"},
     "together": {},
     "mistral": {},
+    "xai": {},
 }
 AROUND_CREATE = [
     "batch_before_create",
@@ -185,7 +186,7 @@ async def house_of(
         opened.append(open_batches(name, settings, Times(pause_s=0.01)))
         return opened[-1]
 
-    memory, like = Memory(), kind if kind in ("together", "mistral") else None
+    memory, like = Memory(), kind if kind in ("together", "mistral", "xai") else None
     quick(monkeypatch, memory)
     monkeypatch.setattr(engine_module, "open_batches", opens)
     with simulated_apart(
@@ -237,7 +238,7 @@ async def test_deaths_around_a_create_submit_nothing_twice(
     kind: str, redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the dialects that find their batches in another way than OpenAI's: by custom ids
-    (Anthropic), a display name (Gemini), the file (Together), or in pages with numbers
+    (Anthropic), a display name (Gemini, xAI), the file (Together), or in pages with numbers
     (Mistral)."""
     async with house_of(kind, redis_server.url, tmp_path, monkeypatch) as house:
         job = house.submit(12, batch_max_requests=1, **OF_OTHERS[kind])
