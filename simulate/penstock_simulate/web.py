@@ -29,7 +29,7 @@ from penstock_simulate.batches.openai import openai_routes
 from penstock_simulate.choices import BadSetting
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.hostile import TRAP
-from penstock_simulate.inference import generate, inference, messages
+from penstock_simulate.inference import converse, generate, inference, messages
 from penstock_simulate.provider import MODELS, Provider
 
 if TYPE_CHECKING:
@@ -177,6 +177,8 @@ def make_app(config: SimulatorConfig) -> web.Application:
         "/v1beta/models/{model:[^/:]+}:{method:(?:streamG|g)enerateContent}",
         generate(provider, closing),
     )
+    app.router.add_post("/model/{model}/converse", converse(provider, closing))
+    app.router.add_get("/foundation-models", _foundation_models)
     app.router.add_routes(
         [*openai_routes(service), *anthropic_routes(service), *gemini_routes(service)]
     )
@@ -201,6 +203,11 @@ async def _models(_: web.Request) -> web.Response:
         {"id": name, "object": "model", "created": 0, "owned_by": "penstock"} for name in MODELS
     ]
     return web.Response(body=orjson.dumps({"object": "list", "data": data}), headers=JSON)
+
+
+async def _foundation_models(_: web.Request) -> web.Response:
+    summaries = [{"modelId": name, "modelName": name} for name in MODELS]
+    return web.Response(body=orjson.dumps({"modelSummaries": summaries}), headers=JSON)
 
 
 async def _stats(request: web.Request) -> web.Response:

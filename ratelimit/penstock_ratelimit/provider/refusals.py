@@ -148,6 +148,15 @@ CODES: Final[Mapping[str, Meaning]] = {
     "ServiceUnavailableException": _BUSY,
     "ModelNotReadyException": _BUSY,  # 429
     "ModelErrorException": _BROKEN,  # 424
+    "ModelTimeoutException": _BROKEN,  # 408
+    "ServiceQuotaExceededException": _THROTTLED,  # 400
+    # of all AWS APIs, 403: docs.aws.amazon.com/bedrock/latest/APIReference/CommonErrors.html
+    "UnrecognizedClientException": _NO_KEY,
+    "InvalidSignatureException": _NO_KEY,
+    "IncompleteSignature": _NO_KEY,
+    "InvalidClientTokenId": _NO_KEY,
+    "ExpiredTokenException": _NO_KEY,
+    "MissingAuthenticationToken": _NO_KEY,
 }
 """What a provider's error code means, wherever in the answer it stands. Goes before the status."""
 

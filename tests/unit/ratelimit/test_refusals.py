@@ -209,6 +209,14 @@ AWS: list[tuple[str, int, str, Signal]] = [
     ("ServiceUnavailableException", 503, "overloaded", Signal.OVERLOADED),
     ("ModelNotReadyException", 429, "overloaded", Signal.OVERLOADED),
     ("ModelErrorException", 424, "server_error", Signal.TRANSIENT),
+    ("ModelTimeoutException", 408, "server_error", Signal.TRANSIENT),
+    ("ServiceQuotaExceededException", 400, "rate_limited", Signal.THROTTLED),
+    ("UnrecognizedClientException", 403, "unauthorized", Signal.UNAUTHORIZED),
+    ("InvalidSignatureException", 403, "unauthorized", Signal.UNAUTHORIZED),
+    ("IncompleteSignature", 403, "unauthorized", Signal.UNAUTHORIZED),
+    ("InvalidClientTokenId", 403, "unauthorized", Signal.UNAUTHORIZED),
+    ("ExpiredTokenException", 403, "unauthorized", Signal.UNAUTHORIZED),
+    ("MissingAuthenticationToken", 403, "unauthorized", Signal.UNAUTHORIZED),
 ]
 
 

@@ -5,10 +5,13 @@ No SDK and no retry in here: every send is one `infer`, so the quota sees each o
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 
 from penstock_producer.feed.queues import LISTED
+from penstock_workers.aws import Signer
+from penstock_workers.errors import NoCredentials
 from penstock_workers.http import (
     AnswerTooLarge,
     CertificateRefused,
@@ -27,7 +30,7 @@ from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.lanes.api.polls import ModelList
 from penstock_workers.lanes.api.requests import as_sent
 from penstock_workers.lanes.api.streamed import USUAL_PACE, Pace, Streamed
-from penstock_workers.provider_calls import address, headers_of
+from penstock_workers.provider_calls import address, headers_of, signer_of
 from penstock_workers.settings import ANSWER_MEMORY_BYTES, MAX_ANSWER_BYTES, ProviderSettings
 
 # a server that does not even accept in this time is down, whatever the item's own deadline
@@ -63,6 +66,7 @@ class ApiLane:
         self.models = ModelList(providers, http_client)  # started where heartbeats are sent
         self._client: HttpClient | None = None
         self._headers: dict[str, dict[str, str]] = {}
+        self._signers: dict[str, Signer] = {}  # of providers whose requests are signed
         self._targets: dict[tuple[str, str], Target] = {}  # by provider and endpoint
 
     async def start(self) -> None:
@@ -72,6 +76,8 @@ class ApiLane:
                 "Content-Type": "application/json",
                 **headers_of(provider.kind, key),
             }
+            if (signer := await asyncio.to_thread(signer_of, name, provider)) is not None:
+                self._signers[name] = signer
         limits = Limits(self._max_answer_bytes, SMALL_ANSWER_BYTES, CONNECT_TIMEOUT_S, KEEPALIVE_S)
         self._client = make_client(self._http_client, limits)
 
@@ -103,6 +109,8 @@ class ApiLane:
             return NoAnswer(
                 "timeout", f"no complete answer within {request.timeout_s:g} s", _since(started)
             )
+        except NoCredentials as error:
+            return NoAnswer("unauthorized", str(error), _since(started), sent=False)
         except UnusableRequest as error:
             return NoAnswer("bad_request", str(error), _since(started), sent=False)
         except AnswerTooLarge:
@@ -124,12 +132,16 @@ class ApiLane:
     async def _post(self, request: Request, started: float, stream: Streamed | None) -> Tried:
         assert self._client is not None, "start() comes first"
         target = self._targets.get((request.provider, request.endpoint))
+        target = target or self._target(request.provider, request.endpoint)
+        headers = {"X-Client-Request-Id": request.tag}
+        if (signer := self._signers.get(request.provider)) is not None:
+            headers |= await signer.headers("POST", target.url, request.body)
         memory = ReservedRoom(self._memory)
         try:
             answer = await self._client.post(
-                target or self._target(request.provider, request.endpoint),
+                target,
                 request.body,
-                headers={"X-Client-Request-Id": request.tag},
+                headers=headers,
                 timeout_s=request.timeout_s,
                 reserve=memory.reserve,
                 stream=stream,

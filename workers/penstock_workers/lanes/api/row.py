@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from penstock_ledger.redaction import one_line
-from penstock_workers.errors import MissingApiKey, PlainHttp
+from penstock_workers.aws import Signer
+from penstock_workers.errors import MissingApiKey, NoCredentials, PlainHttp
 from penstock_workers.lanes.row import LaneFinding, LaneRow
-from penstock_workers.provider_calls import headers_of, list_address
+from penstock_workers.provider_calls import headers_of, list_address, signer_of
 from penstock_workers.settings import ProviderSettings, WorkerSettings, proxy_variables
 
 if TYPE_CHECKING:
@@ -61,13 +62,20 @@ def _provider(name: str, settings: ProviderSettings) -> Iterator[LaneFinding]:
             seen, "https:// where the server can; else only on a network that is yours alone"
         )
     yield from _proxies(name, settings)
-    yield _asked(name, settings, key)
+    try:
+        signer = signer_of(name, settings)
+    except NoCredentials as error:
+        yield _bad(str(error))
+        return
+    yield _asked(name, settings, key, signer)
 
 
-def _asked(name: str, settings: ProviderSettings, key: str | None) -> LaneFinding:
+def _asked(
+    name: str, settings: ProviderSettings, key: str | None, signer: Signer | None
+) -> LaneFinding:
     shown = settings.shown_url
     try:
-        status, said = _models(settings, key)
+        status, said = _models(settings, key, signer)
     except ssl.SSLCertVerificationError as error:
         fix = "a certificate of a public CA, or SSL_CERT_FILE with yours in every process"
         return _bad(f"{name}: the certificate of {shown} is refused: {error.verify_message}", fix)
@@ -85,6 +93,8 @@ def _judged(name: str, settings: ProviderSettings, status: int, said: str) -> La
         fix = (
             f"correct the key in {variable}"
             if variable
+            else "correct the AWS credentials, their region or their rights"
+            if settings.kind == "bedrock"
             else "name the variable that holds its key: api_key_env"
         )
         return _bad(f"{name}: {shown} refuses this key or request with {status}: {said}", fix)
@@ -104,6 +114,7 @@ def _judged(name: str, settings: ProviderSettings, status: int, said: str) -> La
             f"{name}: {shown} answers {status}: {said}", "see the provider's status page"
         )
     took = f"takes the key of {variable}" if variable else "asks for no key"
+    took = "takes the AWS credentials" if settings.kind == "bedrock" and not variable else took
     return LaneFinding(True, f"{name}: {shown} answers and {took}", subject=SUBJECT)
 
 
@@ -115,9 +126,10 @@ def _warning(seen: str, fix: str) -> LaneFinding:
     return LaneFinding(False, seen, fix, subject=SUBJECT)
 
 
-def _models(settings: ProviderSettings, key: str | None) -> tuple[int, str]:
+def _models(settings: ProviderSettings, key: str | None, signer: Signer | None) -> tuple[int, str]:
     listed = list_address(settings.kind, settings.base_url)
-    parts = urlsplit(settings.base_url)
+    parts, headers = urlsplit(listed), dict(headers_of(settings.kind, key))
+    headers |= {} if signer is None else signer.signed("GET", listed)
     via = urlsplit(settings.proxy) if settings.proxy else parts
     secure = parts.scheme == "https"
     kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
@@ -128,7 +140,7 @@ def _models(settings: ProviderSettings, key: str | None) -> tuple[int, str]:
     elif settings.proxy:
         target = listed
     try:
-        connection.request("GET", target, headers=dict(headers_of(settings.kind, key)))
+        connection.request("GET", target, headers=headers)
         answer = connection.getresponse()
         return answer.status, answer.read(2_000).decode("utf-8", "replace")
     finally:

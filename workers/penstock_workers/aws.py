@@ -1,0 +1,85 @@
+"""Requests to AWS are signed with the credentials that boto3 would find (Signature Version 4).
+
+botocore signs, and finds and renews the credentials; the requests are sent by the clients that
+send all others, so that limits, timeouts and counts hold for them as well. docs/decisions.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from penstock_ledger.redaction import remember
+from penstock_workers.errors import NoCredentials
+
+
+class Signer:
+    """Signs the requests of one service in one region. Safe to use from one loop."""
+
+    def __init__(self, service: str, region: str, credentials: Any) -> None:
+        self._service, self._region, self._credentials = service, region, credentials
+
+    @classmethod
+    def of(cls, provider: str, service: str, region: str | None) -> Signer:
+        """Find the credentials: variables, profiles, and what a container or a machine is given.
+
+        May ask the network. Raises NoCredentials."""
+        try:
+            import botocore.session
+        except ImportError:
+            raise NoCredentials(
+                provider, "botocore is not installed", "pip install 'penstock[bedrock]'"
+            ) from None
+        from botocore.exceptions import BotoCoreError
+
+        try:
+            found = botocore.session.Session().get_credentials()
+        except BotoCoreError as error:
+            raise NoCredentials(provider, str(error)) from None
+        if found is None:
+            raise NoCredentials(provider, "none were found")
+        signer = cls(service, region or "", found)
+        signer._frozen(provider)
+        return signer
+
+    async def headers(self, method: str, url: str, body: bytes = b"") -> Mapping[str, str]:
+        """Return the headers that sign a request to exactly this URL with this body.
+
+        Raises NoCredentials."""
+        if self._wants_new():
+            await asyncio.to_thread(self._frozen, "")
+        return self.signed(method, url, body)
+
+    def signed(
+        self, method: str, url: str, body: bytes = b"", payload: str | None = None
+    ) -> Mapping[str, str]:
+        """Sign as ``headers`` does, and wait for new credentials where they are due.
+
+        ``payload`` says what the body hashes to, of one that is streamed."""
+        from botocore.auth import S3SigV4Auth, SigV4Auth
+        from botocore.awsrequest import AWSRequest
+
+        auth = S3SigV4Auth if self._service == "s3" else SigV4Auth
+        request = AWSRequest(method=method, url=url, data=body)
+        if payload is not None:
+            request.headers["X-Amz-Content-SHA256"] = payload
+        auth(self._frozen(""), self._service, self._region).add_auth(request)
+        return dict(request.headers.items())
+
+    def _wants_new(self) -> bool:
+        due = getattr(self._credentials, "refresh_needed", None)
+        return bool(due is not None and due())
+
+    def _frozen(self, provider: str) -> Any:
+        """Return the credentials of now, which are hidden in whatever is said from here on."""
+        from botocore.exceptions import BotoCoreError
+
+        try:
+            frozen = self._credentials.get_frozen_credentials()
+        except BotoCoreError as error:
+            raise NoCredentials(provider, str(error)) from None
+        for secret in (frozen.access_key, frozen.secret_key, frozen.token):
+            if secret:
+                remember(secret)
+        return frozen
