@@ -24,6 +24,7 @@ from aiohttp import web
 from penstock_simulate.answers.calls import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES
 from penstock_simulate.batches.anthropic import anthropic_routes
 from penstock_simulate.batches.batch_service import BatchService
+from penstock_simulate.batches.bedrock import bedrock_routes
 from penstock_simulate.batches.gemini import gemini_routes
 from penstock_simulate.batches.openai import openai_routes
 from penstock_simulate.choices import BadSetting
@@ -179,9 +180,8 @@ def make_app(config: SimulatorConfig) -> web.Application:
     )
     app.router.add_post("/model/{model}/converse", converse(provider, closing))
     app.router.add_get("/foundation-models", _foundation_models)
-    app.router.add_routes(
-        [*openai_routes(service), *anthropic_routes(service), *gemini_routes(service)]
-    )
+    for routes in (openai_routes, anthropic_routes, gemini_routes, bedrock_routes):
+        app.router.add_routes(routes(service))
     app.router.add_get("/batches", _batches)
     app.router.add_get("/batches/requests", _batch_requests)
     app.router.add_get("/v1/models", _models)

@@ -14,6 +14,15 @@ from penstock_ledger.redaction import remember
 from penstock_workers.errors import NoCredentials
 
 
+def s3_address(region: str | None) -> str:
+    """Return the address of S3 in a region, or the one that the environment names in its place."""
+    import botocore.session
+
+    client = botocore.session.Session().create_client("s3", region_name=region)
+    address: str = client.meta.endpoint_url
+    return address
+
+
 class Signer:
     """Signs the requests of one service in one region. Safe to use from one loop."""
 
@@ -43,6 +52,10 @@ class Signer:
         signer._frozen(provider)
         return signer
 
+    def of_service(self, service: str) -> Signer:
+        """Return what signs for another service in the same region."""
+        return Signer(service, self._region, self._credentials)
+
     async def headers(self, method: str, url: str, body: bytes = b"") -> Mapping[str, str]:
         """Return the headers that sign a request to exactly this URL with this body.
 
@@ -51,20 +64,20 @@ class Signer:
             await asyncio.to_thread(self._frozen, "")
         return self.signed(method, url, body)
 
-    def signed(
-        self, method: str, url: str, body: bytes = b"", payload: str | None = None
-    ) -> Mapping[str, str]:
+    def signed(self, method: str, url: str, body: bytes = b"") -> Mapping[str, str]:
         """Sign as ``headers`` does, and wait for new credentials where they are due.
 
-        ``payload`` says what the body hashes to, of one that is streamed."""
+        What goes to S3 is streamed, and its bytes are no part of the signature."""
         from botocore.auth import S3SigV4Auth, SigV4Auth
         from botocore.awsrequest import AWSRequest
 
-        auth = S3SigV4Auth if self._service == "s3" else SigV4Auth
         request = AWSRequest(method=method, url=url, data=body)
-        if payload is not None:
-            request.headers["X-Amz-Content-SHA256"] = payload
-        auth(self._frozen(""), self._service, self._region).add_auth(request)
+        if self._service == "s3":
+            auth = S3SigV4Auth(self._frozen(""), self._service, self._region)
+            auth.payload = lambda _: "UNSIGNED-PAYLOAD"
+        else:
+            auth = SigV4Auth(self._frozen(""), self._service, self._region)
+        auth.add_auth(request)
         return dict(request.headers.items())
 
     def _wants_new(self) -> bool:

@@ -223,6 +223,15 @@ class NoCredentials(WorkerError):
         super().__init__(f"{name}no AWS credentials: {why}; {fix}")
 
 
+class BatchSettingMissing(WorkerError):
+    """A provider's batches need a setting that it has not."""
+
+    exit_status = EXIT_USAGE
+
+    def __init__(self, provider: str, field: str, what: str) -> None:
+        super().__init__(f"providers.{provider}.{field} is not set: {what}")
+
+
 class PlainHttp(WorkerError):
     """A provider's key would cross a network as plain text."""
 

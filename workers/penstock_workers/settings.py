@@ -83,6 +83,11 @@ ProfileName = Literal[
 Streams = Literal["usage", "plain", "no"]
 
 
+# as botocore's service model of bedrock has them
+_BUCKET: Final = r"^s3://[a-z0-9][-.a-z0-9]{1,61}[a-z0-9](/[-!_*'().a-z0-9A-Z]+)*/?$"
+_ROLE: Final = r"^arn:aws(-[^:]+)?:iam::[0-9]{12}:role/.+$"
+
+
 class ProviderSettings(ProviderFacts):
     """One place that answers inference requests, with what it allows and what it costs."""
 
@@ -104,6 +109,12 @@ class ProviderSettings(ProviderFacts):
     otpm: PerMinuteLimit = None  # output tokens per minute, likewise
     # prompt tokens in batches at once; None = no limit
     batch_enqueued_tokens: Annotated[int, Field(ge=1)] | None = None
+    # of Bedrock: where batches lie, as "s3://bucket/prefix", and the ARN of the role that reads and
+    # writes there for it
+    batch_bucket: Annotated[str, Field(pattern=_BUCKET)] | None = None
+    batch_role: Annotated[str, Field(pattern=_ROLE)] | None = None
+    # a batch of fewer requests is refused; None = as the provider says (Bedrock: 100)
+    batch_min_requests: Annotated[int, Field(ge=1)] | None = None
     discover: bool = True  # take limits, and later changes of them, from the headers of answers
     # find out how many requests it takes at once; None = where no limit is declared
     adaptive: bool | None = None

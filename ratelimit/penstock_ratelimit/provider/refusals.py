@@ -157,6 +157,11 @@ CODES: Final[Mapping[str, Meaning]] = {
     "InvalidClientTokenId": _NO_KEY,
     "ExpiredTokenException": _NO_KEY,
     "MissingAuthenticationToken": _NO_KEY,
+    # of S3: docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
+    "InvalidAccessKeyId": _NO_KEY,
+    "SignatureDoesNotMatch": _NO_KEY,
+    "ExpiredToken": _NO_KEY,
+    "SlowDown": _THROTTLED,
 }
 """What a provider's error code means, wherever in the answer it stands. Goes before the status."""
 

@@ -237,6 +237,16 @@ def bedrock(refusal: Refusal, _: str) -> tuple[int, bytes]:
     return status, orjson.dumps({"message": refusal.message})
 
 
+def s3(refusal: Refusal, _: str) -> tuple[int, bytes]:
+    """Write the body as S3 does, in XML; a wrong key has a name of its own there."""
+    status, code = refusal.status, refusal.code or "InternalError"
+    if status == 401:
+        status, code = 403, "InvalidAccessKeyId"
+    message = refusal.message.replace("<", "(")
+    xml = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{message}</Message></Error>"
+    return status, xml.encode()
+
+
 def amazon_header(refusal: Refusal) -> dict[str, str]:
     """Return the header that names an error. A code that is Amazon's own word stays."""
     code = refusal.code or ""

@@ -14,7 +14,7 @@ import orjson
 from aiohttp import web
 
 from penstock_simulate.answers import refusals
-from penstock_simulate.answers.refusals import Dialect
+from penstock_simulate.answers.refusals import Dialect, Refusal
 from penstock_simulate.batches.batch import Batch, Refused
 from penstock_simulate.batches.batch_service import BatchService
 
@@ -79,22 +79,31 @@ def json(shown: Any, status: int = 200) -> web.Response:
     )
 
 
-def in_words_of(write_error: Dialect, routes: Iterable[web.RouteDef]) -> list[web.RouteDef]:
-    """Return the routes, with refusals answered as the dialect writes them."""
+def in_words_of(
+    write_error: Dialect,
+    routes: Iterable[web.RouteDef],
+    named: Callable[[Refusal], Mapping[str, str]] = lambda _: {},
+) -> list[web.RouteDef]:
+    """Return the routes, with refusals answered as the dialect writes them.
+
+    ``named`` gives the headers that name an error, where they do."""
     return [
-        web.route(route.method, route.path, _in_words_of(write_error, route.handler))
-        for route in routes
+        web.route(one.method, one.path, _in_words_of(write_error, one.handler, named))
+        for one in routes
     ]
 
 
-def _in_words_of(write_error: Dialect, handler: Handler) -> Handler:
+def _in_words_of(
+    write_error: Dialect, handler: Handler, named: Callable[[Refusal], Mapping[str, str]]
+) -> Handler:
     async def answer(request: web.Request) -> web.StreamResponse:
         try:
             return await handler(request)
         except Refused as refused:
             request_id = "req_" + uuid4().hex
             status, body = write_error(refused.refusal, request_id)
-            return web.Response(status=status, body=body, headers={**JSON, **ids(request_id)})
+            headers = {**JSON, **ids(request_id), **named(refused.refusal)}
+            return web.Response(status=status, body=body, headers=headers)
 
     return answer
 

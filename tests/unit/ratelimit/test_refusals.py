@@ -217,6 +217,10 @@ AWS: list[tuple[str, int, str, Signal]] = [
     ("InvalidClientTokenId", 403, "unauthorized", Signal.UNAUTHORIZED),
     ("ExpiredTokenException", 403, "unauthorized", Signal.UNAUTHORIZED),
     ("MissingAuthenticationToken", 403, "unauthorized", Signal.UNAUTHORIZED),
+    ("InvalidAccessKeyId", 403, "unauthorized", Signal.UNAUTHORIZED),
+    ("SignatureDoesNotMatch", 403, "unauthorized", Signal.UNAUTHORIZED),
+    ("ExpiredToken", 400, "unauthorized", Signal.UNAUTHORIZED),
+    ("SlowDown", 503, "rate_limited", Signal.THROTTLED),
 ]
 
 

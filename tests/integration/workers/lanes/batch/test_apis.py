@@ -49,12 +49,14 @@ ENDPOINTS = {
     **dict.fromkeys(["openai", *ROOTS], OPENAI_ENDPOINT),
     "anthropic": "/v1/messages",
     "gemini": "/v1beta/generateContent",
+    "bedrock": "/model/converse",
 }
 CHAT = b'{"model":"sim-small","max_tokens":50,"messages":[{"role":"user","content":"Read it."}]}'
 BODIES = {
     **dict.fromkeys(["openai", *ROOTS], CHAT),
     "anthropic": CHAT,
     "gemini": b'{"model":"sim-small","contents":[{"role":"user","parts":[{"text":"Read it."}]}]}',
+    "bedrock": b'{"model":"sim-small","messages":[{"role":"user","content":[{"text":"Read it."}]}]}',
 }
 USAGE = {"gemini": "usageMetadata"}  # of the others: usage
 COUNTLESS = ("together",)  # never says how many are answered
@@ -64,6 +66,8 @@ KINDS = pytest.mark.parametrize("kind", list(ENDPOINTS))
 @pytest.fixture(autouse=True)
 def _key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY_VARIABLE, KEY)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)  # of a signature the simulator checks the form
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a secret")
 
 
 @asynccontextmanager
@@ -71,11 +75,12 @@ async def simulated(kind: str, **config: Any) -> AsyncIterator[BatchProvider]:
     """`kind`: of a provider, or the name of one that has OpenAI's form with differences."""
     like = kind if kind in ROOTS else None
     shape = "openai" if like else kind
-    async with (
-        running(SimulatorConfig(**{**FAST, "api_key": KEY, **config}, like=like)) as url,
-        provider_at(url + ROOTS.get(kind, ""), shape, QUICK, like) as provider,
-    ):
-        yield provider
+    given = {**FAST, "api_key": KEY, "batch_min_records": 1, **config}
+    async with running(SimulatorConfig(**given, like=like)) as url:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("AWS_ENDPOINT_URL_S3", f"{url}/s3")
+            async with provider_at(url + ROOTS.get(kind, ""), shape, QUICK, like) as provider:
+                yield provider
 
 
 def new_batch(
@@ -129,7 +134,8 @@ async def test_requests_that_fail_have_their_status(kind: str, tmp_path: Path) -
     assert {answer.status for answer in failed.values()} == (
         {500, 529} if kind == "anthropic" else {500, 503}
     )
-    assert all("error" in json.loads(answer.body) for answer in failed.values())
+    field = "message" if kind == "bedrock" else "error"
+    assert all(field in json.loads(answer.body) for answer in failed.values())
     assert seen.counts == (None if kind in COUNTLESS else Counts(50, 50 - len(failed), len(failed)))
 
 
@@ -157,7 +163,7 @@ async def test_a_create_that_worked_and_answered_500_is_found(kind: str, tmp_pat
         assert await provider.find("another-tag-1234567890", since) is None
 
 
-@pytest.mark.parametrize("kind", ["openai", "gemini", *ROOTS])
+@pytest.mark.parametrize("kind", ["openai", "gemini", "bedrock", *ROOTS])
 async def test_an_upload_that_worked_and_answered_500_is_found(kind: str, tmp_path: Path) -> None:
     """The file is there under the tag's name, and is not sent again."""
     async with simulated(kind, batch_upload_500_share=1.0) as provider:
@@ -211,7 +217,7 @@ async def test_what_a_provider_does_not_show_for_a_while(kind: str, tmp_path: Pa
         assert lengths == [25, 50]
 
 
-@pytest.mark.parametrize("kind", ["openai", "gemini"])
+@pytest.mark.parametrize("kind", ["openai", "gemini", "bedrock"])
 async def test_an_upload_that_fails_leaves_nothing(kind: str, tmp_path: Path) -> None:
     """It is sent again, since no file has its name."""
     async with simulated(kind, batch_no_upload_share=1.0) as provider:
@@ -248,6 +254,10 @@ async def test_a_batch_that_expires_keeps_what_it_has(kind: str, tmp_path: Path)
     # it gives nothing out of a batch that expired, so that nothing of it is waited for
     if kind == "gemini":
         assert (answers, seen.counts) == ({}, Counts(50, 0, 50))
+        return
+    if kind == "bedrock":  # what it did not get to has no line
+        assert len(answers) == 25
+        assert seen.counts == Counts(50, 25, 0)
         return
     assert set(answers) == set(IDS)
     if kind == "xai":  # it has no word of its own for it

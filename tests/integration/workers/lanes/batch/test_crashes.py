@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 from batch_house import House, Memory, NoControl, batch_house, good, quick
+from batch_servers import BEDROCK
 from lost_replies import some_answers_lost
 from servers import RedisServer
 
@@ -144,6 +145,7 @@ OF_OTHERS: dict[str, dict[str, Any]] = {
     "together": {},
     "mistral": {},
     "xai": {},
+    "bedrock": {"endpoint": "/model/converse"},
 }
 AROUND_CREATE = [
     "batch_before_create",
@@ -190,9 +192,13 @@ async def house_of(
     quick(monkeypatch, memory)
     monkeypatch.setattr(engine_module, "open_batches", opens)
     with simulated_apart(
-        SimulatorConfig(batch_s=0.0, batch_step_s=0.0, like=like, **faults)
+        SimulatorConfig(batch_s=0.0, batch_step_s=0.0, batch_min_records=1, like=like, **faults)
     ) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"{url}/s3")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAOFACRASHTEST")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a secret")
         given: dict[str, Any] = {
+            **(BEDROCK if kind == "bedrock" else {}),
             "kind": "openai" if like else kind,
             "profile": like,
             "base_url": url,
@@ -238,7 +244,7 @@ async def test_deaths_around_a_create_submit_nothing_twice(
     kind: str, redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the dialects that find their batches in another way than OpenAI's: by custom ids
-    (Anthropic), a display name (Gemini, xAI), the file (Together), or in pages with numbers
+    (Anthropic), a name (Gemini, xAI, Bedrock), the file (Together), or in pages with numbers
     (Mistral)."""
     async with house_of(kind, redis_server.url, tmp_path, monkeypatch) as house:
         job = house.submit(12, batch_max_requests=1, **OF_OTHERS[kind])
