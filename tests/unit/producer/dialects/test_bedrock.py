@@ -132,7 +132,7 @@ def test_an_image_that_bedrock_does_not_take_is_refused(url: str) -> None:
 def test_an_answer_is_read_as_a_chat() -> None:
     """Its text, its thoughts, its reason and its tokens, with those that a cache has read and
     written beside them."""
-    answer = {
+    answer: dict[str, Any] = {
         "output": {
             "message": {
                 "role": "assistant",

@@ -284,7 +284,7 @@ class BatchHttp:
         )
         url = self._url(path, query)
         signed = await self._signed("GET", url, None)
-        async with self._request("GET", url, None, headers | signed) as response:
+        async with self._request("GET", url, None, {**headers, **signed}) as response:
             yield response
 
     async def refusal(self, response: aiohttp.ClientResponse) -> BatchError:
