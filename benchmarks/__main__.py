@@ -22,6 +22,7 @@ MODULES = {
     "q": "pace",
     "g": "growth",
     "s": "direct_door",
+    "i": "idle",
 }
 EXPLAINED = {
     "a": "feed rate",
@@ -33,6 +34,7 @@ EXPLAINED = {
     "q": "shared quota against a strict provider",
     "g": "what grows with a job",
     "s": "calls that wait beside direct calls",
+    "i": "an idle server",
 }
 
 

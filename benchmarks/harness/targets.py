@@ -77,6 +77,7 @@ class Judged:
 QUIET = "benchmarks/RESULTS.md, 'What an item costs: the whole of it, quiet machine, 2026-11-22'"
 GROWTH = "docs/growth.md"
 FEED = "benchmarks/RESULTS.md, 'What the items of later releases cost'"
+IDLE: Final = "benchmarks/RESULTS.md, Idle serve"
 TARGETS: Final = {
     "fed per CPU second / apply_async": Target("a", FEED, Limit(least=16), measured=21.7),
     "whole path / bare aiohttp": Target("c", QUIET, Limit(most=1.4), measured=1.61),
@@ -91,6 +92,9 @@ TARGETS: Final = {
     ),
     "CPU per item, many jobs of 100 / jobs of 10,000": Target(
         "g", GROWTH, Limit(most=1.2), measured=1.4
+    ),
+    "idle serve / stock Celery, uvicorn and Redis": Target(
+        "i", IDLE, Limit(most=2.3), measured=None
     ),
 }
 

@@ -77,8 +77,8 @@ penstock:sweep:<unacked key>:ahead  string  since when leases of a time to come 
 penstock:relayed:<queue>            zset    tag -> since when its message lies in RabbitMQ (Unix seconds, this server's
                                             clock) and no worker has taken it; it is in `unacked`
                                             all the while
-penstock:wakes:<queue>              list    a mark for each group of urgent messages that came into the queue, at which idle
-                                            workers wait; at most 64, and expires
+penstock:wakes:<queue>              list    marks, at which idle workers wait: one for each group of urgent messages that
+                                            came into the queue, some where it was empty; at most 64, and expires
 penstock:shovel:<queue>             string  short-lived: the process that moves the queue's messages to RabbitMQ
 <queue>                             list    kombu's own: raw messages. A lane's own is penstock.<lane>, that of a model in it
                                             penstock.<lane>.<model>

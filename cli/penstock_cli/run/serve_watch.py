@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from penstock_cli.disk import DiskGuard, SpaceHold, StoresAway
 from penstock_cli.processes.supervisor import Policy, Supervisor
-from penstock_cli.run.services import DRAIN_MARGIN_S, LOOK_EVERY_S, Services, as_variables
+from penstock_cli.run.services import DRAIN_MARGIN_S, Services, as_variables
 from penstock_cli.settings import child_environment
 from penstock_cli.show.progress import Wait
 from penstock_cli.state import FOR_OTHERS, StateFolder
@@ -97,7 +97,9 @@ class Doors:
             time.sleep(pause_s)
 
 
-TICK_S: Final = 0.1
+STARTING_TICK_S: Final = 0.1
+TICK_S: Final = 0.25  # once it serves
+LOOK_S: Final = 0.5  # at Redis, the disk and what is shown
 COUNT_EVERY_S: Final = 2.0  # the documents of the jobs that run
 # of those that run, the newest; so many sums are read every COUNT_EVERY_S at most
 JOBS_COUNTED: Final = 200
@@ -135,7 +137,7 @@ class Watch:
 
         Raises WorkersKeepCrashing and EmbeddedRedisFailed; what was finished by then is kept.
         """
-        self._doors.wait(asked_to_stop, TICK_S)
+        self._doors.wait(asked_to_stop, STARTING_TICK_S)
         if not asked_to_stop():
             url = self._doors.url
             sdk = f"OpenAI's SDK: base_url={url}/v1"
@@ -147,7 +149,7 @@ class Watch:
             self._services.supervisor.tick()
             self._doors.supervisor.tick()
             if time.monotonic() >= next_look:
-                next_look = time.monotonic() + LOOK_EVERY_S
+                next_look = time.monotonic() + LOOK_S
                 self._look()
             time.sleep(TICK_S)
 

@@ -39,6 +39,7 @@ from penstock_ledger.door_stores.events import (
 )
 from penstock_ledger.door_stores.whose import Whose
 from penstock_ledger.sql.database import Database
+from penstock_ledger.sql.sqlite_file import unindexed
 from penstock_ledger.sql.tables import door_batches, jobs, webhook_deliveries, webhook_endpoints
 
 __all__ = ["Delivery", "DueDelivery", "Endpoint", "NewCallback", "NewEndpoint", "WebhookStore"]
@@ -326,7 +327,7 @@ class WebhookStore:
                 select(_DEL.endpoint_id)
                 .outerjoin(webhook_endpoints, _OF_ENDPOINT)
                 .where(_due(now), _DEL.endpoint_id.not_in(list(without)))
-                .group_by(_DEL.endpoint_id, _END.tenant)
+                .group_by(unindexed(_DEL.endpoint_id), _END.tenant)
                 .order_by(nth + _under_way(connection, owner, now), first)
                 .limit(most)
             )
@@ -400,7 +401,8 @@ class WebhookStore:
         ended = (
             select(_END.endpoint_id)
             .join(webhook_deliveries, _OF_ENDPOINT)
-            .where(_END.events == CALLBACK, _DEL.next_at.is_(None), _DEL.type != "job.paused")
+            .where(_END.events == CALLBACK, unindexed(_DEL.next_at).is_(None))
+            .where(_DEL.type != "job.paused")
             .limit(_FORGOTTEN_AT_ONCE)
         )
         old = select(_DEL.event_id, _DEL.endpoint_id).where(
@@ -472,7 +474,7 @@ def _taken(connection: Connection, endpoint_id: str, lease: _Lease, most: int) -
         _END.endpoint_id == endpoint_id, _END.disabled_at.is_(None)
     )
     endpoint = connection.execute(found).one_or_none()
-    due = and_(_DEL.endpoint_id == endpoint_id, _due(lease.now))
+    due = and_(unindexed(_DEL.endpoint_id) == endpoint_id, _due(lease.now))
     if endpoint is None:  # removed or disabled between an event and its delivery
         connection.execute(
             update(webhook_deliveries).where(due).values(next_at=None, gave_up_at=lease.now)

@@ -71,7 +71,7 @@ class RunStore:
         query = (
             select(schedules, firings.c.planned_at, jobs.c.job_id, jobs.c.state, jobs.c.tenant)
             .select_from(_STARTED.join(schedules, schedules.c.schedule_id == firings.c.schedule_id))
-            .where(*_UNCOMPARED, schedules.c.drift.is_not(None))
+            .where(*_UNCOMPARED, firings.c.schedule_id.in_(_COMPARES))
             .order_by(jobs.c.finished_at)
             .limit(1)
         )
@@ -211,6 +211,8 @@ class RunStore:
 
 
 _STARTED: Final = firings.join(jobs, firings.c.started_job == jobs.c.job_id)
+# else the firings of all schedules are looked through
+_COMPARES: Final = select(schedules.c.schedule_id).where(schedules.c.drift.is_not(None))
 _UNCOMPARED: Final = firings.c.drift.is_(None), jobs.c.state.in_(_ENDED)
 
 

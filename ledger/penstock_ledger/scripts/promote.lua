@@ -18,7 +18,7 @@ local MOVED_MAX = 20000 -- delayed messages moved at once: some 20 ms of Redis, 
 
 local clock = redis.call('TIME')
 local now = tonumber(clock[1]) + tonumber(clock[2]) / 1000000
-local moved, urgent = 0, {}
+local moved, urgent, others = 0, {}, {}
 
 local function is_held(tag)
   for i = 5, #KEYS do
@@ -45,11 +45,13 @@ for _, tag in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 
     local raw = redis.call('HGET', KEYS[2], tag)
     if raw then
       redis.call('HDEL', KEYS[2], tag)
-      if is_urgent(raw) then urgent[#urgent + 1] = raw else redis.call('LPUSH', KEYS[3], raw) end
+      local group = is_urgent(raw) and urgent or others
+      group[#group + 1] = raw
       moved = moved + 1
     end
   end
 end
 if #urgent > 0 then queue_urgent(KEYS[3], urgent) end
+if #others > 0 then queue_behind(KEYS[3], others) end
 if stepped == 0 or math.abs(stepped) > CLOCK_SLACK_S then redis.pcall('SET', KEYS[4], string.format('%.6f', now)) end
 return moved

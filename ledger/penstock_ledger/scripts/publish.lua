@@ -50,6 +50,6 @@ if #window > 0 then redis.call('HSET', KEYS[3], unpack(window)) end
 if urgent and #messages > 0 then
   queue_urgent(KEYS[2], messages)
 elseif #messages > 0 then
-  redis.call('LPUSH', KEYS[2], unpack(messages))
+  queue_behind(KEYS[2], messages)
 end
 return {#messages, #docs - #left, #left - #messages}

@@ -41,7 +41,7 @@ for _ = 1, math.min(tonumber(ARGV[1]), redis.call('LLEN', KEYS[1])) do
       urgent[queue] = urgent[queue] or {}
       table.insert(urgent[queue], raw)
     else
-      redis.call('LPUSH', queue, raw)
+      queue_behind(queue, {raw})
     end
     moved = moved + 1
   end

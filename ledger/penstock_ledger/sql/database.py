@@ -61,6 +61,7 @@ from penstock_ledger.sql.sqlite_file import (
     CACHE_KIB,
     WORKER_CACHE_KIB,
     WRITES,
+    Commits,
     checked_sqlite,
     is_busy,
     open_sqlite,
@@ -335,6 +336,10 @@ class Database:
             return None
         with self._explained(), self.engine.connect() as connection:
             return Connections(*connection.execute(text(COUNT_CONNECTIONS)).one())
+
+    def commits(self) -> Commits | None:
+        """Return what tells of commits; None where the server would have to be asked for each."""
+        return Commits(str(self.engine.url.database)) if self.is_sqlite else None
 
     def close(self) -> None:
         self.engine.dispose()

@@ -13,13 +13,18 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy import URL, ColumnElement, Connection, Engine, create_engine, event
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.visitors import InternalTraversal
 
 from penstock_ledger.errors import DatabaseUnusable
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # one writer at a time, each holds the lock for milliseconds; half a minute is a hang
 LOCK_WAIT_S: Final = 30.0
@@ -31,6 +36,32 @@ SHORT_LOOK_S: Final = 0.008
 SHORT_FOR_S: Final = 0.5
 SAID_EACH_S: Final = 10.0  # by all threads of this process together
 _LOOKS: Final = "penstock_looks"  # how long SQLite waits on a connection; the key of its ``info``
+
+
+def unindexed(column: ColumnElement[T]) -> ColumnElement[T]:
+    """Return a column by which SQLite shall not search; it is written with a plus before it.
+
+    Its files have no statistics, so that it may choose the index over a whole job where another one
+    names some rows. Elsewhere it is the column: PostgreSQL knows better."""
+    return _Unindexed(column)
+
+
+class _Unindexed(ColumnElement[Any]):
+    inherit_cache = True
+    _traverse_internals = [("column", InternalTraversal.dp_clauseelement)]  # noqa: RUF012  # as SQLAlchemy declares it
+
+    def __init__(self, column: ColumnElement[Any]) -> None:
+        self.column, self.type = column, column.type
+
+
+@compiles(_Unindexed)
+def _plain(element: _Unindexed, compiler: SQLCompiler, **options: Any) -> str:
+    return compiler.process(element.column, **options)
+
+
+@compiles(_Unindexed, "sqlite")
+def _with_a_plus(element: _Unindexed, compiler: SQLCompiler, **options: Any) -> str:
+    return f"+{compiler.process(element.column, **options)}"
 
 
 class WriteLock:
@@ -131,6 +162,32 @@ def checked_sqlite(url: URL) -> URL:
             f"the folder {folder} of the database does not exist: create it first"
         )
     return url
+
+
+class Commits:
+    """Tells of commits of other connections, those of other processes too. Of one thread.
+
+    A look takes some microseconds and no lock (https://sqlite.org/pragma.html#pragma_data_version).
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._connection: sqlite3.Connection | None = None
+
+    def mark(self) -> int | None:
+        """Return a number that each commit changes; None where the file cannot be read."""
+        try:
+            if self._connection is None:
+                self._connection = sqlite3.connect(self._path, timeout=0.0, check_same_thread=False)
+            return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+        except sqlite3.Error:
+            self.close()
+            return None
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
 
 def open_sqlite(url: URL, pool_size: int, cache_kib: int) -> Engine:

@@ -40,7 +40,8 @@ from penstock_ledger.stores.account import cost_of_jobs
 
 SUMS_MAX: Final = 200  # kinds of provider batches that a job is summed up by
 TROUBLES_MAX: Final = 1_000  # batches of a job whose troubles are summed up
-IS_OPEN: Final = table.c.state != bindparam("settled", str(BatchState.SETTLED))
+# the states that are open, and not "not settled": an index finds these
+IS_OPEN: Final = table.c.state.in_([str(state) for state in BatchState if state != "settled"])
 _AT_PROVIDER: Final = (BatchState.UPLOADED, BatchState.CREATED)
 # then the journal says why a batch has ended
 _READ: Final = (BatchState.COLLECTED, BatchState.SETTLED)

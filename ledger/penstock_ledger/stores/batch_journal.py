@@ -48,7 +48,9 @@ _LED: Final = (
     table.c.fence == bindparam("its_fence"),
 )
 _RELEASE: Final = (
-    update(table).where(table.c.owner == bindparam("by")).values(owner=None, lease_until=None)
+    update(table)
+    .where(IS_OPEN, table.c.owner == bindparam("by"))
+    .values(owner=None, lease_until=None)
 )
 
 

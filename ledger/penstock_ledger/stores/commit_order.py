@@ -21,7 +21,6 @@ from sqlalchemy import (
     ColumnElement,
     Row,
     Select,
-    Text,
     case,
     func,
     literal_column,
@@ -33,6 +32,7 @@ from sqlalchemy import (
 from penstock_ledger.errors import OutcomesHeldBack, PlaceLost
 from penstock_ledger.model import DeadLetter, Result
 from penstock_ledger.sql.database import Database
+from penstock_ledger.sql.sqlite_file import unindexed
 from penstock_ledger.sql.tables import outcomes
 from penstock_ledger.stores.outcome_rows import (
     RESULT,
@@ -52,8 +52,6 @@ _log = logging.getLogger(__name__)
 
 _ROWID: Final = literal_column("outcomes.rowid", BigInteger)
 _SEQ: Final = literal_column("outcomes.seq", BigInteger)
-# The plus keeps SQLite from sorting the whole job for each page: it then reads its table in order.
-_JOB_IN_SQLITE: Final = literal_column("+outcomes.job_id", Text)
 _OLD: Final = 0  # `seq` of rows from before there was one
 # An insert has this lock from before it gets numbers until its transaction ends.
 _WRITERS: Final = text(
@@ -79,7 +77,8 @@ class CommitOrder:
     def __init__(self, db: Database) -> None:
         self._db = db
         self._number: ColumnElement[int] = _ROWID if db.is_sqlite else _SEQ
-        self._job: ColumnElement[str] = _JOB_IN_SQLITE if db.is_sqlite else outcomes.c.job_id
+        # else SQLite sorts the whole job for each page; it then reads its table in order
+        self._job = unindexed(outcomes.c.job_id)
 
     def latest(self, job_id: str, number: int, *, body_bytes: int | None = None) -> list[Result]:
         """Return the results that were stored last, the newest first.

@@ -9,6 +9,7 @@ from sqlalchemy import Connection, Row, bindparam, func, select, update
 
 from penstock_ledger.errors import JobClosed, JobNotFound, SpoolConflict
 from penstock_ledger.sql.database import Database
+from penstock_ledger.sql.sqlite_file import unindexed
 from penstock_ledger.sql.tables import jobs, spool
 
 # rows or ids per SQL statement: far below every driver's limit on parameters
@@ -107,7 +108,7 @@ class Spool:
 
 def mark_fed(connection: Connection, job_id: str, seqs: Sequence[int]) -> None:
     """Mark documents as fed, as part of a larger transaction."""
-    fed = update(spool).where(spool.c.job_id == job_id).values(fed=True)
+    fed = update(spool).where(unindexed(spool.c.job_id) == job_id).values(fed=True)
     for start in range(0, len(seqs), STATEMENT_MAX):
         connection.execute(fed.where(spool.c.seq.in_(seqs[start : start + STATEMENT_MAX])))
 

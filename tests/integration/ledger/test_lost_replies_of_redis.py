@@ -414,8 +414,8 @@ TWICE = {
     "QuotaHash.reserve": "penstock:{q:q}",
 }
 
-# What only reads, class by class. Claims come by kombu's channel, and messages for RabbitMQ by its
-# shovel: what they hold when an answer is lost comes back with its lease.
+# What only reads, class by class. Claims come by kombu's channel (`broker/test_transport.py` loses the
+# answer to one), and messages for RabbitMQ by its shovel: what they hold comes back with its lease.
 READS = {
     AnswerBook: set[str](),
     BudgetBook: {"calls", "is_known", "jobs_of_tenant", "seen", "stray"},

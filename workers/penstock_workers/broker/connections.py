@@ -103,7 +103,10 @@ class ConnectingChannel(kombu_redis.Channel):  # type: ignore[misc]  # kombu is 
 
 log = logging.getLogger(__name__)
 
-IDLE_POLL_S: Final = 0.05  # an idle worker costs Redis 20 small scripts per second
+IDLE_POLL_S: Final = 0.05  # of a worker that has just found nothing
+# and of one that finds nothing for seconds, and that marks wake
+IDLE_POLL_MAX_S: Final = 0.5
+SLOWER: Final = 1.25  # each further time
 # that Redis waits for a mark; then it is asked again, for the queues that are consumed by then
 WAIT_S: Final = 5.0
 OVERDUE_S: Final = 10.0  # without an answer: the connection leads nowhere
@@ -116,17 +119,25 @@ class Pause:
     A mark that comes while it asks counts, too: its message may have come behind the question."""
 
     def __init__(self) -> None:
-        self._over_at = 0.0
+        self._over_at, self._pause_s = 0.0, 0.0
         self._is_woken = False
 
     def is_over(self) -> bool:
-        return monotonic() >= self._over_at
+        return self.left_s() <= 0
+
+    def left_s(self) -> float:
+        return self._over_at - monotonic()
 
     def asking(self) -> None:
         self._is_woken = False
 
-    def found_nothing(self, usual_s: float) -> None:
-        self._over_at = 0.0 if self._is_woken else monotonic() + usual_s
+    def found_some(self) -> None:
+        self._pause_s = 0.0
+
+    def found_nothing(self, usual_s: float, longest_s: float) -> None:
+        """Ask again after ``usual_s``, and later each further time, up to ``longest_s``."""
+        self._pause_s = max(usual_s, min(longest_s, self._pause_s * SLOWER))
+        self._over_at = 0.0 if self._is_woken else monotonic() + self._pause_s
 
     def woken(self) -> None:
         self._over_at, self._is_woken = 0.0, True
@@ -155,6 +166,10 @@ class Wake:
         self._descriptor = -1
         self._asked_at = 0.0
         self._not_before = 0.0
+
+    def is_waiting(self) -> bool:
+        """Return whether the next mark is heard."""
+        return self._connection is not None
 
     def turn(self) -> None:
         """Wait at the list, once in each turn of the loop.
@@ -209,6 +224,27 @@ class Wake:
             )
             self._not_before = monotonic() + RETRY_S
             self.close()
+
+
+class Turns:
+    """Has an event loop turn once more after each turn, when ``rest_s`` from then are over."""
+
+    def __init__(self, loop: Any, rest_s: Callable[[], float]) -> None:
+        self._loop, self._rest_s = loop, rest_s
+        self._timer: Any = None
+
+    def turn(self) -> None:
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._rest_s(), self._is_over)
+
+    def close(self) -> None:
+        """Forget the turn that is planned; the next one plans anew."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _is_over(self) -> None:
+        self._timer = None
 
 
 FIRST = queue_name(CONTROL_LANE)

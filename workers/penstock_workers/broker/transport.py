@@ -17,7 +17,7 @@ from kombu.transport import redis as kombu_redis
 
 from penstock_ledger import RedisAddress
 from penstock_workers.broker.claim import ClaimingChannel
-from penstock_workers.broker.connections import IDLE_POLL_S, Wake
+from penstock_workers.broker.connections import IDLE_POLL_S, Turns, Wake
 from penstock_workers.broker.lease_scripts import ClaimScript
 from penstock_workers.broker.leases import BROKER_ERRORS, BrokerAction, Leases
 from penstock_workers.broker.messages import payload_of
@@ -108,6 +108,8 @@ class Transport(kombu_redis.Transport):  # type: ignore[misc]  # kombu is untype
         self.cycle = Poller()
         self._owns_leases = lent is None
         self._leave_loop: list[Callable[[], object]] = []
+        self._wake: Wake | None = None
+        self._turns: Turns | None = None
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         before = set(loop.on_tick)
@@ -123,13 +125,17 @@ class Transport(kombu_redis.Transport):  # type: ignore[misc]  # kombu is untype
 
         loop.on_tick.add(read_sockets)
         self._leave_loop.append(partial(loop.on_tick.discard, read_sockets))
-        idle_poll_s = self.client.transport_options.get("idle_poll_s", IDLE_POLL_S)
+        wake = self._wake = Wake(loop, self._connect_waiting, self._consumed, self._claim_soon)
         # keeps the loop turning: each turn claims messages
-        wake_up = loop.call_repeatedly(idle_poll_s, lambda: None)
-        self._leave_loop.append(wake_up.cancel)
-        wake = Wake(loop, self._connect_waiting, self._consumed, self._claim_soon)
-        loop.on_tick.add(wake.turn)
-        self._leave_loop += [partial(loop.on_tick.discard, wake.turn), wake.close]
+        self._turns = Turns(loop, self._pause_s)
+        for on_tick in (wake.turn, self._turns.turn):
+            loop.on_tick.add(on_tick)
+            self._leave_loop.append(partial(loop.on_tick.discard, on_tick))
+        self._leave_loop += [wake.close, self._turns.close]
+
+    def is_woken(self) -> bool:
+        """Return whether marks wake this connection to the broker."""
+        return self._wake is not None and self._wake.is_waiting()
 
     def close_connection(self, connection: Any) -> None:
         while self._leave_loop:
@@ -149,6 +155,14 @@ class Transport(kombu_redis.Transport):  # type: ignore[misc]  # kombu is untype
     def _claim_soon(self) -> None:
         for channel in self._channels():
             channel.pause.woken()
+        if self._turns is not None:
+            self._turns.close()
+
+    def _pause_s(self) -> float:
+        """Return how long the loop may rest: until the first channel asks again."""
+        usual_s = self.client.transport_options.get("idle_poll_s", IDLE_POLL_S)
+        left = [channel.pause.left_s() for channel in self._channels() if channel.active_queues]
+        return max(min(left, default=0.0), 0.0) or usual_s
 
     def _channels(self) -> list[ClaimingChannel]:
         return self.channels or []

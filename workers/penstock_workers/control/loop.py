@@ -52,6 +52,8 @@ from penstock_workers.tracing import Tracing, open_tracing
 log = logging.getLogger(__name__)
 
 PROMOTE_MAX = 1_000  # due retries brought back per queue and round
+# between rounds while nothing happens and nothing is under way
+AT_REST_S = 1.0
 # between the rounds of a process that leads nothing: it helps where a leader is busy or dead
 ASIDE_S = 2.0
 # times the CPU of looking at all live jobs: a thousand of them cost no more than a twentieth of a
@@ -217,6 +219,8 @@ class Control:
         self._live = LiveJobs(database)
         self._pace = Pace()
         self._failure_log = FailureLog(log)
+        self._commits = database.commits()
+        self._is_quiet = False  # nothing was under way in the latest round
         self._wake = threading.Event()
         self._turned_at = time.monotonic()
         client = RedisAddress.parse(settings.redis_url).connect(socket_timeout=REDIS_TIMEOUT_S)
@@ -262,13 +266,16 @@ class Control:
         self._pace.restart()
         with self._pace.looking():
             live = self._live.look()
+        self._is_quiet = not live
         leadership = self._rounds.steps.leading.leadership
         if self._pace.has_news(live) or leadership.concerns(live):
             self._pace.note_round()
             if self._rounds.rebuilds(self._live.look):
                 live = self._live.look()  # recovery has rewound all feeds
             live = self._rounds.readable(live)
-            self._rounds.work(live, self._rounds.look(live, self._pace))
+            seen = self._rounds.look(live, self._pace)
+            self._rounds.work(live, seen)
+            self._is_quiet = all(map(_is_quiet, live, seen))
         self._figures.counters.leads = len(leadership)
         with self._log_failure("the fleet's figures are missing", "they come back by themselves"):
             self._figures.fleet.refresh([job for job, _ in live])
@@ -281,9 +288,13 @@ class Control:
         while not stop.is_set():
             began = time.monotonic()
             self._wake.clear()
+            self._is_quiet = False
+            mark = None if self._commits is None else self._commits.mark()
             try:
                 self.tick()
-                wait_s = max(self._rounds.steps.interval_s(self._interval_s), self._pace.rest_s())
+                interval_s = self._rounds.steps.interval_s(self._interval_s)
+                self._is_quiet &= interval_s == self._interval_s
+                wait_s = max(interval_s, self._pace.rest_s())
                 faults = 0
                 counters.ticks["ok"] += 1
             except Exception as error:
@@ -295,8 +306,7 @@ class Control:
                 counters.ticks["failed"] += 1
             counters.tick_s = time.monotonic() - began
             self._turned_at = time.monotonic()  # the loop is alive, whatever a store says
-            if not stop.is_set():
-                self._wake.wait(wait_s)
+            self._rest(wait_s, mark, stop)
         try:
             self._schedules.close()
             self.release_all()
@@ -307,6 +317,22 @@ class Control:
                 type(error).__name__,
                 error,
             )
+
+    def _rest(self, wait_s: float, mark: int | None, stop: threading.Event) -> None:
+        """Wait for ``wait_s``, or, after a quiet round, until something is committed.
+
+        ``mark`` is of before the round, so that what came in the midst of it is seen. Work begins
+        with a commit; what is in Redis alone is looked at each ``AT_REST_S``."""
+        until = time.monotonic() + AT_REST_S
+        while not stop.is_set() and not self._wake.wait(wait_s):
+            if (
+                not self._is_quiet
+                or self._commits is None
+                or mark is None
+                or time.monotonic() >= until
+                or self._commits.mark() != mark
+            ):
+                return
 
     def release_all(self) -> None:
         """Hand the leases of feeds over at once instead of letting them run out."""
@@ -345,6 +371,18 @@ def _chores(settings: WorkerSettings, hot: RedisLedger, client: redis.Redis) -> 
         FoundAdapters(hot),
     ]
     return chores if settings.broker_url is not None else [SwitchBack(client, settings), *chores]
+
+
+def _is_quiet(live: LiveJob, seen: JobSeen) -> bool:
+    """Return whether only a commit can bring a job something to do.
+
+    It is paused, or open and all that came for it is finished."""
+    if not seen.is_current:
+        return False
+    if live.job.state is JobState.PAUSED:
+        return seen.is_paused
+    is_open = live.job.state is JobState.RUNNING and live.job.total is None
+    return is_open and not seen.parked and not any(seen.outstanding)
 
 
 def _starter(settings: WorkerSettings, database: Database) -> Callable[[Schedule], Started]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from celery_worker import until
 from kombu.connection import Connection
 from kombu.entity import Queue
 from kombu.messaging import Consumer
+from redis.connection import AbstractConnection
 from servers import RedisServer
 
 from penstock_workers.broker import transport
@@ -141,6 +143,42 @@ def test_a_server_that_has_lost_the_script_is_given_it_again(
     assert len(got) == 2
 
 
+def test_a_claim_that_is_not_answered_comes_back_with_its_lease(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis gave messages to a consumer that never heard of them: after the visibility timeout
+    each is delivered once, and none stays with the consumer that is still there."""
+    transport.register()
+    with Connection(
+        f"penstock+{redis_server.url}", transport_options={"visibility_timeout": 0.5}
+    ) as connection:
+        put(connection, 3)
+        got: list[Any] = []
+        with Consumer(connection.channel(), [PLAIN], on_message=got.append):
+            lose_the_next_claim(monkeypatch)
+            with pytest.raises(redis.ConnectionError):
+                drain(connection)
+            assert redis_server.client().hlen("unacked") == 3, "the claim did not happen"
+            until(lambda: is_drained(connection, got, 3))
+        assert sorted(message.payload["n"] for message in got) == [0, 1, 2]
+
+
+def lose_the_next_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut this thread's connection after Redis has done the next claim."""
+    read = AbstractConnection.read_response
+    thread, lost = threading.get_ident(), list[Any]()
+
+    def read_response(self: Any, *given: Any, **options: Any) -> Any:
+        answer = read(self, *given, **options)
+        if threading.get_ident() == thread and isinstance(answer, list) and not lost:
+            lost.append(answer)
+            self.disconnect()
+            raise redis.ConnectionError("the answer is lost")
+        return answer
+
+    monkeypatch.setattr(AbstractConnection, "read_response", read_response)
+
+
 def test_queues_are_served_in_turns(connection: Connection) -> None:
     """A queue that always has messages leaves the next claim to another."""
     put(connection, 4)
@@ -156,6 +194,11 @@ def test_queues_are_served_in_turns(connection: Connection) -> None:
     with Consumer(channel, [PLAIN, Queue("other", routing_key="other")], on_message=take):
         drain(connection)
     assert order == ["plain"] * 2 + ["other"] * 2 + ["plain"] * 2
+
+
+def is_drained(connection: Connection, got: list[Any], number: int) -> bool:
+    drain(connection)
+    return len(got) >= number
 
 
 def drain(connection: Connection) -> None:

@@ -1,4 +1,4 @@
-"""An idle worker is woken by urgent messages: kombu's event loop and our transport, on a real
+"""An idle worker is woken by urgent messages, and by the first ones of a queue: kombu's event loop and our transport, on a real
 Redis."""
 
 from __future__ import annotations
@@ -78,6 +78,35 @@ def test_an_urgent_message_is_claimed_at_once(
         worker.turn_until(lambda number=number: len(worker.got) == number)
 
 
+def test_the_first_messages_of_a_queue_are_claimed_at_once(
+    connection: Connection, redis_server: RedisServer
+) -> None:
+    """So are those that are not urgent where the queue was empty, again and again."""
+    worker = Worker(connection)
+    worker.turn_until(lambda: waiting(redis_server))
+    for number in (1, 2):
+        publish(redis_server, f"doc-{number}", urgent=False)
+        worker.turn_until(lambda number=number: len(worker.got) == number)
+
+
+def test_a_worker_that_finds_nothing_asks_less_often() -> None:
+    """Each time a little later, up to half a second, and at its usual pace once it has found some
+    or where no mark would wake it."""
+    pause = connections.Pause()
+    pauses = []
+    for _ in range(20):
+        pause.found_nothing(0.05, 0.5)
+        pauses.append(round(pause.left_s(), 2))
+    assert pauses == sorted(pauses)
+    assert (pauses[0], pauses[-1]) == (0.05, 0.5)
+    pause.found_some()
+    pause.found_nothing(0.05, 0.5)
+    assert pause.left_s() <= 0.05
+    for _ in range(20):
+        pause.found_nothing(0.05, 0.05)
+    assert pause.left_s() <= 0.05
+
+
 def test_a_worker_that_lost_its_place_waits_again(
     connection: Connection, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,12 +123,12 @@ def test_a_worker_that_lost_its_place_waits_again(
 
 
 def test_marks_that_no_one_waits_for_are_few_and_go(redis_server: RedisServer) -> None:
-    """Without an idle worker at most 64 marks lie there, which expire; other messages leave
+    """Without an idle worker at most 64 marks lie there, which expire; messages behind others leave
     none."""
     client = redis_server.client()
     client.set(keys.EPOCH, EPOCH)
-    publish(redis_server, "not-urgent", urgent=False)
-    assert not client.exists(keys.wakes(QUEUE))
+    publish(redis_server, "first", "second", "third", urgent=False)
+    assert client.llen(keys.wakes(QUEUE)) == 1
     publish(redis_server, *(f"doc-{number}" for number in range(80)))
     assert client.llen(keys.wakes(QUEUE)) == 64
     assert 0 < client.ttl(keys.wakes(QUEUE)) <= 5

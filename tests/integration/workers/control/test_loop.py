@@ -44,7 +44,7 @@ from penstock_ratelimit import PerSecond, Quota
 from penstock_ratelimit.store.messages import ProviderReport, Reserve
 from penstock_ratelimit.store.quota_hash import QuotaHash
 from penstock_ratelimit.testing import BlockingScripts
-from penstock_workers.control import fleet_figures, loop
+from penstock_workers.control import feeding, fleet_figures, loop
 from penstock_workers.control.feeding import FED, MORE_EVERY_S, FirstHundred
 from penstock_workers.control.feeds import feed_windows
 from penstock_workers.control.feeds.feed_windows import ACTIVE_S, LOOK_EVERY_S, FeedWindows
@@ -315,6 +315,55 @@ def test_a_control_loop_that_has_much_to_look_at_rests_in_proportion(
     monkeypatch.setattr(house.control, "_wake", Wake())
     house.control.run(stop)
     assert waited == [2 * REST]
+
+
+def test_a_control_loop_with_nothing_to_do_rests_until_something_is_committed(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks whether anything was committed as often as it made rounds before, and makes none;
+    what comes meanwhile is fed in the round behind that look."""
+    job = house.producer.open_job(SPEC).job
+    stop, rounds = threading.Event(), list[int]()
+    ticks = house.control._figures.counters.ticks
+
+    class Wake(threading.Event):
+        """Does not wait; brings a document when nothing has been done for a while."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            rounds.append(ticks["ok"])
+            if len(rounds) == 30:
+                house.producer.push(job.job_id, "d1", {"text": "late"})
+            if house.queued() or len(rounds) == 60:
+                stop.set()
+            return False
+
+    monkeypatch.setattr(loop, "AT_REST_S", 600.0)
+    monkeypatch.setattr(house.control, "_wake", Wake())
+    house.control.run(stop)
+    assert house.queued() == ["d1"]
+    assert rounds[10] == rounds[29], "it made rounds while nothing happened"
+    assert rounds[-1] == rounds[29] + 1
+
+
+def test_a_rewound_feed_walks_over_what_is_finished_at_once(
+    redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With room for few documents, too: a round goes on while it finds none that is new."""
+    house = House(redis_server, tmp_path, window=2)
+    job = house.producer.open_job(SPEC).job
+    for number in range(41):
+        house.producer.push(job.job_id, f"d{number:02}", {"text": "x"})
+    for number in range(40):
+        while not house.queued():
+            house.control.tick()
+        house.finish(job, f"d{number:02}")
+        house.redis.rpop(QUEUE)
+    house.redis.flushall()
+    monkeypatch.setattr(feeding, "WALK_S", 600.0)
+    house.control.tick()
+    house.control.tick()
+    assert house.queued() == ["d40"]
+    house.close()
 
 
 def test_a_job_in_prefix_order_is_fed_in_steps_worth_ordering(
