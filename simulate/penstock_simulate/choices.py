@@ -131,7 +131,7 @@ PRESETS: Mapping[str, Metering] = {
     ),
     # Little is published of how it counts and what it tells.
     "mistral": Metering(headers="none", retry_style="none"),
-    # Its tokens are those of the prompt and the answer; whether a wait is told is not published.
+    # Its tokens are those of the prompt and the answer; whether it names a wait is not published.
     "xai": Metering(depth_s=1.0, charge="actual", headers="none", retry_style="none"),
     # No limits and no 429: what does not fit in the batch waits.
     "vllm": Metering(

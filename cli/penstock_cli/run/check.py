@@ -138,20 +138,13 @@ def _refuse_what_is_missing(spec: JobSpec, settings: WorkerSettings) -> None:
 
     Raises MissingApiKey, NoCredentials, BatchSettingMissing, PlainHttp and ModelMissing.
     """
-    from penstock_producer.job.lanes import has_own_model, packs
-    from penstock_workers.lanes.registry import make_lane
-    from penstock_workers.provider_calls import signer_of
+    from penstock_producer.job.lanes import has_own_model
+    from penstock_workers.lanes.registry import check_provider, make_lane
 
     if has_own_model(settings.lane):
         make_lane(settings)
-        return
-    provider = settings.provider(spec.provider)
-    provider.api_key(spec.provider)
-    signer_of(spec.provider, provider)
-    if packs(settings.lane):
-        from penstock_workers.lanes.batch.apis import open_batches
-
-        open_batches(spec.provider, provider)
+    else:
+        check_provider(settings, spec.provider)
 
 
 def _refuse_models_elsewhere(spec: JobSpec, settings: WorkerSettings) -> None:

@@ -76,7 +76,8 @@ class RecordReader:
         except orjson.JSONDecodeError:
             given = None
         if not isinstance(given, dict) or not isinstance(given.get("modelInput"), dict):
-            self.problems.append(Problem("invalid", f"Record {number} is no JSON object", number))
+            why = f"Record {number} is not a JSON object"
+            self.problems.append(Problem("invalid", why, number))
             return None
         return read_record({"recordId": f"R{number:010}"} | given, self._model)
 
@@ -321,7 +322,7 @@ def _asked(raw: bytes) -> dict[str, Any]:
     except orjson.JSONDecodeError:
         given = None
     if not isinstance(given, dict):
-        raise Refused(refusals.invalid("The body is no JSON object."))
+        raise Refused(refusals.invalid("The body is not a JSON object."))
     forms = {"jobName": NAME, "roleArn": ROLE, "modelId": re.compile(".+")}
     forms |= {"clientRequestToken": TOKEN} if "clientRequestToken" in given else {}
     for name, form in forms.items():

@@ -69,7 +69,7 @@ async def asked(made: ApiLane, **given: Any) -> Failure | Reply:
 
 async def test_a_conversation_is_answered() -> None:
     """The model is in the path, encoded, and the request is signed; the answer is read whole, and
-    told in the words of OpenAI's chat."""
+    said in the words of OpenAI's chat."""
     profile = f"arn:aws:bedrock:{REGION}:123456789012:inference-profile/eu.amazon.nova-lite-v1:0"
     async with lane() as made:
         reply, named = await asked(made), await asked(made, model=profile)
@@ -153,10 +153,10 @@ async def test_secrets_are_in_no_log_and_no_failure(caplog: pytest.LogCaptureFix
 
 
 async def test_the_sdk_of_amazon_agrees_with_the_simulator() -> None:
-    """boto3 signs, asks and reads as it would at Bedrock, and names the errors that it is told."""
+    """boto3 signs, asks and reads as it would at Bedrock, and names the errors that it gets."""
 
     def conversed(url: str) -> tuple[dict[str, Any], str]:
-        client = boto3.client(
+        client = boto3.Session().client(
             "bedrock-runtime",
             endpoint_url=url,
             region_name=REGION,

@@ -5,12 +5,10 @@ No SDK and no retry in here: every send is one `infer`, so the quota sees each o
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping
 
 from penstock_producer.feed.queues import LISTED
-from penstock_workers.aws import Signer
 from penstock_workers.errors import NoCredentials
 from penstock_workers.http import (
     AnswerTooLarge,
@@ -20,17 +18,16 @@ from penstock_workers.http import (
     HttpClient,
     Limits,
     NotConnected,
-    Target,
     TimedOut,
     UnusableRequest,
     make_client,
 )
 from penstock_workers.item.answer import Answer, AnswerMemory, NoAnswer, ReservedRoom, Tried, kept
 from penstock_workers.item.lane import Prepared, Request
+from penstock_workers.lanes.api.outgoing import Outgoing
 from penstock_workers.lanes.api.polls import ModelList
 from penstock_workers.lanes.api.requests import as_sent
 from penstock_workers.lanes.api.streamed import USUAL_PACE, Pace, Streamed
-from penstock_workers.provider_calls import address, headers_of, signer_of
 from penstock_workers.settings import ANSWER_MEMORY_BYTES, MAX_ANSWER_BYTES, ProviderSettings
 
 # a server that does not even accept in this time is down, whatever the item's own deadline
@@ -38,7 +35,6 @@ CONNECT_TIMEOUT_S = 10.0
 # up to here nothing is asked or counted: nearly every answer, 16 MiB in 256 slots
 SMALL_ANSWER_BYTES = 64 * 1024
 KEEPALIVE_S = 30.0
-TARGETS_KEPT = 1024  # pairs of provider and endpoint; a job has one endpoint
 CERTIFICATE_FIX = (
     "this machine does not trust the server's certificate: give workers the file of its authority "
     "in SSL_CERT_FILE, or correct the address"
@@ -65,19 +61,10 @@ class ApiLane:
         self._pace = pace
         self.models = ModelList(providers, http_client)  # started where heartbeats are sent
         self._client: HttpClient | None = None
-        self._headers: dict[str, dict[str, str]] = {}
-        self._signers: dict[str, Signer] = {}  # of providers whose requests are signed
-        self._targets: dict[tuple[str, str], Target] = {}  # by provider and endpoint
+        self._outgoing = Outgoing(providers)
 
     async def start(self) -> None:
-        for name, provider in self._providers.items():
-            key = provider.api_key(name)
-            self._headers[name] = {
-                "Content-Type": "application/json",
-                **headers_of(provider.kind, key),
-            }
-            if (signer := await asyncio.to_thread(signer_of, name, provider)) is not None:
-                self._signers[name] = signer
+        await self._outgoing.start()
         limits = Limits(self._max_answer_bytes, SMALL_ANSWER_BYTES, CONNECT_TIMEOUT_S, KEEPALIVE_S)
         self._client = make_client(self._http_client, limits)
 
@@ -131,11 +118,8 @@ class ApiLane:
 
     async def _post(self, request: Request, started: float, stream: Streamed | None) -> Tried:
         assert self._client is not None, "start() comes first"
-        target = self._targets.get((request.provider, request.endpoint))
-        target = target or self._target(request.provider, request.endpoint)
-        headers = {"X-Client-Request-Id": request.tag}
-        if (signer := self._signers.get(request.provider)) is not None:
-            headers |= await signer.headers("POST", target.url, request.body)
+        target = self._outgoing.target(request.provider, request.endpoint)
+        headers = await self._outgoing.headers(request, target)
         memory = ReservedRoom(self._memory)
         try:
             answer = await self._client.post(
@@ -155,16 +139,6 @@ class ApiLane:
         return Answer(
             answer.status, answer.headers, kept(answer.status, body), _since(started), room
         )
-
-    def _target(self, name: str, endpoint: str) -> Target:
-        """Return where a request goes; raise UnusableRequest."""
-        provider = self._providers[name]
-        target = Target.of(
-            address(provider.base_url, endpoint), self._headers[name], proxy=provider.proxy
-        )
-        if len(self._targets) < TARGETS_KEPT:
-            self._targets[name, endpoint] = target
-        return target
 
 
 def _since(started: float) -> int:

@@ -80,7 +80,7 @@ async def test_too_few_records_are_refused_before_anything_is_sent(
     async with simulated(monkeypatch) as (_, provider):
         provider._place = provider._place._replace(least=100)  # type: ignore[attr-defined]
         batch = batch_of(provider, tmp_path, ["a"])
-        with pytest.raises(BatchRefused, match=r"fewer than 100 records .* move JOB api"):
+        with pytest.raises(BatchRefused, match=r"fewer than 100 records .* real time"):
             await provider.upload(batch)
         assert await provider.find_upload(TAG) is None
 
@@ -112,7 +112,7 @@ def test_what_batches_need_is_asked_for_by_its_field(left_out: str) -> None:
 async def test_without_credentials_the_account_stops(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A person has to act, and no secret is in what they are told."""
+    """A person has to act, and no secret is in what they read."""
     async with simulated(monkeypatch) as (_, provider):
         monkeypatch.delenv("AWS_ACCESS_KEY_ID")
         with pytest.raises(AccountStopped, match="AWS_PROFILE"):
@@ -156,11 +156,12 @@ async def test_files_go_to_s3_and_come_from_it(
 async def test_the_sdk_of_amazon_agrees_with_the_simulator(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """boto3 puts a file, makes a job, follows it, reads its answers and is told what is wrong."""
+    """boto3 puts a file, makes a job, follows it, reads its answers and learns what is wrong."""
 
     def played(url: str, lines: bytes) -> tuple[Any, Any, str]:
         given = {"region_name": "eu-central-1", "endpoint_url": url}
-        jobs, files = boto3.client("bedrock", **given), boto3.client("s3")
+        session = boto3.Session()
+        jobs, files = session.client("bedrock", **given), session.client("s3")
         files.put_object(Bucket="mine", Key="in.jsonl", Body=lines)
         asked = {
             "jobName": "night",

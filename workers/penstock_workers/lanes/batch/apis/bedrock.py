@@ -55,7 +55,7 @@ ENDED: Final = frozenset({"Completed", "Failed", "Stopped", "PartiallyCompleted"
 
 
 class Place(NamedTuple):
-    """What the settings say of batches: where their files lie, and who may read them."""
+    """The place of batches by the settings: where their files lie, and who may read them."""
 
     bucket: str  # "s3://bucket/prefix"
     role: str  # the ARN that Bedrock takes on
@@ -164,8 +164,7 @@ class BedrockBatches:
                 "too_few_records",
                 f"Bedrock takes no batch of fewer than {self._place.least} records "
                 f"(batch_min_requests), and this one has {batch.requests}: move the job to real "
-                "time (penstock move JOB api), or say what your account's quota of this "
-                "model is",
+                "time, or say what your account's quota of this model is",
             )
 
     async def find(self, tag: str, since: float) -> BatchSeen | None:
