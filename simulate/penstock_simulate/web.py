@@ -27,6 +27,7 @@ from penstock_simulate.batches.batch_service import BatchService
 from penstock_simulate.batches.bedrock import bedrock_routes
 from penstock_simulate.batches.gemini import gemini_routes
 from penstock_simulate.batches.openai import openai_routes
+from penstock_simulate.batches.vertex import vertex_routes
 from penstock_simulate.choices import BadSetting
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.hostile import TRAP
@@ -178,9 +179,14 @@ def make_app(config: SimulatorConfig) -> web.Application:
         "/v1beta/models/{model:[^/:]+}:{method:(?:streamG|g)enerateContent}",
         generate(provider, closing),
     )
+    app.router.add_post(
+        "/v1/projects/{project}/locations/{location}/publishers/google/models/{model:[^/:]+}:"
+        "{method:(?:streamG|g)enerateContent}",
+        generate(provider, closing),
+    )
     app.router.add_post("/model/{model}/converse", converse(provider, closing))
     app.router.add_get("/foundation-models", _foundation_models)
-    for routes in (openai_routes, anthropic_routes, gemini_routes, bedrock_routes):
+    for routes in (openai_routes, anthropic_routes, gemini_routes, bedrock_routes, vertex_routes):
         app.router.add_routes(routes(service))
     app.router.add_get("/batches", _batches)
     app.router.add_get("/batches/requests", _batch_requests)

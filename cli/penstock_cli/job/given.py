@@ -36,7 +36,13 @@ from collections.abc import Iterable
 from typing import Literal
 
 # by API, where none is named
-_ENDPOINTS = {"openai": CHAT, "anthropic": MESSAGES, "gemini": GENERATE, "bedrock": CONVERSE}
+_ENDPOINTS = {
+    "openai": CHAT,
+    "anthropic": MESSAGES,
+    "gemini": GENERATE,
+    "bedrock": CONVERSE,
+    "vertex": GENERATE,
+}
 
 JobFlags = Mapping[str, Any]
 """The job options as they were typed, or as a job spec file has them, by the spec's field; left out

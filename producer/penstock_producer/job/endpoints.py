@@ -59,7 +59,7 @@ EMBEDDINGS = "/v1/embeddings"
 # a model, an inference profile, or an ARN (botocore, bedrock-runtime, ConversationalModelId)
 _BEDROCK = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9:/_-]|\.(?!\.)){0,2047}", re.ASCII)
 MAX_PATH_CHARS = 200
-Kind = Literal["openai", "anthropic", "gemini", "bedrock"]
+Kind = Literal["openai", "anthropic", "gemini", "bedrock", "vertex"]
 """The API that a provider speaks. OpenAI-compatible servers, which nearly all are, have the
 first."""
 BASE_URLS: Final[Mapping[str, str]] = {
@@ -67,13 +67,14 @@ BASE_URLS: Final[Mapping[str, str]] = {
     "anthropic": "https://api.anthropic.com",
     "gemini": "https://generativelanguage.googleapis.com",
 }
-"""Where each kind of provider is, unless its setting `base_url` says another place. Bedrock is in
-regions: see provider_facts.py."""
+"""Where each kind of provider is, unless its setting `base_url` says another place. Bedrock and
+Vertex AI are in regions: see provider_facts.py."""
 _BY_KIND: Final[Mapping[Kind, frozenset[str]]] = {
     "openai": OPENAI,
     "anthropic": frozenset({MESSAGES}),
     "gemini": frozenset({GENERATE}),
     "bedrock": frozenset({CONVERSE}),
+    "vertex": frozenset({GENERATE}),
 }
 
 

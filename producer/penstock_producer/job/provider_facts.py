@@ -19,7 +19,7 @@ from penstock_producer.prices import (
     without_date,
 )
 
-Region = Annotated[str, Field(pattern=r"^[a-z]{2}(-[a-z]+)+-\d{1,2}$")] | None
+Region = Annotated[str, Field(pattern=r"^[a-z]{2,}(-[a-z]+)*-?\d{0,2}$")] | None
 _AT_BEDROCK: Final = re.compile(
     r"https://bedrock-runtime(?:-fips)?\.([a-z0-9-]+)\.(?:amazonaws\.com|api\.aws)(?:/|$)"
 )
@@ -33,7 +33,9 @@ class ProviderFacts(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
     kind: Kind = "openai"
-    region: Region = None  # of Amazon Bedrock, which its address is made of: "eu-central-1"
+    # of Amazon Bedrock and Vertex AI, which their address is made of: "eu-central-1"
+    region: Region = None
+    project: str | None = None  # of Vertex AI
     base_url: str = ""  # its host says whose prices they are
     # paths that jobs may ask besides those of its dialect, such as /v1/rerank
     endpoints: tuple[str, ...] = ()
@@ -111,6 +113,8 @@ class ProviderFacts(BaseModel):
         kind = given.get("kind") if isinstance(given, dict) else None
         if kind == "bedrock":
             return _in_its_region(given)
+        if kind == "vertex":
+            return _in_its_project(given)
         if isinstance(kind, str) and kind in BASE_URLS and given.get("base_url") is None:
             return {**given, "base_url": BASE_URLS[kind]}
         return given
@@ -139,6 +143,19 @@ def _in_its_region(given: dict[str, Any]) -> dict[str, Any]:
             "another region is refused; leave one of them out"
         )
     return {**given, "region": region or there}
+
+
+def _in_its_project(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a Vertex AI with its address."""
+    region, project = given.get("region"), given.get("project")
+    if not isinstance(region, str) or not isinstance(project, str) or not project:
+        raise ValueError(
+            'kind vertex needs its project and region: project = "my-project" and region = '
+            '"europe-west4", or "global", in [providers.NAME]'
+        )
+    host = "aiplatform" if region == "global" else f"{region}-aiplatform"
+    usual = f"https://{host}.googleapis.com"
+    return {**given, "base_url": given.get("base_url") or usual}
 
 
 @lru_cache(maxsize=KNOWN)

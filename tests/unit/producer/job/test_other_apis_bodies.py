@@ -415,7 +415,9 @@ def test_the_tier_stands_beside_the_parameters_of_a_request_to_gemini() -> None:
         body = orjson.loads(prompt_bodies(spec, ())("hi"))
         assert {name: body[name] for name in body if name not in ("model", "contents")} == sent
     given = {"contents": [], "serviceTier": "standard"}
-    filled = nested_of(GENERATE).with_defaults(given, None, {"serviceTier": "flex", "topK": 3})
+    nested = nested_of(GENERATE)
+    assert nested is not None
+    filled = nested.with_defaults(given, None, {"serviceTier": "flex", "topK": 3})
     assert filled == {**given, "generationConfig": {"topK": 3}}
 
 

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Mapping
 
 from penstock_workers.aws import Signer
+from penstock_workers.google_tokens import GoogleTokens
 from penstock_workers.http import Target
 from penstock_workers.item.lane import Request
-from penstock_workers.provider_calls import address, headers_of, signer_of
+from penstock_workers.provider_calls import address_of, headers_of, signer_of
 from penstock_workers.settings import ProviderSettings
 
 TARGETS_KEPT = 1024  # pairs of provider and endpoint; a job has one endpoint
@@ -20,7 +21,8 @@ class Outgoing:
     def __init__(self, providers: Mapping[str, ProviderSettings]) -> None:
         self._providers = providers
         self._headers: dict[str, dict[str, str]] = {}
-        self._signers: dict[str, Signer] = {}  # of providers whose requests are signed
+        # of providers whose requests are signed, or carry a token
+        self._signers: dict[str, Signer | GoogleTokens] = {}
         self._targets: dict[tuple[str, str], Target] = {}  # by provider and endpoint
 
     async def start(self) -> None:
@@ -41,7 +43,7 @@ class Outgoing:
             return found
         provider = self._providers[name]
         target = Target.of(
-            address(provider.base_url, endpoint), self._headers[name], proxy=provider.proxy
+            address_of(provider, endpoint), self._headers[name], proxy=provider.proxy
         )
         if len(self._targets) < TARGETS_KEPT:
             self._targets[name, endpoint] = target

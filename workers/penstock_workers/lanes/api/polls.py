@@ -178,7 +178,7 @@ class ModelList:
         """Ask one provider; return whether it has answered."""
         try:
             headers = dict(headers_of(provider.kind, provider.api_key(name)))
-            address = list_address(provider.kind, provider.base_url)
+            address = list_address(provider)
             if (signer := await asyncio.to_thread(signer_of, name, provider)) is not None:
                 headers |= await signer.headers("GET", address)
             target = Target.of(address, headers, proxy=provider.proxy)

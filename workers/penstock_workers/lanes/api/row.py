@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from penstock_ledger.redaction import one_line
 from penstock_workers.aws import Signer
 from penstock_workers.errors import MissingApiKey, NoCredentials, PlainHttp
+from penstock_workers.google_tokens import GoogleTokens
 from penstock_workers.lanes.row import LaneFinding, LaneRow
 from penstock_workers.provider_calls import headers_of, list_address, signer_of
 from penstock_workers.settings import ProviderSettings, WorkerSettings, proxy_variables
@@ -71,7 +72,7 @@ def _provider(name: str, settings: ProviderSettings) -> Iterator[LaneFinding]:
 
 
 def _asked(
-    name: str, settings: ProviderSettings, key: str | None, signer: Signer | None
+    name: str, settings: ProviderSettings, key: str | None, signer: Signer | GoogleTokens | None
 ) -> LaneFinding:
     shown = settings.shown_url
     try:
@@ -84,17 +85,21 @@ def _asked(
         return _warning(
             f"{name}: {shown} does not answer: {why}", "check base_url, and that the server runs"
         )
-    return _judged(name, settings, status, one_line(said)[:SHOWN_CHARS])
+    return _judged(
+        name, settings, status, one_line(said)[:SHOWN_CHARS], is_signed=signer is not None
+    )
 
 
-def _judged(name: str, settings: ProviderSettings, status: int, said: str) -> LaneFinding:
+def _judged(
+    name: str, settings: ProviderSettings, status: int, said: str, *, is_signed: bool
+) -> LaneFinding:
     shown, variable = settings.shown_url, settings.api_key_env
     if status in (401, 403):
         fix = (
             f"correct the key in {variable}"
             if variable
-            else "correct the AWS credentials, their region or their rights"
-            if settings.kind == "bedrock"
+            else "correct the cloud's credentials, their region or their rights"
+            if is_signed
             else "name the variable that holds its key: api_key_env"
         )
         return _bad(f"{name}: {shown} refuses this key or request with {status}: {said}", fix)
@@ -114,7 +119,7 @@ def _judged(name: str, settings: ProviderSettings, status: int, said: str) -> La
             f"{name}: {shown} answers {status}: {said}", "see the provider's status page"
         )
     took = f"takes the key of {variable}" if variable else "asks for no key"
-    took = "takes the AWS credentials" if settings.kind == "bedrock" and not variable else took
+    took = "takes the cloud's credentials" if is_signed else took
     return LaneFinding(True, f"{name}: {shown} answers and {took}", subject=SUBJECT)
 
 
@@ -126,8 +131,10 @@ def _warning(seen: str, fix: str) -> LaneFinding:
     return LaneFinding(False, seen, fix, subject=SUBJECT)
 
 
-def _models(settings: ProviderSettings, key: str | None, signer: Signer | None) -> tuple[int, str]:
-    listed = list_address(settings.kind, settings.base_url)
+def _models(
+    settings: ProviderSettings, key: str | None, signer: Signer | GoogleTokens | None
+) -> tuple[int, str]:
+    listed = list_address(settings)
     parts, headers = urlsplit(listed), dict(headers_of(settings.kind, key))
     headers |= {} if signer is None else signer.signed("GET", listed)
     via = urlsplit(settings.proxy) if settings.proxy else parts

@@ -50,15 +50,17 @@ ENDPOINTS = {
     "anthropic": "/v1/messages",
     "gemini": "/v1beta/generateContent",
     "bedrock": "/model/converse",
+    "vertex": "/v1beta/generateContent",
 }
 CHAT = b'{"model":"sim-small","max_tokens":50,"messages":[{"role":"user","content":"Read it."}]}'
 BODIES = {
     **dict.fromkeys(["openai", *ROOTS], CHAT),
     "anthropic": CHAT,
     "gemini": b'{"model":"sim-small","contents":[{"role":"user","parts":[{"text":"Read it."}]}]}',
+    "vertex": b'{"model":"sim-small","contents":[{"role":"user","parts":[{"text":"Read it."}]}]}',
     "bedrock": b'{"model":"sim-small","messages":[{"role":"user","content":[{"text":"Read it."}]}]}',
 }
-USAGE = {"gemini": "usageMetadata"}  # of the others: usage
+USAGE = {"gemini": "usageMetadata", "vertex": "usageMetadata"}  # of the others: usage
 COUNTLESS = ("together",)  # never says how many are answered
 KINDS = pytest.mark.parametrize("kind", list(ENDPOINTS))
 
@@ -163,7 +165,7 @@ async def test_a_create_that_worked_and_answered_500_is_found(kind: str, tmp_pat
         assert await provider.find("another-tag-1234567890", since) is None
 
 
-@pytest.mark.parametrize("kind", ["openai", "gemini", "bedrock", *ROOTS])
+@pytest.mark.parametrize("kind", ["openai", "gemini", "bedrock", "vertex", *ROOTS])
 async def test_an_upload_that_worked_and_answered_500_is_found(kind: str, tmp_path: Path) -> None:
     """The file is there under the tag's name, and is not sent again."""
     async with simulated(kind, batch_upload_500_share=1.0) as provider:
@@ -217,7 +219,7 @@ async def test_what_a_provider_does_not_show_for_a_while(kind: str, tmp_path: Pa
         assert lengths == [25, 50]
 
 
-@pytest.mark.parametrize("kind", ["openai", "gemini", "bedrock"])
+@pytest.mark.parametrize("kind", ["openai", "gemini", "bedrock", "vertex"])
 async def test_an_upload_that_fails_leaves_nothing(kind: str, tmp_path: Path) -> None:
     """It is sent again, since no file has its name."""
     async with simulated(kind, batch_no_upload_share=1.0) as provider:
@@ -255,7 +257,7 @@ async def test_a_batch_that_expires_keeps_what_it_has(kind: str, tmp_path: Path)
     if kind == "gemini":
         assert (answers, seen.counts) == ({}, Counts(50, 0, 50))
         return
-    if kind == "bedrock":  # what it did not get to has no line
+    if kind in ("bedrock", "vertex"):  # what it did not get to has no line
         assert len(answers) == 25
         assert seen.counts == Counts(50, 25, 0)
         return

@@ -1,4 +1,4 @@
-"""The dialects of batch APIs: how OpenAI, Anthropic, Gemini and Bedrock take and answer a batch.
+"""The dialects of batch APIs: how providers take, show and answer a batch.
 
 ``open_batches`` makes the one that a provider's settings name, by its kind and its profile.
 """
@@ -11,13 +11,16 @@ from functools import lru_cache, partial
 from penstock_ratelimit import profile_for
 from penstock_workers.aws import Signer, s3_address
 from penstock_workers.errors import BatchSettingMissing
+from penstock_workers.google_tokens import GoogleTokens
 from penstock_workers.lanes.batch.apis.anthropic import AnthropicBatches
 from penstock_workers.lanes.batch.apis.bedrock import LEAST_RECORDS, BedrockBatches, Place
 from penstock_workers.lanes.batch.apis.gemini import VERSION, GeminiBatches
 from penstock_workers.lanes.batch.apis.http import Account, BatchHttp, Times
 from penstock_workers.lanes.batch.apis.openai import OPENAI, SHAPES, OpenAIBatches
 from penstock_workers.lanes.batch.apis.provider import BatchProvider
-from penstock_workers.provider_calls import control_url, headers_of
+from penstock_workers.lanes.batch.apis.vertex import Place as VertexPlace
+from penstock_workers.lanes.batch.apis.vertex import VertexBatches
+from penstock_workers.provider_calls import control_url, headers_of, parent_of
 from penstock_workers.settings import ProviderSettings
 
 
@@ -38,6 +41,8 @@ def open_batches(
     )
     if provider.kind == "bedrock":
         return _bedrock(name, provider, headers, times)
+    if provider.kind == "vertex":
+        return _vertex(name, provider, headers, times)
     http = BatchHttp(Account(name, base_url, headers, provider.proxy), times)
     match provider.kind:
         case "anthropic":
@@ -52,7 +57,7 @@ def _bedrock(
 ) -> BedrockBatches:
     """Open Bedrock's batches. Files in S3 are asked for with AWS credentials in any case."""
     bucket, role = provider.batch_bucket, provider.batch_role
-    if bucket is None:
+    if bucket is None or not bucket.startswith("s3://"):
         raise BatchSettingMissing(
             name, "batch_bucket", 'where its batches lie in S3, such as "s3://bucket/penstock"'
         )
@@ -71,3 +76,24 @@ def _bedrock(
     )
     place = Place(bucket, role, provider.batch_min_requests or LEAST_RECORDS)
     return BedrockBatches(BatchHttp(jobs, times), BatchHttp(files, times), place)
+
+
+GCS = "https://storage.googleapis.com"
+
+
+def _vertex(
+    name: str, provider: ProviderSettings, headers: Mapping[str, str], times: Times | None
+) -> VertexBatches:
+    """Open Vertex AI's batches. Files lie in Google's storage, or at an address of one's own."""
+    bucket = provider.batch_bucket
+    if bucket is None or not bucket.startswith("gs://"):
+        what = 'where its batches lie in Cloud Storage, such as "gs://bucket/penstock"'
+        raise BatchSettingMissing(name, "batch_bucket", what)
+    is_googles = provider.base_url.endswith(".googleapis.com")
+    made = lru_cache(maxsize=1)(partial(GoogleTokens.of, name))
+    tokens = made if provider.api_key_env is None else None
+    storage = GCS if is_googles else provider.base_url
+    jobs = Account(name, provider.base_url, headers, provider.proxy, tokens)
+    files = Account(f"{name} (GCS)", storage, headers, provider.proxy, tokens)
+    place = VertexPlace(parent_of(provider), bucket)
+    return VertexBatches(BatchHttp(jobs, times), BatchHttp(files, times), place)

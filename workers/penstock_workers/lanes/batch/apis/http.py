@@ -25,6 +25,7 @@ from penstock_ledger.redaction import redact
 from penstock_ratelimit import Refusal, Signal, classify
 from penstock_workers.aws import Signer
 from penstock_workers.errors import NoCredentials
+from penstock_workers.google_tokens import GoogleTokens
 from penstock_workers.item.failures import ASTRAY
 from penstock_workers.item.outcome import Parked
 from penstock_workers.item.run.fates import FATES
@@ -175,7 +176,7 @@ class Account:
     headers: Mapping[str, str] = field(repr=False)  # of each call: its key, for one
     proxy: str | None = None
     # makes what signs each call; may ask the network, and raise NoCredentials. None: a key is sent
-    make_signer: Callable[[], Signer] | None = field(default=None, repr=False)
+    make_signer: Callable[[], Signer | GoogleTokens] | None = field(default=None, repr=False)
 
     def is_own(self, url: str) -> bool:
         """Return whether an address in an answer is the provider's own.
@@ -200,7 +201,7 @@ class BatchHttp:
     def __init__(self, account: Account, times: Times | None = None) -> None:
         self.account, self.times = account, times or Times()
         self._opened: aiohttp.ClientSession | None = None
-        self._signer: Signer | None = None
+        self._signer: Signer | GoogleTokens | None = None
 
     async def call(
         self,
