@@ -73,7 +73,7 @@ class Signer:
 
         request = AWSRequest(method=method, url=url, data=body)
         if self._service == "s3":
-            auth = S3SigV4Auth(self._frozen(""), self._service, self._region)
+            auth: Any = S3SigV4Auth(self._frozen(""), self._service, self._region)
             auth.payload = lambda _: "UNSIGNED-PAYLOAD"
         else:
             auth = SigV4Auth(self._frozen(""), self._service, self._region)

@@ -135,6 +135,7 @@ async def test_files_go_to_s3_and_come_from_it(
         batch = batch_of(provider, tmp_path, ["a", "b"])
         assert await provider.find_upload(TAG) is None
         uri = await provider.upload(batch)
+        assert uri is not None
         assert uri == f"s3://batches/of/penstock/penstock-{TAG}/penstock-{TAG}.jsonl"
         key = uri.removeprefix("s3://batches/")
         stored = client.get_object(Bucket="batches", Key=key)["Body"].read()
@@ -159,9 +160,8 @@ async def test_the_sdk_of_amazon_agrees_with_the_simulator(
     """boto3 puts a file, makes a job, follows it, reads its answers and learns what is wrong."""
 
     def played(url: str, lines: bytes) -> tuple[Any, Any, str]:
-        given = {"region_name": "eu-central-1", "endpoint_url": url}
-        session = boto3.Session()
-        jobs, files = session.client("bedrock", **given), session.client("s3")
+        session = boto3.Session(region_name="eu-central-1")
+        jobs, files = session.client("bedrock", endpoint_url=url), session.client("s3")
         files.put_object(Bucket="mine", Key="in.jsonl", Body=lines)
         asked = {
             "jobName": "night",

@@ -89,8 +89,7 @@ def write_line(custom_id: str, endpoint: str, body: bytes, most_bytes: int) -> b
         )
     request = request_object(body)
     request.pop("model", None)
-    labels = request.get("labels") if isinstance(request.get("labels"), dict) else {}
-    request["labels"] = {**labels, LABEL: _label(custom_id)}
+    request["labels"] = {**mapping(request.get("labels")), LABEL: _label(custom_id)}
     return within(orjson.dumps({"request": request}) + b"\n", most_bytes)
 
 
