@@ -23,6 +23,7 @@ MODULES = {
     "g": "growth",
     "s": "direct_door",
     "i": "idle",
+    "p": "interactive",
 }
 EXPLAINED = {
     "a": "feed rate",
@@ -35,6 +36,7 @@ EXPLAINED = {
     "g": "what grows with a job",
     "s": "calls that wait beside direct calls",
     "i": "an idle server",
+    "p": "interactive traffic beside a job",
 }
 
 

@@ -162,6 +162,8 @@ class SimulatorConfig:
     usd_per_mtok_in: float = 0.0
     usd_per_mtok_out: float = 0.0
     cached_price: float = 0.1  # of a token that is read from the prompt cache, in ordinary ones
+    # of tiktoken, which counts tokens in the place of four characters a token
+    encoding: str | None = None
     # how long a beginning of a prompt is kept since its last use; None: as its provider says
     prompt_cache_s: float | None = None
     credit_error: str | None = None  # the code of an empty account

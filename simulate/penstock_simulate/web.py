@@ -22,6 +22,7 @@ import orjson
 from aiohttp import web
 
 from penstock_simulate.answers.calls import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES
+from penstock_simulate.answers.media import IMAGE_EDITS, IMAGES, TRANSCRIPTIONS, made
 from penstock_simulate.batches.anthropic import anthropic_routes
 from penstock_simulate.batches.batch_service import BatchService
 from penstock_simulate.batches.bedrock import bedrock_routes
@@ -31,7 +32,7 @@ from penstock_simulate.batches.vertex import vertex_routes
 from penstock_simulate.choices import BadSetting
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.hostile import TRAP
-from penstock_simulate.inference import converse, generate, inference, messages
+from penstock_simulate.inference import converse, generate, inference, messages, uploads
 from penstock_simulate.provider import MODELS, Provider
 
 if TYPE_CHECKING:
@@ -172,8 +173,11 @@ def make_app(config: SimulatorConfig) -> web.Application:
     app = web.Application(client_max_size=MAX_REQUEST_BYTES)
     service = BatchService(provider)
     app[PROVIDER], app[SERVICE] = provider, service
-    for endpoint in (CHAT, COMPLETIONS, EMBEDDINGS):
+    for endpoint in (CHAT, COMPLETIONS, EMBEDDINGS, IMAGES):
         app.router.add_post(endpoint, inference(provider, endpoint, closing))
+    for endpoint in (TRANSCRIPTIONS, IMAGE_EDITS):
+        app.router.add_post(endpoint, uploads(provider, endpoint, closing))
+    app.router.add_get("/images/{digest:[0-9a-f]{64}}.png", _image)
     app.router.add_post(MESSAGES, messages(provider, closing))
     app.router.add_post(
         "/v1beta/models/{model:[^/:]+}:{method:(?:streamG|g)enerateContent}",
@@ -214,6 +218,13 @@ async def _models(_: web.Request) -> web.Response:
 async def _foundation_models(_: web.Request) -> web.Response:
     summaries = [{"modelId": name, "modelName": name} for name in MODELS]
     return web.Response(body=orjson.dumps({"modelSummaries": summaries}), headers=JSON)
+
+
+async def _image(request: web.Request) -> web.Response:
+    image = made.get(request.match_info["digest"])
+    if image is None:
+        raise web.HTTPNotFound
+    return web.Response(body=image, content_type="image/png")
 
 
 async def _stats(request: web.Request) -> web.Response:
@@ -275,6 +286,8 @@ async def _control(request: web.Request) -> web.Response:
 
 async def _metrics(request: web.Request) -> web.Response:
     text = request.app[PROVIDER].metrics(time.monotonic())
+    if text is None:
+        raise web.HTTPNotFound
     return web.Response(text=text, content_type="text/plain", charset="utf-8")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from typing import TYPE_CHECKING
@@ -126,6 +127,9 @@ def _settings_of(lane: str, spec: JobSpec, request: RunRequest) -> WorkerSetting
     from penstock_workers.settings import WorkerSettings
 
     settings = WorkerSettings.load(lane=lane, concurrency=request.concurrency)
+    if settings.images_place is None:
+        out = request.out if "://" in request.out else os.path.abspath(request.out)
+        settings = settings.model_copy(update={"images_url": f"{out}/images"})
     if asks_a_provider(spec):
         others = [f"{provider}/-" for provider in spec.providers_of_rules]
         asked = [*(spec.fallback or ()), *others]
@@ -187,7 +191,8 @@ def sampled_request(request: RunRequest, progress: Progress) -> RunRequest:
     spec, _ = understood(request)
     files.probe(request.out, request.source)
     progress.note(f"reading {request.source} to take a sample of {count(request.sample)}")
-    with StateFolder.create(request.state).locked():
+    wait = progress.note if request.waits else None
+    with StateFolder.create(request.state).locked(wait):
         small = sampled(
             request,
             request.sample,

@@ -91,6 +91,7 @@ def answer_text(answer: Any) -> str | None:
         _at(choice.get("message"), "content"),
         choice.get("text"),
         answer.get("output_text"),
+        answer.get("text"),
     ):
         if isinstance(text, str):
             return text

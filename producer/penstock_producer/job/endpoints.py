@@ -28,11 +28,17 @@ __all__ = [
     "CONVERSE",
     "EMBEDDINGS",
     "GENERATE",
+    "IMAGES",
+    "IMAGE_EDITS",
+    "MEDIA",
     "MESSAGES",
     "OPENAI",
     "PATHS_OF_MODELS",
     "RESPONSES",
     "SCORING",
+    "TRANSCRIPTIONS",
+    "UPLOADS",
+    "UPLOAD_BODY_BYTES",
     "Kind",
     "converse_path",
     "generate_path",
@@ -47,6 +53,16 @@ OPENAI: Final = frozenset(
         "/v1/responses",
     }
 )
+TRANSCRIPTIONS: Final = "/v1/audio/transcriptions"
+IMAGES: Final = "/v1/images/generations"
+IMAGE_EDITS: Final = "/v1/images/edits"
+UPLOADS: Final[Mapping[str, str]] = {TRANSCRIPTIONS: "file", IMAGE_EDITS: "image"}
+"""Paths whose requests are forms with files, each with the field of its files. Until they are sent
+they travel as JSON, and the files in them as `data:` addresses."""
+MAX_UPLOAD_BYTES: Final = 25 * 1024 * 1024  # of one file: OpenAI's limit, and Ollama's
+UPLOAD_BODY_BYTES: Final = MAX_UPLOAD_BYTES * 4 // 3 + 1024 * 1024  # in base64, with its fields
+MEDIA: Final = frozenset({IMAGES, *UPLOADS})
+"""Answered by providers in real time only, each kind in a job of its own."""
 SCORING: Final = frozenset(
     {"/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/classify"}
 )
@@ -70,7 +86,7 @@ BASE_URLS: Final[Mapping[str, str]] = {
 """Where each kind of provider is, unless its setting `base_url` says another place. Bedrock and
 Vertex AI are in regions: see provider_facts.py."""
 _BY_KIND: Final[Mapping[Kind, frozenset[str]]] = {
-    "openai": OPENAI,
+    "openai": OPENAI | MEDIA,
     "anthropic": frozenset({MESSAGES}),
     "gemini": frozenset({GENERATE}),
     "bedrock": frozenset({CONVERSE}),

@@ -491,6 +491,7 @@ RUN_OPTIONS: Final[Mapping[str, str]] = {
         "says of all; the run of all takes its results over."
     ),
     "no_progress": "Lines instead of a live panel.",
+    "wait": "Where another run works in the same state folder, wait until it has ended.",
     "api": (
         "The API that the provider speaks: openai, anthropic, gemini, bedrock or vertex; left out, "
         "as its settings say, else openai."

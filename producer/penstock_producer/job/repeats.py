@@ -1,8 +1,9 @@
 """Equal requests of a job are sent once, where its options allow it.
 
 Several documents may make the same request. An answer may stand for another where the same request
-is answered alike each time. Embeddings and scores are; a text is at temperature 0, or with a seed
-where no temperature is given. `always` says that any answer to the same request will do.
+is answered alike each time. Embeddings and scores are, and transcripts at temperature 0, which is
+theirs; a text is at temperature 0, or with a seed where no temperature is given. `always` says that
+any answer to the same request will do.
 """
 
 from __future__ import annotations
@@ -11,7 +12,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal
 
 from penstock_producer.errors import Problem
-from penstock_producer.job.endpoints import CHAT, CONVERSE, EMBEDDINGS, GENERATE, MESSAGES, SCORING
+from penstock_producer.job.endpoints import (
+    CHAT,
+    CONVERSE,
+    EMBEDDINGS,
+    GENERATE,
+    MESSAGES,
+    SCORING,
+    TRANSCRIPTIONS,
+)
 
 __all__ = ["CACHE_MAX_S", "answers_alike"]
 
@@ -30,7 +39,7 @@ def answers_alike(endpoint: str, body: Mapping[str, Any]) -> bool:
 
     It is so as far as its endpoint and parameters say.
     """
-    if endpoint in _COMPUTED:
+    if endpoint in _COMPUTED or (endpoint == TRANSCRIPTIONS and not body.get("temperature")):
         return True
     for name in ("generationConfig", "inferenceConfig"):  # where Gemini and Bedrock have them
         config = body.get(name)

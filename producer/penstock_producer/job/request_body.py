@@ -17,10 +17,14 @@ from penstock_producer.errors import Problem, SpecError, seen
 from penstock_producer.job.endpoints import (
     CHAT,
     CONVERSE,
+    EMBEDDINGS,
     GENERATE,
+    IMAGE_EDITS,
     OPENAI,
     PATHS_OF_MODELS,
     SCORING,
+    TRANSCRIPTIONS,
+    UPLOADS,
 )
 from penstock_producer.job.lanes import can_answer
 from penstock_producer.job.params import as_sent, params_of
@@ -39,6 +43,9 @@ _TEXT_FIELDS = {
     "/converse": "messages",
     "/completions": "prompt",
     "/responses": "input",
+    "/audio/transcriptions": "prompt",
+    "/images/generations": "prompt",
+    "/images/edits": "prompt",
     "/embeddings": "input",
     "/moderations": "input",
     "/classify": "input",
@@ -160,6 +167,9 @@ class BodyBuilder:
         }
         self._system: list[Mapping[str, Any]] = []
         self._examples = examples
+        self._files_field = UPLOADS.get(spec.endpoint)
+        self._embeds = spec.endpoint == EMBEDDINGS
+        self._filled = {**head, **spec.sent_params()}
         self._is_anthropic = is_anthropic(spec.endpoint)
         self._system_text = spec.system
         before, after = b"", b""
@@ -188,10 +198,35 @@ class BodyBuilder:
 
         ``params`` are the document's own, as they are sent.
         """
+        if self._files_field is not None:
+            return self._with_files(content, params)
+        if self._embeds and not isinstance(content, str):
+            return self._with_images(content, params)
         if self._is_anthropic:
             content = parts_of(content, "content")
         end = self._end(self._after, params) if params or self._defaults else self._after
         return b"".join((self._before, _dump(content), end))
+
+    def _with_images(
+        self, content: list[dict[str, Any]], params: Mapping[str, Any] | None
+    ) -> bytes:
+        """Return the body that embeds images, as vLLM has it: a chat, the text behind them."""
+        parts = [part for part in (*content[1:], content[0]) if part.get("text") != ""]
+        messages = [{"role": "user", "content": parts}]
+        return _dump({**self._filled, **(params or {}), "messages": messages})
+
+    def _with_files(
+        self, content: str | list[dict[str, Any]], params: Mapping[str, Any] | None
+    ) -> bytes:
+        """Return the body of a form: its text, if any, and the files behind it."""
+        parts: list[dict[str, Any]] = (
+            [{"type": "text", "text": content}] if isinstance(content, str) else content
+        )
+        text = "".join(part["text"] for part in parts if part["type"] == "text")
+        files = [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
+        told = {"prompt": text} if text else {}
+        given: Any = files[0] if len(files) == 1 else files
+        return _dump({**self._filled, **(params or {}), **told, self._files_field or "": given})
 
     def of_messages(
         self, messages: list[dict[str, Any]], params: Mapping[str, Any] | None = None
@@ -252,10 +287,12 @@ def _problem(spec: JobSpec, field: str | None) -> Problem | None:
         return Problem(
             "invalid_value", "/endpoint", f"a prompt cannot be sent to {spec.endpoint}", fix
         )
+    if spec.endpoint in UPLOADS and (problem := _file_problem(spec)) is not None:
+        return problem
     nested = nested_of(spec.endpoint)
     if field != "messages" or nested is not None:
         for name in _OF_CHATS:
-            if getattr(spec, name):
+            if getattr(spec, name) and name != _FILE_FIELDS.get(spec.endpoint, ""):
                 why = f"{spec.endpoint} takes no chat messages"
                 return Problem(
                     "invalid_value", f"/{name}", why, "use the endpoint /v1/chat/completions"
@@ -294,6 +331,26 @@ def _problem(spec: JobSpec, field: str | None) -> Problem | None:
             "put it into the prompt",
         )
     return None
+
+
+_FILE_FIELDS: Final = {
+    TRANSCRIPTIONS: "audio_fields",
+    IMAGE_EDITS: "image_fields",
+    EMBEDDINGS: "image_fields",
+}
+
+
+def _file_problem(spec: JobSpec) -> Problem | None:
+    """Return what is wrong with the columns of a form's files; None for those that will do."""
+    name = _FILE_FIELDS[spec.endpoint]
+    columns = len(getattr(spec, name))
+    if columns == 1 or (columns and spec.endpoint == IMAGE_EDITS):
+        if spec.prompt is not None or spec.endpoint == TRANSCRIPTIONS:
+            return None
+        fix = Text("say what to do (", SetOption("prompt"), ")")
+        return Problem("missing_field", "/prompt", f"{spec.endpoint} needs a prompt", fix)
+    fix = Text("name one column of files (", SetOption(name), ")")
+    return Problem("missing_field", f"/{name}", f"{spec.endpoint} sends a file", fix)
 
 
 class NestedBodies:

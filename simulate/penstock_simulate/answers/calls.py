@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import orjson
 
-from penstock_simulate.answers import bedrock, gemini, messages, refusals
+from penstock_simulate.answers import bedrock, gemini, media, messages, refusals
 from penstock_simulate.answers.answers import (
-    CHARS_PER_TOKEN,
     EMBEDDING_DIMENSIONS,
     MAX_EMBEDDING_DIMENSIONS,
+    chars_per_token,
     cut_answer,
     last_of,
     prompt_of,
@@ -65,6 +65,7 @@ class Call:
     fault: Refusal | None = None  # of its headers
     prefixes: Sequence[Prefix] = ()  # of the prompt, that may be cached
     cache: CacheUse = NO_CACHE
+    host: str = ""  # the name that the client called us by
     declines: bool = False  # whether the answer is a polite no
     _answer: tuple[str, str] | None = None
 
@@ -100,6 +101,8 @@ class Call:
         return cut_answer(write_answer(body, last_of(body, self.texts[0])), _max_tokens(body))
 
     def output_tokens(self) -> int:
+        if self.endpoint in media.MEDIA:
+            return media.answer(self.endpoint, self.body, "")[1].completion
         return 0 if self.endpoint == EMBEDDINGS else tokens_of(self.answer()[0])
 
     def most_output_tokens(self, unset: int) -> int:
@@ -185,7 +188,9 @@ def _message_prompt(call: Call) -> Refusal | None:
     if refusal is None:
         parts = list(messages.segments(call.body))
         call.texts, call.prefixes = [messages.text_of(parts)], prefixes(parts)
-        call.prompt_tokens = max(1, sum(len(part.text) for part in parts) // CHARS_PER_TOKEN)
+        call.prompt_tokens = max(
+            1, int(sum(len(part.text) for part in parts) // chars_per_token(call.texts[0]))
+        )
     return refusal
 
 
@@ -208,6 +213,8 @@ def _converse_prompt(call: Call) -> Refusal | None:
 
 def _embedding_texts(call: Call) -> Refusal | None:
     given = call.body.get("input")
+    if given is None and call.body.get("messages"):  # of images, as vLLM takes them: one input
+        given = orjson.dumps(call.body["messages"]).decode()
     texts: list[Any] = given if isinstance(given, list) else [given]
     if not 0 < len(texts) <= MAX_INPUTS or not all(
         isinstance(text, str) and text for text in texts
@@ -225,9 +232,17 @@ def _embedding_texts(call: Call) -> Refusal | None:
     return None
 
 
+def _media_request(call: Call) -> Refusal | None:
+    refusal = media.refusal_of(call.endpoint, call.body)
+    if refusal is None:
+        call.prompt_tokens = media.tokens_in(call.endpoint, call.body)
+    return refusal
+
+
 _PROMPTS: Mapping[str, Callable[[Call], Refusal | None]] = {
     EMBEDDINGS: _embedding_texts,
     MESSAGES: _message_prompt,
     GENERATE: _generate_prompt,
     CONVERSE: _converse_prompt,
+    **dict.fromkeys(media.MEDIA, _media_request),
 }

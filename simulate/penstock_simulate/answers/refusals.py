@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import orjson
@@ -41,6 +41,10 @@ class Refusal:
     code: str | None = None
     param: str | None = None
     wait_s: float | None = None
+    tokens: int = 0  # of a prompt that is too long
+
+
+ABORTED = "aborted"  # the code of an answer that the server gave up after its beginning
 
 
 def invalid(
@@ -120,6 +124,7 @@ def no_room_in_flex(wait_s: float | None) -> Refusal:
     return Refusal(429, message, "resource_unavailable", "resource_unavailable", wait_s=wait_s)
 
 
+DEMANDED_TOKENS = 4_097  # of a prompt that is too long on demand
 # What can be asked for by name: POST /control {"refuse": {"kind": …, "calls": …}}. Given the wait
 # that the answer names.
 BY_NAME: Mapping[str, Callable[[float], Refusal]] = {
@@ -132,6 +137,11 @@ BY_NAME: Mapping[str, Callable[[float], Refusal]] = {
         529, "Overloaded", "overloaded_error", "overloaded_error", None, wait_s
     ),
     "resource_unavailable": no_room_in_flex,
+    "context_length_exceeded": lambda _: poisoned(Poison.CONTEXT, DEMANDED_TOKENS),
+    "model_not_found": lambda _: Refusal(
+        404, "The model does not exist.", "invalid_request_error", "model_not_found"
+    ),
+    ABORTED: lambda _: Refusal(500, "The server is shutting down.", "server_error", ABORTED),
     "server_error": lambda _: failed(),
     **{code: partial(_no_money_now, code) for code in CREDIT_ERRORS},
 }
@@ -145,7 +155,7 @@ def poisoned(poison: Poison, prompt_tokens: int) -> Refusal:
                 f"However, your messages resulted in {prompt_tokens} tokens. Please reduce the "
                 "length of the messages."
             )
-            return invalid(message, "messages", poison.value)
+            return replace(invalid(message, "messages", poison.value), tokens=prompt_tokens)
         case Poison.FILTER:
             return invalid(
                 "The prompt was rejected by the content policy.", "messages", poison.value

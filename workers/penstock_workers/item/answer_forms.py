@@ -15,6 +15,8 @@ from penstock_ratelimit.for_penstock import MAX_TOKENS_BELIEVED
 _READ: Final = "cache_read_input_tokens"  # as Anthropic has them: beside `input_tokens`
 _WRITTEN: Final = "cache_creation_input_tokens"
 _TIER: Final = "service_tier"
+_SECONDS: Final = "duration"  # of a transcript, beside it
+MOST_SECONDS: Final = 1_000_000.0  # of one recording: a figure above is a mistake
 
 
 def tokens_used(
@@ -42,7 +44,18 @@ def tokens_used(
         usage, "completion_tokens_details", "output_tokens_details", "reasoning_tokens"
     )
     written = _detail(usage, "prompt_tokens_details", "input_tokens_details", "cache_write_tokens")
-    return TokensUsed(prompt or 0, completion or 0, cached, written, reasoning)
+    media = _detail(usage, "input_token_details", "input_tokens_details", "audio_tokens")
+    media += _detail(usage, "input_token_details", "input_tokens_details", "image_tokens")
+    used = TokensUsed(prompt or 0, completion or 0, cached, written, reasoning, media=media)
+    return used._replace(seconds=seconds_of(usage))
+
+
+def seconds_of(usage: Mapping[str, Any] | None) -> float:
+    """Return the length of a recording that is paid by the minute; 0 of anything else."""
+    seconds = None if usage is None else usage.get("seconds")
+    if isinstance(seconds, int | float) and not isinstance(seconds, bool):
+        return float(seconds) if 0 <= seconds <= MOST_SECONDS else 0.0
+    return 0.0
 
 
 def counts_cache_beside(usage: Mapping[str, Any]) -> bool:
@@ -99,7 +112,7 @@ def read_form(parsed: dict[str, Any]) -> Said:
         return _of_candidates(parsed)
     if "stopReason" in parsed:
         return _of_converse(parsed)
-    return Said()
+    return Said(content=_text(parsed.get("text")))  # of a transcript
 
 
 def usage_of(parsed: Mapping[str, Any]) -> Usage:
@@ -110,6 +123,8 @@ def usage_of(parsed: Mapping[str, Any]) -> Usage:
     if isinstance(usage, dict) and "stopReason" in parsed:
         tier = parsed.get("serviceTier")
         return bedrocks_usage(usage) | {_TIER: tier.get("type") if isinstance(tier, dict) else None}
+    if usage is None and _SECONDS in parsed and "text" in parsed:  # of a transcript by Whisper
+        usage = {"type": "duration", "seconds": parsed[_SECONDS]}
     if isinstance(usage, dict):
         tier, written = parsed.get(_TIER), _with_thoughts(usage)
         return usage | written if tier is None else usage | written | {_TIER: tier}

@@ -108,7 +108,7 @@ def check_provider(settings: WorkerSettings, name: str) -> None:
         row.takes(name, provider)
 
 
-BOUND_BY: Final = ("queue", "quota", "slots", "engine", "memory", "starting")
+BOUND_BY: Final = ("queue", "quota", "slots", "engine", "memory", "interactive", "starting")
 
 
 def engine_figures(lane: str, gauges: Mapping[str, float | str]) -> Iterator[Sample]:

@@ -16,6 +16,7 @@ import orjson
 from penstock_ledger.texts import SetOption, SetParam, Text
 from penstock_producer.dialects.translation import is_translated, request_for
 from penstock_producer.errors import SourceError, seen
+from penstock_producer.job.endpoints import UPLOADS
 from penstock_producer.job.params import as_sent, read_from_column, value_fault
 from penstock_producer.job.request_body import (
     at_endpoint,
@@ -30,6 +31,7 @@ from penstock_producer.job.spec import JobSpec
 from penstock_producer.prompts.messages import BadMessages
 from penstock_producer.rows import DEFAULT_MAX_BODY_BYTES, ROW_ID, Tally, id_fault
 from penstock_producer.sources.forms.asked import Attachments, asked_of
+from penstock_producer.sources.forms.media import body_limit
 from penstock_producer.sources.forms.strict_json import RowFault, bounded, columns_of
 
 
@@ -72,11 +74,8 @@ def form_of(
     A row whose request would be larger than ``max_body_bytes`` is refused. ``media``: what reads
     the images and sounds that rows name, where the spec has columns of them.
     """
-    return (
-        PlainRecords(spec, max_body_bytes, media)
-        if spec.takes_records
-        else BatchLines(spec, max_body_bytes)
-    )
+    limit = body_limit(spec, max_body_bytes)
+    return PlainRecords(spec, limit, media) if spec.takes_records else BatchLines(spec, limit)
 
 
 def columns_read(spec: JobSpec) -> tuple[str, ...] | None:
@@ -135,6 +134,7 @@ class BatchLines:
         self._defaults = ({} if spec.model is None else {"model": spec.model}) | spec.sent_params()
         self._asks_for_form = FIELD in self._defaults
         self._text_field = text_field(spec.endpoint)
+        self._files_field = UPLOADS.get(spec.endpoint)
         self._is_anthropic, self._nested = is_anthropic(spec.endpoint), nested_of(spec.endpoint)
         self._model, self._params = spec.model, spec.sent_params()
         self.tally = Tally()
@@ -267,10 +267,24 @@ class BatchLines:
                 longest,
                 Text("give it here, or for all lines (", SetParam("max_tokens", 1024), ")"),
             )
-        if self._text_field is not None and not request.get(self._text_field):
+        if self._files_field is not None:
+            self._check_files(request.get(self._files_field))
+        elif self._text_field is not None and not request.get(self._text_field):
             raise _invalid_request(
                 self._text_field, request.get(self._text_field), "give the text to work on"
             )
+
+    def _check_files(self, given: Any) -> None:
+        files = given if isinstance(given, list) else [given]
+        if files and all(isinstance(one, str) and one.startswith("data:") for one in files):
+            return
+        fix = Text(
+            "a line holds the file itself, data:audio/mpeg;base64,…; rows that name files have a "
+            "column for them (",
+            SetOption("image_fields" if self._files_field == "image" else "audio_fields"),
+            ")",
+        )
+        raise _invalid_request(self._files_field or "", given, fix)
 
 
 class PlainRecords:

@@ -9,7 +9,7 @@ dies over it makes the item start from its own request.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -139,10 +139,10 @@ async def by_rules(attempt: Attempt, step_of: Steps) -> None:
     Else to the latest step of its job's `degrade`. Each is turned to once, however often the steps
     of an attempt are taken."""
     for target in attempt.targets:
-        attempt.body = _as_asked(attempt.body, target, attempt.job)
-    better = attempt.job.escalation
-    if attempt.spent_in_all.escalations and better is not None:
-        _turn_to_target(attempt, better.rule.target, better.view)
+        attempt.body = as_asked(attempt.body, target, attempt.job)
+    if attempt.spent_in_all.escalations and attempt.job.escalation is not None:
+        for target, view in turns(attempt.job, escalated=True, steps=0):
+            _turn_to_target(attempt, target, view)
     else:
         await gave_way(attempt, step_of)
 
@@ -154,15 +154,27 @@ async def gave_way(attempt: Attempt, step_of: Steps) -> bool:
     before = attempt.step
     if attempt.job.next_step is None or attempt.next_body is not None:
         return False
-    step = await step_of(attempt.key.job_id)
-    while attempt.step < step and attempt.job.next_step is not None:
-        _turn_to_target(attempt, *attempt.job.next_step)
+    more = await step_of(attempt.key.job_id) - before
+    for target, view in turns(attempt.job, escalated=False, steps=more):
+        _turn_to_target(attempt, target, view)
         attempt.step += 1
     return attempt.step > before
 
 
+def turns(job: JobView, *, escalated: bool, steps: int) -> Iterator[tuple[Target, JobView]]:
+    """Yield what a document is turned to: the better model, or one step after the other."""
+    if escalated and job.escalation is not None:
+        yield job.escalation.rule.target, job.escalation.view
+        return
+    for _ in range(steps):
+        if job.next_step is None:
+            return
+        yield job.next_step
+        job = job.next_step[1]
+
+
 def _turn_to_target(attempt: Attempt, target: Target, view: JobView) -> None:
-    attempt.job, attempt.body = view, _as_asked(attempt.body, target, view)
+    attempt.job, attempt.body = view, as_asked(attempt.body, target, view)
     attempt.targets += (target,)
 
 
@@ -251,6 +263,12 @@ def stands(before: Failure, now: str) -> Failure:
     )
 
 
+def note_escalated(attempt: Attempt) -> None:
+    """Note that the answer of an attempt goes on: what it has cost until now was the first's."""
+    attempt.first_microusd = attempt.spent.cost_microusd
+    attempt.spent = attempt.spent.plus(ESCALATION)
+
+
 def let_go(attempt: Attempt) -> None:
     """Keep only the beginning of a large answer that is refused, and give back its room."""
     attempt.last_answer = excerpt(attempt.last_answer, RESPONSE_EXCERPT_BYTES)
@@ -265,13 +283,13 @@ def with_model(body: bytes, model: str | None) -> bytes:
 def _to_better_model(attempt: Attempt) -> bool:
     better = attempt.job.escalation
     assert better is not None, "its rule has decided"
-    attempt.first_microusd = attempt.spent.cost_microusd
-    attempt.first_body = _as_asked(_first(attempt), better.rule.target, better.view)
+    note_escalated(attempt)
+    attempt.first_body = as_asked(_first(attempt), better.rule.target, better.view)
     _turn_to(attempt, better.view)
-    return _next(attempt, attempt.first_body, ESCALATION)
+    return _next(attempt, attempt.first_body, NOTHING_SPENT)
 
 
-def _as_asked(body: bytes, target: Target, view: JobView) -> bytes:
+def as_asked(body: bytes, target: Target, view: JobView) -> bytes:
     """Return a request as it is for a target of the job's rules."""
     request, spec = orjson.loads(without_marks(body)), view.spec
     if target.model is not None:

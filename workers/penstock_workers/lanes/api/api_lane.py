@@ -24,9 +24,10 @@ from penstock_workers.http import (
 )
 from penstock_workers.item.answer import Answer, AnswerMemory, NoAnswer, ReservedRoom, Tried, kept
 from penstock_workers.item.lane import Prepared, Request
+from penstock_workers.lanes.api.images import ImageStore
 from penstock_workers.lanes.api.outgoing import Outgoing
 from penstock_workers.lanes.api.polls import ModelList
-from penstock_workers.lanes.api.requests import as_sent
+from penstock_workers.lanes.api.requests import put_behind, written
 from penstock_workers.lanes.api.streamed import USUAL_PACE, Pace, Streamed
 from penstock_workers.settings import ANSWER_MEMORY_BYTES, MAX_ANSWER_BYTES, ProviderSettings
 
@@ -59,6 +60,7 @@ class ApiLane:
         self._memory = AnswerMemory(answer_memory_bytes)
         self._http_client: ClientName = http_client
         self._pace = pace
+        self.images = ImageStore(None, providers)
         self.models = ModelList(providers, http_client)  # started where heartbeats are sent
         self._client: HttpClient | None = None
         self._outgoing = Outgoing(providers)
@@ -69,42 +71,40 @@ class ApiLane:
         self._client = make_client(self._http_client, limits)
 
     async def prepare(self, request: Request) -> Prepared:
-        return Prepared(request)
+        behind = put_behind(request, self._providers[request.provider].request_priority)
+        return self.images.prepared(behind)
 
     def gauges(self) -> Mapping[str, float | str]:
         listed = self.models.to_text()
         return {} if listed is None else {LISTED: listed}
 
     async def infer(self, prepared: Prepared) -> Tried:
-        way = self._providers[prepared.request.provider].streams
-        stream = Streamed.of(prepared.request, way, self._max_answer_bytes, self._pace)
-        tried = await self._asked(prepared.request, stream)
-        return tried if stream is None else stream.judged(tried)
+        request = prepared.request
+        way = self._providers[request.provider].streams
+        stream = Streamed.of(request, way, self._max_answer_bytes, self._pace)
+        tried = await self._asked(request, stream)
+        return await self.images.kept(request, tried if stream is None else stream.judged(tried))
 
     async def _asked(self, request: Request, stream: Streamed | None) -> Tried:
         started = time.monotonic()
         try:
-            sent = as_sent(request, "no" if stream is None else stream.way)
+            sent = await written(request, "no" if stream is None else stream.way)
             return await self._post(sent, started, stream)
         except CertificateRefused as error:
-            return NoAnswer(
-                "connect_failed", f"{error}; {CERTIFICATE_FIX}", _since(started), sent=False
-            )
+            words = f"{error}; {CERTIFICATE_FIX}"
+            return NoAnswer("connect_failed", words, _since(started), sent=False)
         except NotConnected as error:
             return NoAnswer("connect_failed", str(error), _since(started), sent=False)
         except TimedOut:
-            return NoAnswer(
-                "timeout", f"no complete answer within {request.timeout_s:g} s", _since(started)
-            )
+            words = f"no complete answer within {request.timeout_s:g} s"
+            return NoAnswer("timeout", words, _since(started))
         except NoCredentials as error:
             return NoAnswer("unauthorized", str(error), _since(started), sent=False)
         except UnusableRequest as error:
             return NoAnswer("bad_request", str(error), _since(started), sent=False)
         except AnswerTooLarge:
-            limit = f"the setting max_answer_bytes allows {self._max_answer_bytes}"
-            return NoAnswer(
-                "answer_too_large", f"the answer has more bytes than {limit}", _since(started)
-            )
+            words = f"too large: the setting max_answer_bytes allows {self._max_answer_bytes} bytes"
+            return NoAnswer("answer_too_large", words, _since(started))
         except ConnectionLost as error:
             return NoAnswer("connection_lost", str(error), _since(started))
 

@@ -9,6 +9,7 @@ from penstock_workers.aws import Signer
 from penstock_workers.google_tokens import GoogleTokens
 from penstock_workers.http import Target
 from penstock_workers.item.lane import Request
+from penstock_workers.lanes.api.requests import content_type_of
 from penstock_workers.provider_calls import address_of, headers_of, signer_of
 from penstock_workers.settings import ProviderSettings
 
@@ -20,7 +21,7 @@ class Outgoing:
 
     def __init__(self, providers: Mapping[str, ProviderSettings]) -> None:
         self._providers = providers
-        self._headers: dict[str, dict[str, str]] = {}
+        self._headers: dict[str, Mapping[str, str]] = {}
         # of providers whose requests are signed, or carry a token
         self._signers: dict[str, Signer | GoogleTokens] = {}
         self._targets: dict[tuple[str, str], Target] = {}  # by provider and endpoint
@@ -29,10 +30,7 @@ class Outgoing:
         """Read keys and credentials. Raises MissingApiKey, PlainHttp and NoCredentials."""
         for name, provider in self._providers.items():
             key = provider.api_key(name)
-            self._headers[name] = {
-                "Content-Type": "application/json",
-                **headers_of(provider.kind, key),
-            }
+            self._headers[name] = headers_of(provider.kind, key)
             if (signer := await asyncio.to_thread(signer_of, name, provider)) is not None:
                 self._signers[name] = signer
 
@@ -42,9 +40,8 @@ class Outgoing:
         if found is not None:
             return found
         provider = self._providers[name]
-        target = Target.of(
-            address_of(provider, endpoint), self._headers[name], proxy=provider.proxy
-        )
+        headers = {**self._headers[name], **content_type_of(endpoint)}
+        target = Target.of(address_of(provider, endpoint), headers, proxy=provider.proxy)
         if len(self._targets) < TARGETS_KEPT:
             self._targets[name, endpoint] = target
         return target

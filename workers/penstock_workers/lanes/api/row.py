@@ -9,13 +9,14 @@ proxy but the configured one.
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import ssl
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from penstock_ledger.redaction import one_line
+from penstock_ledger.redaction import one_line, redact
 from penstock_workers.aws import Signer
 from penstock_workers.errors import MissingApiKey, NoCredentials, PlainHttp
 from penstock_workers.google_tokens import GoogleTokens
@@ -69,6 +70,8 @@ def _provider(name: str, settings: ProviderSettings) -> Iterator[LaneFinding]:
         yield _bad(str(error))
         return
     yield _asked(name, settings, key, signer)
+    if settings.metrics_url is not None:
+        yield _figures(name, settings.metrics_url, settings)
 
 
 def _asked(
@@ -88,6 +91,24 @@ def _asked(
     return _judged(
         name, settings, status, one_line(said)[:SHOWN_CHARS], is_signed=signer is not None
     )
+
+
+def _figures(name: str, url: str, settings: ProviderSettings) -> LaneFinding:
+    """Check that the server's own figures can be read, and that they say what is asked of them."""
+    from penstock_workers.http import HttpError, UnusableRequest
+    from penstock_workers.lanes.api.polls import ask_once
+
+    shown = redact(url)
+    try:
+        gauges = asyncio.run(ask_once(url))
+    except (HttpError, UnusableRequest, ValueError) as error:
+        return _warning(f"{name}: no figures from {shown}: {redact(str(error))}", "see metrics_url")
+    if settings.interactive_ttft_s is not None and gauges.fault:
+        return _warning(
+            f"{name}: {shown} cannot hold interactive_ttft_s: {gauges.fault}",
+            "give the /metrics of a vLLM that keeps its statistics",
+        )
+    return LaneFinding(True, f"{name}: {shown} has the server's figures", subject=SUBJECT)
 
 
 def _judged(
@@ -170,13 +191,17 @@ def _proxies(name: str, settings: ProviderSettings) -> Iterator[LaneFinding]:
 
 def _make(settings: WorkerSettings) -> ApiLane:
     from penstock_workers.lanes.api.api_lane import ApiLane
+    from penstock_workers.lanes.api.images import ImageStore
 
-    return ApiLane(
+    lane = ApiLane(
         settings.providers,
         settings.max_answer_bytes,
         settings.answer_memory_bytes,
         settings.http_client,
     )
+    place = settings.images_place
+    lane.images = ImageStore(place, settings.providers, settings.s3_endpoint_url)
+    return lane
 
 
 def _admission(settings: WorkerSettings, lane: ApiLane) -> Admission:
