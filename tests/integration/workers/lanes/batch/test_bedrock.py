@@ -20,6 +20,7 @@ from penstock_simulate import SimulatorConfig
 from penstock_simulate.web import running
 from penstock_workers.errors import BatchSettingMissing
 from penstock_workers.lanes.batch.apis import open_batches
+from penstock_workers.lanes.batch.apis.http import Times
 from penstock_workers.lanes.batch.apis.provider import (
     AccountStopped,
     BatchAnswer,
@@ -51,7 +52,7 @@ async def simulated(
     given = {"batch_s": 0.0, "batch_step_s": 0.0, "api_key": KEY, "batch_min_records": 1, **config}
     async with running(SimulatorConfig(**given)) as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"{url}/s3")
-        async with provider_at(url, "bedrock") as provider:
+        async with provider_at(url, "bedrock", Times(pause_s=0.01)) as provider:
             yield url, provider
 
 
@@ -131,7 +132,7 @@ async def test_files_go_to_s3_and_come_from_it(
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_server.url)
     client = s3_server.client()
     client.create_bucket(Bucket="batches")
-    async with provider_at("http://127.0.0.1:9", "bedrock") as provider:
+    async with provider_at("http://127.0.0.1:9", "bedrock", Times()) as provider:
         batch = batch_of(provider, tmp_path, ["a", "b"])
         assert await provider.find_upload(TAG) is None
         uri = await provider.upload(batch)
