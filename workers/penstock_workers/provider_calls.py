@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 
 from penstock_producer.job.endpoints import Kind
-from penstock_workers.aws import Signer
-from penstock_workers.google_tokens import GoogleTokens
+from penstock_workers.clouds import GoogleTokens, Signer
 from penstock_workers.settings import ProviderSettings
 
 ANTHROPIC_VERSION = "2023-06-01"  # of its API: what an answer looks like

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from penstock_workers.aws import Signer
-from penstock_workers.google_tokens import GoogleTokens
+from penstock_workers.clouds import GoogleTokens, Signer
 from penstock_workers.http import Target
 from penstock_workers.item.lane import Request
 from penstock_workers.lanes.api.requests import content_type_of

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from penstock_ledger.redaction import one_line, redact
-from penstock_workers.aws import Signer
+from penstock_workers.clouds import GoogleTokens, Signer
 from penstock_workers.errors import MissingApiKey, NoCredentials, PlainHttp
-from penstock_workers.google_tokens import GoogleTokens
 from penstock_workers.lanes.row import LaneFinding, LaneRow
 from penstock_workers.provider_calls import headers_of, list_address, signer_of
 from penstock_workers.settings import ProviderSettings, WorkerSettings, proxy_variables

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from functools import lru_cache, partial
 
 from penstock_ratelimit import profile_for
-from penstock_workers.aws import Signer, s3_address
+from penstock_workers.clouds import GoogleTokens, Signer, s3_address
 from penstock_workers.errors import BatchSettingMissing
-from penstock_workers.google_tokens import GoogleTokens
 from penstock_workers.lanes.batch.apis.anthropic import AnthropicBatches
 from penstock_workers.lanes.batch.apis.bedrock import LEAST_RECORDS, BedrockBatches, Place
 from penstock_workers.lanes.batch.apis.gemini import VERSION, GeminiBatches

@@ -23,9 +23,8 @@ from yarl import URL
 
 from penstock_ledger.redaction import redact
 from penstock_ratelimit import Refusal, Signal, classify
-from penstock_workers.aws import Signer
+from penstock_workers.clouds import GoogleTokens, Signer
 from penstock_workers.errors import NoCredentials
-from penstock_workers.google_tokens import GoogleTokens
 from penstock_workers.item.failures import ASTRAY
 from penstock_workers.item.outcome import Parked
 from penstock_workers.item.run.fates import FATES

@@ -60,7 +60,7 @@ _CODE: Final = re.compile(r'"code":\s*(\d{1,3})')
 
 
 class Place(NamedTuple):
-    """What the settings say of batches: whose they are, and where their files lie."""
+    """The place of batches by the settings: whose they are, and where their files lie."""
 
     parent: str  # "/v1/projects/…/locations/…"
     bucket: str  # "gs://bucket/prefix"
