@@ -163,7 +163,7 @@ def _known(provider: Mapping[str, Any]) -> _Known:
     for row in provider["prices"]:
         own = {field: value for field, value in row.items() if field != "models"}
         own["tiers"] = flex | row.get("tiers", {})
-        prices = ModelPrices(source=provider["source"], batch_discount=discount, **own)
+        prices = ModelPrices(**{"source": provider["source"], "batch_discount": discount, **own})
         models |= dict.fromkeys(row["models"], prices)
     return _Known(models, discount)
 

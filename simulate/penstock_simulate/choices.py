@@ -134,6 +134,8 @@ PRESETS: Mapping[str, Metering] = {
     ),
     # Little is published of how it counts and what it tells.
     "mistral": Metering(headers="none", retry_style="none"),
+    # Its tokens are those of the prompt and the answer; whether it names a wait is not published.
+    "xai": Metering(depth_s=1.0, charge="actual", headers="none", retry_style="none"),
     # No limits and no 429: what does not fit in the batch waits.
     "vllm": _QUEUED,
     "sglang": _QUEUED,

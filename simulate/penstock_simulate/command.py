@@ -128,6 +128,7 @@ _BATCHES = {
     ),
     "batch_short_reads": "First downloads of each output that lack the last half of its lines.",
     "batch_enqueued_tokens": "Prompt tokens that a model's batches may have in the queue.",
+    "batch_min_records": "Records that one of Bedrock's batches must have.",
     "batch_enqueued_requests": "Requests that Anthropic's batches may have in the queue.",
 }
 FLAGS: Mapping[str, Flag] = {

@@ -73,6 +73,7 @@ WHOLE = {
     "unset_max_tokens": 1,
     "burndown": 1,
     "batch_enqueued_tokens": 1,
+    "batch_min_records": 1,
     "batch_enqueued_requests": 1,
     "batch_look_403s": 0,
     "batch_short_reads": 0,
@@ -198,6 +199,7 @@ class SimulatorConfig:
     batch_short_reads: int = 0
     # of the prompts of one model's batches that are not over
     batch_enqueued_tokens: int | None = None
+    batch_min_records: int = 100  # of one of Bedrock's batches
     batch_enqueued_requests: int | None = None  # of Anthropic's batches that are not over
     # what becomes of a response_format, see Structured
     structured: str = Structured.JSON_SCHEMA.value

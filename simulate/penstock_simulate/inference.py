@@ -1,4 +1,4 @@
-"""Inference over HTTP in three APIs, which differ in where the key and the model are.
+"""Inference over HTTP in four APIs, which differ in where the key and the model are.
 
 A reply leaves whole, late, in pieces, broken off, or as bytes that are not HTTP.
 """
@@ -15,7 +15,8 @@ from typing import Any
 import orjson
 from aiohttp import BodyPartReader, web
 
-from penstock_simulate.answers.calls import GENERATE, MESSAGES, Call
+from penstock_simulate.answers import bedrock
+from penstock_simulate.answers.calls import CONVERSE, GENERATE, MESSAGES, Call
 from penstock_simulate.answers.media import FILES
 from penstock_simulate.answers.replies import events_of, is_streamed
 from penstock_simulate.batches.anthropic import key_of, version_fault
@@ -183,6 +184,20 @@ def generate(provider: Provider, closing: asyncio.Event) -> Handler:
         call = provider.open_call(GENERATE, await request.read(), tag, google_key_of(request))
         call.model = request.match_info["model"]
         call.streams = request.match_info["method"] == "streamGenerateContent"
+        return await _answered(provider, request, call, closing)
+
+    return answer
+
+
+def converse(provider: Provider, closing: asyncio.Event) -> Handler:
+    """Handle Bedrock's calls as other inference: the model is in the path, and each is signed."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        headers = request.headers
+        tag = headers.get("X-Client-Request-Id")
+        call = provider.open_call(CONVERSE, await request.read(), tag, bedrock.key_of(headers))
+        call.model = request.match_info["model"]
+        call.fault = bedrock.signing_fault(headers, "bedrock")
         return await _answered(provider, request, call, closing)
 
     return answer

@@ -16,11 +16,19 @@ import orjson
 
 from penstock_simulate import choices, limits
 from penstock_simulate.answers import refusals
-from penstock_simulate.answers.calls import CHAT, GENERATE, MESSAGES, Call, at_admission, unreadable
+from penstock_simulate.answers.calls import (
+    CHAT,
+    CONVERSE,
+    GENERATE,
+    MESSAGES,
+    Call,
+    at_admission,
+    unreadable,
+)
 from penstock_simulate.answers.faults import Hostility, document_of
 from penstock_simulate.answers.prompt_cache import PromptCache
 from penstock_simulate.answers.refusals import BY_NAME, Refusal
-from penstock_simulate.answers.replies import ANTHROPIC, GEMINI, Replies
+from penstock_simulate.answers.replies import ANTHROPIC, BEDROCK, GEMINI, Replies
 from penstock_simulate.answers.servers import SERVERS
 from penstock_simulate.answers.structured import refused_format
 from penstock_simulate.book import CallBook
@@ -169,7 +177,7 @@ class Provider:
         self._replies = Replies(config, self._wall, self._request_id)
         self._own = {
             endpoint: Replies(config, self._wall, self._request_id, api)
-            for endpoint, api in ((MESSAGES, ANTHROPIC), (GENERATE, GEMINI))
+            for endpoint, api in ((MESSAGES, ANTHROPIC), (GENERATE, GEMINI), (CONVERSE, BEDROCK))
         }
         self._authorization = f"Bearer {config.api_key}".encode() if config.api_key else None
         self._mode, self._unset_max_tokens = Mode(metering.charge), metering.unset_max_tokens

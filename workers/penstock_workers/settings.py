@@ -75,11 +75,17 @@ ProfileName = Literal[
     "groq",
     "together",
     "mistral",
+    "xai",
     "vllm",
 ]
 
 
 Streams = Literal["usage", "plain", "no"]
+
+
+# as botocore's service model of bedrock has them
+_BUCKET: Final = r"^(s3|gs)://[a-z0-9][-._a-z0-9]{1,61}[a-z0-9](/[-!_*'().a-z0-9A-Z]+)*/?$"
+_ROLE: Final = r"^arn:aws(-[^:]+)?:iam::[0-9]{12}:role/.+$"
 
 
 class ProviderSettings(ProviderFacts):
@@ -103,6 +109,12 @@ class ProviderSettings(ProviderFacts):
     otpm: PerMinuteLimit = None  # output tokens per minute, likewise
     # prompt tokens in batches at once; None = no limit
     batch_enqueued_tokens: Annotated[int, Field(ge=1)] | None = None
+    # where batches of Bedrock lie ("s3://bucket/prefix"), and those of Vertex AI ("gs://…"); of
+    # Bedrock also the ARN of the role that reads and writes there for it
+    batch_bucket: Annotated[str, Field(pattern=_BUCKET)] | None = None
+    batch_role: Annotated[str, Field(pattern=_ROLE)] | None = None
+    # a batch of fewer requests is refused; None = as the provider says (Bedrock: 100)
+    batch_min_requests: Annotated[int, Field(ge=1)] | None = None
     discover: bool = True  # take limits, and later changes of them, from the headers of answers
     # find out how many requests it takes at once; None = where no limit is declared
     adaptive: bool | None = None
@@ -180,7 +192,9 @@ class ProviderSettings(ProviderFacts):
     @property
     def metering(self) -> str | None:
         """The profile that it meters by; None = found by the host of ``base_url``."""
-        return self.profile if self.profile is not None or self.kind == "openai" else self.kind
+        if self.profile is not None or self.kind == "openai":
+            return self.profile
+        return "gemini" if self.kind == "vertex" else self.kind
 
     @property
     def shows_key(self) -> bool:

@@ -140,15 +140,15 @@ def _settings_of(lane: str, spec: JobSpec, request: RunRequest) -> WorkerSetting
 def _refuse_what_is_missing(spec: JobSpec, settings: WorkerSettings) -> None:
     """Refuse here what a worker would refuse in its log.
 
-    Raises MissingApiKey, PlainHttp and ModelMissing.
+    Raises MissingApiKey, NoCredentials, BatchSettingMissing, PlainHttp and ModelMissing.
     """
     from penstock_producer.job.lanes import has_own_model
-    from penstock_workers.lanes.registry import make_lane
+    from penstock_workers.lanes.registry import check_provider, make_lane
 
     if has_own_model(settings.lane):
         make_lane(settings)
     else:
-        settings.provider(spec.provider).api_key(spec.provider)
+        check_provider(settings, spec.provider)
 
 
 def _refuse_models_elsewhere(spec: JobSpec, settings: WorkerSettings) -> None:

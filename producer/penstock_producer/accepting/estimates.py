@@ -260,6 +260,7 @@ _OUTPUT_FIELDS: Final = (
     "max_tokens",
     "max_output_tokens",
     "maxOutputTokens",
+    "maxTokens",
 )
 
 
@@ -378,10 +379,11 @@ def output_asked(body: Any) -> int | None:
     """
     if not isinstance(body, dict):
         return None
-    config = body.get("generationConfig")  # where requests to Gemini say it
+    # where requests to Gemini and to Bedrock say it
+    configs = (body.get(name) for name in ("generationConfig", "inferenceConfig"))
     found = [
         fields.get(name)
-        for fields in (body, config)
+        for fields in (body, *configs)
         if isinstance(fields, dict)
         for name in _OUTPUT_FIELDS
     ]

@@ -273,6 +273,22 @@ _GENERATE: Final[dict[str, Param]] = {
     "serviceTier": _TEXT,
 }
 
+# of inferenceConfig, and the fields beside it (botocore, bedrock-runtime, Converse)
+_CONVERSE: Final[dict[str, Param]] = {
+    "maxTokens": _COUNT,
+    "temperature": Param(("number",), 0, 1),
+    "topP": _SAMPLING["top_p"],
+    "stopSequences": _LIST,
+    "toolConfig": _OBJECT,
+    "guardrailConfig": _OBJECT,
+    "additionalModelRequestFields": _OBJECT,
+    "additionalModelResponseFieldPaths": _LIST,
+    "requestMetadata": _OBJECT,
+    "performanceConfig": _OBJECT,
+    "serviceTier": _OBJECT,
+    "outputConfig": _OBJECT,
+}
+
 _TRANSCRIPTIONS: Final[dict[str, Param]] = {
     "language": _TEXT,
     "languages": _LIST,
@@ -303,6 +319,7 @@ _BY_ENDPOINT: Final[dict[str, Mapping[str, Param]]] = {
     "/chat/completions": _CHAT,
     "/messages": _MESSAGES,
     "/generateContent": _GENERATE,
+    "/converse": _CONVERSE,
     "/completions": _COMPLETIONS,
     "/responses": _RESPONSES,
     "/embeddings": _EMBEDDINGS,

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 from penstock_producer.errors import Problem
 from penstock_producer.job.endpoints import (
     CHAT,
+    CONVERSE,
     EMBEDDINGS,
     GENERATE,
     MESSAGES,
@@ -28,7 +29,7 @@ Dedup = Literal["off", "on", "always"]
 CACHE_MIN_S: Final = 60.0
 CACHE_MAX_S: Final = 30 * 86_400.0
 
-_TEXTS: Final = frozenset({CHAT, GENERATE, MESSAGES, "/v1/completions", "/v1/responses"})
+_TEXTS: Final = frozenset({CHAT, CONVERSE, GENERATE, MESSAGES, "/v1/completions", "/v1/responses"})
 _COMPUTED: Final = SCORING | {EMBEDDINGS, "/v1/moderations"}
 _NUMBERS: Final = ("n", "best_of", "candidateCount")  # of answers to one request
 
@@ -40,9 +41,9 @@ def answers_alike(endpoint: str, body: Mapping[str, Any]) -> bool:
     """
     if endpoint in _COMPUTED or (endpoint == TRANSCRIPTIONS and not body.get("temperature")):
         return True
-    config = body.get("generationConfig")  # where requests to Gemini have their parameters
-    if isinstance(config, Mapping):
-        body = {**body, **config}
+    for name in ("generationConfig", "inferenceConfig"):  # where Gemini and Bedrock have them
+        config = body.get(name)
+        body = {**body, **config} if isinstance(config, Mapping) else body
     if endpoint not in _TEXTS or any(body.get(name) not in (None, 1) for name in _NUMBERS):
         return False
     temperature = body.get("temperature")

@@ -154,6 +154,20 @@ CODES: Final[Mapping[str, Meaning]] = {
     "ServiceUnavailableException": _BUSY,
     "ModelNotReadyException": _BUSY,  # 429
     "ModelErrorException": _BROKEN,  # 424
+    "ModelTimeoutException": _BROKEN,  # 408
+    "ServiceQuotaExceededException": _THROTTLED,  # 400
+    # of all AWS APIs, 403: docs.aws.amazon.com/bedrock/latest/APIReference/CommonErrors.html
+    "UnrecognizedClientException": _NO_KEY,
+    "InvalidSignatureException": _NO_KEY,
+    "IncompleteSignature": _NO_KEY,
+    "InvalidClientTokenId": _NO_KEY,
+    "ExpiredTokenException": _NO_KEY,
+    "MissingAuthenticationToken": _NO_KEY,
+    # of S3: docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
+    "InvalidAccessKeyId": _NO_KEY,
+    "SignatureDoesNotMatch": _NO_KEY,
+    "ExpiredToken": _NO_KEY,
+    "SlowDown": _THROTTLED,
 }
 """What a provider's error code means, wherever in the answer it stands. Goes before the status."""
 
@@ -161,6 +175,9 @@ TEXTS: Final[Mapping[str, Meaning]] = {
     # Anthropic: 400 invalid_request_error (anthropics/claude-code#66314, #88711)
     "your credit balance is too low": _BROKE,
     "you have reached your specified api usage limits": _BROKE,
+    # xAI: 400 with a sentence for a code; 403 of an account without credits
+    "incorrect api key provided": _NO_KEY,
+    "your newly created team": _BROKE,
     # Google AI Studio: 429 RESOURCE_EXHAUSTED like any other (JeffOtano/roni#125)
     "your prepayment credits are depleted": _BROKE,
     # OpenAI flex, in the words of its guide
@@ -205,7 +222,7 @@ Not here, on purpose: "You exceeded your current quota, please check your plan a
 means no credit at OpenAI (which sends a code) and any limit per minute at Gemini.
 """
 
-SPOKEN: Final = frozenset({400, 413, 422, 429, 500, 503})
+SPOKEN: Final = frozenset({400, 403, 413, 422, 429, 500, 503})
 _NUMBER: Final = re.compile(r"-?\d+(?:\.\d+)?")
 
 STATUSES: Final[Mapping[int, Meaning]] = {

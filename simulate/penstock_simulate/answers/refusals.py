@@ -227,5 +227,42 @@ def gemini(refusal: Refusal, _: str) -> tuple[int, bytes]:
     return refusal.status, orjson.dumps({"error": error})
 
 
+AMAZON_TYPES: Mapping[int, str] = {
+    400: "ValidationException",
+    401: "UnrecognizedClientException",
+    402: "AccessDeniedException",
+    403: "AccessDeniedException",
+    404: "ResourceNotFoundException",
+    408: "ModelTimeoutException",
+    409: "ConflictException",
+    429: "ThrottlingException",
+    503: "ServiceUnavailableException",
+    529: "ServiceUnavailableException",
+}
+
+
+def bedrock(refusal: Refusal, _: str) -> tuple[int, bytes]:
+    """Write the body, which has a message alone; ``amazon_header`` has the name of the error."""
+    status = {401: 403, 402: 403, OVERLOADED: 503}.get(refusal.status, refusal.status)
+    return status, orjson.dumps({"message": refusal.message})
+
+
+def s3(refusal: Refusal, _: str) -> tuple[int, bytes]:
+    """Write the body as S3 does, in XML; a wrong key has a name of its own there."""
+    status, code = refusal.status, refusal.code or "InternalError"
+    if status == 401:
+        status, code = 403, "InvalidAccessKeyId"
+    message = refusal.message.replace("<", "(")
+    xml = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{message}</Message></Error>"
+    return status, xml.encode()
+
+
+def amazon_header(refusal: Refusal) -> dict[str, str]:
+    """Return the header that names an error. A code that is Amazon's own word stays."""
+    code = refusal.code or ""
+    own = AMAZON_TYPES.get(refusal.status, "InternalServerException")
+    return {"x-amzn-ErrorType": code if code[:1].isupper() else own}
+
+
 def google_status(status: int) -> str:
     return GOOGLE_STATUSES.get(status, "INTERNAL")

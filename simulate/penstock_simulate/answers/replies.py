@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from penstock_simulate.answers import gemini, media, refusals
+from penstock_simulate.answers import bedrock, gemini, media, refusals
 from penstock_simulate.answers.answers import (
     EMBEDDING_DIMENSIONS,
     chat_body,
@@ -22,6 +22,7 @@ from penstock_simulate.answers.answers import (
 from penstock_simulate.answers.calls import (
     CHAT,
     COMPLETIONS,
+    CONVERSE,
     EMBEDDINGS,
     FLEX_TIER,
     GENERATE,
@@ -51,10 +52,13 @@ class Api(NamedTuple):
     headers: HeaderStyle
     write_error: refusals.Dialect
     id_header: str = "x-request-id"
+    # the header with the name of an error, which is not in its body
+    error_type: Callable[[Refusal], Mapping[str, str]] = lambda _: {}
 
 
 ANTHROPIC = Api(HeaderStyle.ANTHROPIC, refusals.anthropic, "request-id")
 GEMINI = Api(HeaderStyle.NONE, refusals.gemini)
+BEDROCK = Api(HeaderStyle.NONE, refusals.bedrock, "x-amzn-requestid", refusals.amazon_header)
 
 
 def poison_of(call: Call, fates: Fates) -> Poison | None:
@@ -65,7 +69,7 @@ def poison_of(call: Call, fates: Fates) -> Poison | None:
 
 def declines(call: Call, poison: Poison | None) -> bool:
     """Return whether the model answers that it will not, where other APIs refuse the request."""
-    return poison is Poison.FILTER and call.endpoint in (MESSAGES, GENERATE)
+    return poison is Poison.FILTER and call.endpoint in (MESSAGES, GENERATE, CONVERSE)
 
 
 class Replies:
@@ -99,6 +103,7 @@ class Replies:
         ]
         self._write_error = api.write_error if self._server is None else self._server.refuse
         self._id_header = api.id_header
+        self._error_type = api.error_type
         self._retry = RetryHeaders(RetryStyle(metering.retry_style), wall)
 
     def refuse(
@@ -114,6 +119,7 @@ class Replies:
                 headers |= {"Content-Type": "text/event-stream; charset=utf-8"}
                 return Reply(200, events, headers, latency_s, code=refusal.code)
         status, body = self._write_error(refusal, headers[self._id_header])
+        headers |= self._error_type(refusal)
         if refusal.wait_s is not None:
             headers |= self._retry.write(refusal.wait_s)
         return Reply(status, body, headers, latency_s, outcome=str(status), code=refusal.code)
@@ -213,6 +219,7 @@ def _ident(call: Call) -> str:
 _FUNCTIONS = {
     CHAT: (chat_body, forced_function),
     GENERATE: (gemini.content_body, gemini.forced_tool),
+    CONVERSE: (bedrock.converse_body, bedrock.forced_tool),
 }
 
 

@@ -225,6 +225,18 @@ AWS: list[tuple[str, int, str, Signal]] = [
     ("ServiceUnavailableException", 503, "overloaded", Signal.OVERLOADED),
     ("ModelNotReadyException", 429, "overloaded", Signal.OVERLOADED),
     ("ModelErrorException", 424, "server_error", Signal.TRANSIENT),
+    ("ModelTimeoutException", 408, "server_error", Signal.TRANSIENT),
+    ("ServiceQuotaExceededException", 400, "rate_limited", Signal.THROTTLED),
+    ("UnrecognizedClientException", 403, "unauthorized", Signal.UNAUTHORIZED),
+    ("InvalidSignatureException", 403, "unauthorized", Signal.UNAUTHORIZED),
+    ("IncompleteSignature", 403, "unauthorized", Signal.UNAUTHORIZED),
+    ("InvalidClientTokenId", 403, "unauthorized", Signal.UNAUTHORIZED),
+    ("ExpiredTokenException", 403, "unauthorized", Signal.UNAUTHORIZED),
+    ("MissingAuthenticationToken", 403, "unauthorized", Signal.UNAUTHORIZED),
+    ("InvalidAccessKeyId", 403, "unauthorized", Signal.UNAUTHORIZED),
+    ("SignatureDoesNotMatch", 403, "unauthorized", Signal.UNAUTHORIZED),
+    ("ExpiredToken", 400, "unauthorized", Signal.UNAUTHORIZED),
+    ("SlowDown", 503, "rate_limited", Signal.THROTTLED),
 ]
 
 
@@ -324,6 +336,18 @@ BY_TEXT: list[tuple[int, Any, str, Signal]] = [
         anthropic("invalid_request_error", "prompt is too long: 210000 tokens > 200000 maximum"),
         "context_overflow",
         Signal.REFUSED,
+    ),
+    (
+        400,
+        {"code": "Client specified an invalid argument", "error": "Incorrect API key provided: x"},
+        "unauthorized",
+        Signal.UNAUTHORIZED,
+    ),
+    (
+        403,
+        {"code": "…", "error": "Your newly created team doesn't have any credits yet."},
+        "out_of_credit",
+        Signal.OUT_OF_MONEY,
     ),
     *(
         (status, {"detail": text}, "context_overflow", Signal.REFUSED)

@@ -234,7 +234,8 @@ def _with_cost(failure: Failure, parsed: Mapping[str, Any]) -> Failure:
 
 def _request_id(headers: Mapping[str, str]) -> str | None:
     """Return the one header that is stored."""
-    found = headers.get("x-request-id") or headers.get("request-id")
+    named = ("x-request-id", "request-id", "x-amzn-requestid")
+    found = next((found for name in named if (found := headers.get(name))), None)
     return None if found is None else replace_surrogates(redact(found))
 
 

@@ -16,15 +16,14 @@ import orjson
 from penstock_ledger.texts import SetOption, SetParam, Text
 from penstock_producer.dialects.translation import is_translated, request_for
 from penstock_producer.errors import SourceError, seen
-from penstock_producer.job.endpoints import UPLOADS, generate_path
+from penstock_producer.job.endpoints import UPLOADS
 from penstock_producer.job.params import as_sent, read_from_column, value_fault
 from penstock_producer.job.request_body import (
     at_endpoint,
     is_anthropic,
-    is_gemini,
+    nested_of,
     text_field,
     url_refusal,
-    with_defaults,
 )
 from penstock_producer.job.response_format import CONSTRAINTS, FIELD
 from penstock_producer.job.routing import ROUTE_FIELD
@@ -136,7 +135,7 @@ class BatchLines:
         self._asks_for_form = FIELD in self._defaults
         self._text_field = text_field(spec.endpoint)
         self._files_field = UPLOADS.get(spec.endpoint)
-        self._is_anthropic, self._is_gemini = is_anthropic(spec.endpoint), is_gemini(spec.endpoint)
+        self._is_anthropic, self._nested = is_anthropic(spec.endpoint), nested_of(spec.endpoint)
         self._model, self._params = spec.model, spec.sent_params()
         self.tally = Tally()
 
@@ -179,8 +178,8 @@ class BatchLines:
         request = {**self._defaults, **given} if self._defaults else given
         if self._asks_for_form and FIELD not in given and not CONSTRAINTS.isdisjoint(given):
             del request[FIELD]  # the line says in another field what its answer looks like
-        if self._is_gemini:
-            request = with_defaults(given, self._model, self._params)
+        if self._nested is not None:
+            request = self._nested.with_defaults(given, self._model, self._params)
         self._check_request(request)
         return bounded(orjson.dumps(request), self._max_body_bytes)
 
@@ -259,12 +258,8 @@ class BatchLines:
                 model,
                 Text("name a model here, or one for all lines (", SetOption("model"), ")"),
             )
-        if self._is_gemini and generate_path(model) is None:
-            raise _invalid_request(
-                "model",
-                model,
-                "write its name, such as gemini-2.5-flash or models/gemini-2.5-flash",
-            )
+        if self._nested is not None and not self._nested.names(model):
+            raise _invalid_request("model", model, f"write its name: {self._nested.example}")
         longest = request.get("max_tokens")
         if self._is_anthropic and (type(longest) is not int or longest < 1):
             raise _invalid_request(

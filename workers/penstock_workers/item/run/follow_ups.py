@@ -16,8 +16,9 @@ from typing import Any, Final
 import orjson
 
 from penstock_producer.dialects.prompt_caches import without_marks
-from penstock_producer.job.endpoints import CHAT, GENERATE, MESSAGES
+from penstock_producer.job.endpoints import CHAT, CONVERSE, GENERATE, MESSAGES
 from penstock_producer.job.params import as_sent
+from penstock_producer.job.request_body import nested_of
 from penstock_producer.job.routing import route_in
 from penstock_producer.job.targets import Target
 from penstock_producer.job.tiers import FLEX, TIER_FIELDS, in_the_standard_tier, in_tier
@@ -51,6 +52,7 @@ _CONVERSATIONS: Final[Mapping[str, str]] = {
     CHAT: "messages",
     MESSAGES: "messages",
     GENERATE: "contents",
+    CONVERSE: "messages",
 }  # field by endpoint
 # What a provider says against the conversation, which is longer than the document's own request:
 # that is not at fault.
@@ -292,11 +294,8 @@ def as_asked(body: bytes, target: Target, view: JobView) -> bytes:
     request, spec = orjson.loads(without_marks(body)), view.spec
     if target.model is not None:
         request["model"] = target.model
-    params = as_sent(dict(target.params))
-    if params and spec.endpoint.endswith(GENERATE):
-        request["generationConfig"] = {**request.get("generationConfig", {}), **params}
-    else:
-        request |= params
+    params, nested = as_sent(dict(target.params)), nested_of(spec.endpoint)
+    request = request | params if nested is None else nested.with_params(request, params)
     if target.tier is not None or target.provider is not None:
         for name in TIER_FIELDS:
             request.pop(name, None)
@@ -340,16 +339,19 @@ def _repair(attempt: Attempt, failure: Failure) -> bytes | None:
     if place is None or not isinstance(before, list):
         return None  # the provider has taken it, whatever it is
     told = _messages(failure.refused)
-    request[place] = [*before, *(map(_content, told) if place == "contents" else told)]
+    write = _WRITERS.get(attempt.job.spec.endpoint)
+    request[place] = [*before, *(told if write is None else map(write, told))]
     return orjson.dumps(request)
 
 
-def _content(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message in Gemini's form."""
-    return {
+# A message in the form of APIs whose content is a list of parts.
+_WRITERS: Final[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
+    GENERATE: lambda message: {
         "role": "model" if message["role"] == "assistant" else "user",
         "parts": [{"text": message["content"]}],
-    }
+    },
+    CONVERSE: lambda message: {"role": message["role"], "content": [{"text": message["content"]}]},
+}
 
 
 def _messages(refused: RefusedAnswer) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 
 from penstock_producer.feed.queues import LISTED
+from penstock_workers.errors import NoCredentials
 from penstock_workers.http import (
     AnswerTooLarge,
     CertificateRefused,
@@ -17,7 +18,6 @@ from penstock_workers.http import (
     HttpClient,
     Limits,
     NotConnected,
-    Target,
     TimedOut,
     UnusableRequest,
     make_client,
@@ -25,10 +25,10 @@ from penstock_workers.http import (
 from penstock_workers.item.answer import Answer, AnswerMemory, NoAnswer, ReservedRoom, Tried, kept
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.lanes.api.images import ImageStore
+from penstock_workers.lanes.api.outgoing import Outgoing
 from penstock_workers.lanes.api.polls import ModelList
-from penstock_workers.lanes.api.requests import content_type_of, put_behind, written
+from penstock_workers.lanes.api.requests import put_behind, written
 from penstock_workers.lanes.api.streamed import USUAL_PACE, Pace, Streamed
-from penstock_workers.provider_calls import address, headers_of
 from penstock_workers.settings import ANSWER_MEMORY_BYTES, MAX_ANSWER_BYTES, ProviderSettings
 
 # a server that does not even accept in this time is down, whatever the item's own deadline
@@ -36,7 +36,6 @@ CONNECT_TIMEOUT_S = 10.0
 # up to here nothing is asked or counted: nearly every answer, 16 MiB in 256 slots
 SMALL_ANSWER_BYTES = 64 * 1024
 KEEPALIVE_S = 30.0
-TARGETS_KEPT = 1024  # pairs of provider and endpoint; a job has one endpoint
 CERTIFICATE_FIX = (
     "this machine does not trust the server's certificate: give workers the file of its authority "
     "in SSL_CERT_FILE, or correct the address"
@@ -64,12 +63,10 @@ class ApiLane:
         self.images = ImageStore(None, providers)
         self.models = ModelList(providers, http_client)  # started where heartbeats are sent
         self._client: HttpClient | None = None
-        self._headers: dict[str, Mapping[str, str]] = {}
-        self._targets: dict[tuple[str, str], Target] = {}  # by provider and endpoint
+        self._outgoing = Outgoing(providers)
 
     async def start(self) -> None:
-        for name, provider in self._providers.items():
-            self._headers[name] = headers_of(provider.kind, provider.api_key(name))
+        await self._outgoing.start()
         limits = Limits(self._max_answer_bytes, SMALL_ANSWER_BYTES, CONNECT_TIMEOUT_S, KEEPALIVE_S)
         self._client = make_client(self._http_client, limits)
 
@@ -101,6 +98,8 @@ class ApiLane:
         except TimedOut:
             words = f"no complete answer within {request.timeout_s:g} s"
             return NoAnswer("timeout", words, _since(started))
+        except NoCredentials as error:
+            return NoAnswer("unauthorized", str(error), _since(started), sent=False)
         except UnusableRequest as error:
             return NoAnswer("bad_request", str(error), _since(started), sent=False)
         except AnswerTooLarge:
@@ -119,13 +118,14 @@ class ApiLane:
 
     async def _post(self, request: Request, started: float, stream: Streamed | None) -> Tried:
         assert self._client is not None, "start() comes first"
-        target = self._targets.get((request.provider, request.endpoint))
+        target = self._outgoing.target(request.provider, request.endpoint)
+        headers = await self._outgoing.headers(request, target)
         memory = ReservedRoom(self._memory)
         try:
             answer = await self._client.post(
-                target or self._target(request.provider, request.endpoint),
+                target,
                 request.body,
-                headers={"X-Client-Request-Id": request.tag},
+                headers=headers,
                 timeout_s=request.timeout_s,
                 reserve=memory.reserve,
                 stream=stream,
@@ -139,15 +139,6 @@ class ApiLane:
         return Answer(
             answer.status, answer.headers, kept(answer.status, body), _since(started), room
         )
-
-    def _target(self, name: str, endpoint: str) -> Target:
-        """Return where a request goes; raise UnusableRequest."""
-        provider = self._providers[name]
-        headers = {**self._headers[name], **content_type_of(endpoint)}
-        target = Target.of(address(provider.base_url, endpoint), headers, proxy=provider.proxy)
-        if len(self._targets) < TARGETS_KEPT:
-            self._targets[name, endpoint] = target
-        return target
 
 
 def _since(started: float) -> int:

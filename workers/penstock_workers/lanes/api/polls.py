@@ -31,7 +31,7 @@ from penstock_workers.http import (
     UnusableRequest,
     make_client,
 )
-from penstock_workers.provider_calls import headers_of, list_address
+from penstock_workers.provider_calls import headers_of, list_address, signer_of
 from penstock_workers.settings import ProviderSettings
 
 __all__ = ["ModelList", "ask_once"]
@@ -230,8 +230,10 @@ class ModelList:
     async def _ask(self, client: HttpClient, name: str, provider: ProviderSettings) -> bool:
         """Ask one provider; return whether it has answered."""
         try:
-            headers = headers_of(provider.kind, provider.api_key(name))
-            address = list_address(provider.kind, provider.base_url)
+            headers = dict(headers_of(provider.kind, provider.api_key(name)))
+            address = list_address(provider)
+            if (signer := await asyncio.to_thread(signer_of, name, provider)) is not None:
+                headers |= await signer.headers("GET", address)
             target = Target.of(address, headers, proxy=provider.proxy)
             answer = await client.get(target, timeout_s=LISTS_TIMEOUT_S)
         except (HttpError, UnusableRequest, WorkerError) as error:
@@ -243,15 +245,16 @@ class ModelList:
 
 
 def names_in(body: bytes) -> list[str]:
-    """Return the names in a list of models, of OpenAI's form or of Gemini's."""
+    """Return the names in a list of models, of OpenAI's form, of Gemini's or of Bedrock's."""
     try:
         found: Any = orjson.loads(body)
     except orjson.JSONDecodeError:
         return []
-    rows = found.get("data", found.get("models")) if isinstance(found, dict) else None
+    named = ("data", "models", "modelSummaries") if isinstance(found, dict) else ()
+    rows = next((found[name] for name in named if name in found), None)
     names = list[str]()
     for row in rows if isinstance(rows, list) else ():
-        name = row.get("id", row.get("name")) if isinstance(row, dict) else None
+        name = row.get("id", row.get("name", row.get("modelId"))) if isinstance(row, dict) else None
         if isinstance(name, str) and 0 < len(name) <= NAME_CHARS and name.isprintable():
             names.append(name.removeprefix("models/"))
     return names

@@ -1,6 +1,6 @@
 """A request is sent to its provider's own path, with the fields of a stream.
 
-In a request of Gemini the model stands in the path, and not in the body.
+In a request of Gemini or Bedrock the model stands in the path, and not in the body.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from msgspec.structs import replace
 from penstock_producer.job.endpoints import (
     CHAT,
     COMPLETIONS,
-    GENERATE,
     MESSAGES,
+    PATHS_OF_MODELS,
     RESPONSES,
     UPLOADS,
-    generate_path,
 )
 from penstock_workers.http import UnusableRequest
 from penstock_workers.item.lane import Request
@@ -130,11 +129,12 @@ def as_sent(request: Request, streams: Streams) -> Request:
     """Return the request as its provider wants it; raise UnusableRequest.
 
     ``streams`` says whether, and how, it asks for the answer as events."""
-    if streams == "no" and request.endpoint != GENERATE:
+    path_of = PATHS_OF_MODELS.get(request.endpoint)
+    if streams == "no" and path_of is None:
         return request
     try:
         fields = _fields.decode(request.body)
-        if request.endpoint != GENERATE:
+        if path_of is None:
             fields |= _OF_STREAMS.get(request.endpoint, {})
             if streams == "plain":
                 fields.pop("stream_options", None)
@@ -142,11 +142,9 @@ def as_sent(request: Request, streams: Streams) -> Request:
         model = msgspec.json.decode(fields.pop("model", b"null"))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UnusableRequest(f"the request is not a JSON object: {error}") from error
-    path = generate_path(model)
+    path = path_of(model)
     if path is None:
-        raise UnusableRequest(
-            'the request names no model of Gemini: write "model": "gemini-2.5-flash", say'
-        )
-    if streams != "no":
+        raise UnusableRequest('the request names no model there: write "model": "…" into it')
+    if streams != "no":  # none of Bedrock's, which come in a form of their own: see assembling.py
         path = path.replace(":generateContent", ":streamGenerateContent?alt=sse")
     return replace(request, endpoint=path, body=msgspec.json.encode(fields))
