@@ -23,6 +23,7 @@ from penstock_workers.lanes.batch.apis import open_batches
 from penstock_workers.lanes.batch.apis.http import Times
 from penstock_workers.lanes.batch.apis.provider import (
     AccountStopped,
+    BadLine,
     BatchAnswer,
     BatchGone,
     BatchProvider,
@@ -190,3 +191,11 @@ async def test_the_sdk_of_amazon_agrees_with_the_simulator(
     assert [one["jobName"] for one in listed] == ["night"]
     assert {json.loads(line)["recordId"] for line in told.splitlines()} == {"a", "b"}
     assert code == "ConflictException"
+
+
+async def test_what_batches_do_not_support_is_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tools, and a form of the answer: Bedrock would fail them after they were sent."""
+    async with simulated(monkeypatch) as (_, provider):
+        for field in (b'"toolConfig":{"tools":[]}', b'"outputConfig":{"textFormat":{}}'):
+            with pytest.raises(BadLine, match="no tools"):
+                provider.line("a", "/model/converse", BODY[:-1] + b"," + field + b"}")

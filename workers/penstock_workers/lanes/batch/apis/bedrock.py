@@ -81,6 +81,9 @@ def write_line(custom_id: str, endpoint: str, body: bytes, most_bytes: int) -> b
         )
     request = request_object(body)
     request.pop("model", None)
+    if "toolConfig" in request or "textFormat" in mapping(request.get("outputConfig")):
+        # "does not support tool calling … or structured output": .../batch-inference.html
+        raise BadLine("Bedrock's batches take no tools and no form of the answer: send it to api")
     line = orjson.dumps({"recordId": custom_id, "modelInput": request}) + b"\n"
     return within(line, most_bytes)
 

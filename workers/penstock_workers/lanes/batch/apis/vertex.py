@@ -47,8 +47,8 @@ from penstock_workers.lanes.batch.apis.reading import (
 )
 
 LIMITS: Final = BatchLimits(
-    requests=200_000,  # "up to 200,000 requests" in one job
-    total_bytes=1_000_000_000,  # "1 GB" of an input file in Cloud Storage
+    requests=200_000,  # not confirmed: "hundreds of thousands of requests in a single batch"
+    total_bytes=1_000_000_000,  # 1 GB of an input file, as Google says of embeddings
     line_bytes=15_000_000,  # it comes back with its response, in a line that must be read
     id_chars=38,  # a label has 63 characters, and an id is written with 8 for each 5
 )
