@@ -379,6 +379,7 @@ CASES |= {
     "QuotaHash.heartbeat": of_quota(lambda shared, _: shared.heartbeat("p", 60.0, "{}")),
     "QuotaHash.confirm": of_quota(lambda shared, _: shared.confirm(["requests"], ["requests"])),
     "QuotaHash.lift": of_quota(lambda shared, _: shared.lift()),
+    "QuotaHash.look": of_quota(lambda shared, _: shared.look("p", 5.0, "{}", {"p": 3, "o": 1})),
 }
 
 

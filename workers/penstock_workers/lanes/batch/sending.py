@@ -6,12 +6,21 @@ It is created once: a create whose answer was lost is looked for before it is ma
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from dataclasses import replace
 from typing import Final
 
-from penstock_ledger import BatchFailure, BatchLost, BatchState, JobState, ProviderBatch
+from penstock_ledger import (
+    BatchFailure,
+    BatchLost,
+    BatchState,
+    DatabaseUnavailable,
+    JobState,
+    ProviderBatch,
+)
+from penstock_ratelimit import full_jitter
 from penstock_workers.errors import PricesMissing, stop_reason
 from penstock_workers.lanes.batch.apis.provider import (
     AccountStopped,
@@ -26,12 +35,14 @@ from penstock_workers.lanes.batch.apis.provider import (
 from penstock_workers.lanes.batch.jobs import Reservations, Room, Standing
 from penstock_workers.lanes.batch.led_batch import LedBatch, counts_of
 from penstock_workers.lanes.batch.packed import PackedBatch
+from penstock_workers.lanes.batch.troubles import FAULT_BASE_S
 from penstock_workers.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
 # an upload that is younger is still there: Gemini keeps files for 48 hours, others for weeks
 FILE_KEPT_S: Final = 3_600.0
+LEDGER_CAP_S: Final = 10.0  # between two tries to write down what was created
 
 
 class Sending:
@@ -93,6 +104,35 @@ class Sending:
             await led.unreserve()
             raise
         led.hit("batch_after_create")
+        await self._keep(seen)
+
+    async def _keep(self, seen: BatchSeen) -> None:
+        """Write down what was created, however long the ledger is away.
+
+        A process that forgets it creates it again where the provider's list shows it late, and both
+        are paid. Raises BatchLost where another process leads the batch by now."""
+        led, failed = self._led, 0
+        while True:
+            try:
+                await self._kept(seen)
+                return
+            except DatabaseUnavailable as error:
+                failed += 1
+                wait_s = full_jitter(failed, base_s=FAULT_BASE_S, cap_s=LEDGER_CAP_S)
+                log.warning(
+                    "provider batch %s was created as %s, and the ledger is away: %s; it is "
+                    "written down in %.1f s",
+                    led.batch.tag,
+                    seen.batch_id,
+                    error,
+                    wait_s,
+                )
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await led.closing.wait()
+                    return  # the next leader looks for it at the provider
+
+    async def _kept(self, seen: BatchSeen) -> None:
         try:
             await self._created(seen)
         except BatchLost:

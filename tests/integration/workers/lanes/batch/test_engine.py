@@ -36,6 +36,7 @@ from penstock_ledger import (
     Meta,
     NewApiKey,
     OutcomeStore,
+    ProviderBatchStore,
     Publish,
     RedisAddress,
     RedisLedger,
@@ -240,6 +241,30 @@ async def test_a_list_that_shows_a_batch_late_gets_no_second_one(
     house.set_batch(unclear_s=0.3)
     counts = await house.all_settled(house.submit(4))
     assert (counts.succeeded, len(house.provider.made), looks) == (4, 1, 2)
+
+
+async def test_a_batch_created_while_the_ledger_is_away_is_written_down_later(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not forgotten, nor looked for at the provider, whose list may show it late."""
+    monkeypatch.setattr(sending, "LEDGER_CAP_S", 0.01)
+    step, away = ProviderBatchStore.step, 3
+    looks = list[str]()
+
+    def seldom(self: ProviderBatchStore, batch: Any, owner: str, **values: Any) -> bool:
+        nonlocal away
+        if "remote_id" in values and away:
+            away -= 1
+            raise DatabaseUnavailable("db", "it is away")
+        return step(self, batch, owner, **values)
+
+    async def find(tag: str, since: float) -> None:
+        looks.append(tag)
+
+    monkeypatch.setattr(ProviderBatchStore, "step", seldom)
+    monkeypatch.setattr(house.provider, "find", find)
+    counts = await house.all_settled(house.submit(4))
+    assert (counts.succeeded, len(house.provider.made), looks, away) == (4, 1, [], 0)
 
 
 @pytest.mark.parametrize(
