@@ -123,8 +123,8 @@ docs: $(STAMP) ## build the pages as a site into site/, strictly: no broken link
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Tests hold these files to the code: they are never written by hand.
-pages: $(STAMP) ## write the pages and schemas that are made of the code: options, commands, job specs
-	@for page in options_page commands_page job_spec_schema; do $(BIN)/python tests/harness/$$page.py || exit 1; done
+pages: $(STAMP) ## write the pages and schemas that are made of the code: options, commands, job specs, licences
+	@for page in options_page commands_page job_spec_schema licences_page; do $(BIN)/python tests/harness/$$page.py || exit 1; done
 
 chart: $(STAMP) ## renew the chart's golden file and its table of values (look at the diff)
 	@PYTHONPATH=tests $(BIN)/python -m chart.renew
