@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, get_args
 
 import typer.main
 from sqlalchemy.dialects import postgresql
@@ -126,7 +126,7 @@ def _http() -> Iterator[tuple[str, str]]:
     for name, schema in schemas.items():
         yield f"object {name}", _schema(schema)
         yield from _fields(f"object {name}", schema, asked=name in asked)
-    for event in EventType:
+    for event in get_args(EventType):
         yield f"webhook event {event}", "POST"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from importlib import metadata
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -45,9 +45,9 @@ def licence_of(name: str) -> str:
     """The licence of an installed package as an SPDX expression, as far as its metadata says."""
     if name in READ:
         return READ[name]
-    found = metadata.metadata(name)
+    found: Any = metadata.metadata(name)  # a message, whose types have no `get` before 3.12
     if expression := found.get("License-Expression"):
-        return expression
+        return str(expression)
     named = [
         one.rpartition(" :: ")[2]
         for one in found.get_all("Classifier") or ()
