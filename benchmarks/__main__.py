@@ -22,6 +22,8 @@ MODULES = {
     "q": "pace",
     "g": "growth",
     "s": "direct_door",
+    "i": "idle",
+    "p": "interactive",
 }
 EXPLAINED = {
     "a": "feed rate",
@@ -33,6 +35,8 @@ EXPLAINED = {
     "q": "shared quota against a strict provider",
     "g": "what grows with a job",
     "s": "calls that wait beside direct calls",
+    "i": "an idle server",
+    "p": "interactive traffic beside a job",
 }
 
 

@@ -1,9 +1,9 @@
-"""What documents cost with the provider's prompt cache: predicted, spent, and beside a plain loop.
+"""What documents cost with the provider's prompt cache, beside a plain loop.
 
-`python -m benchmarks.prompt_cache`: jobs at the simulated provider with the prices of four models.
-First what `penstock preview` says beside what the provider has charged, then a corpus in which
-60 % of each prompt is shared with others and 20 % of the documents are duplicates. Money only: it
-says nothing of time, and any machine will do.
+`python -m benchmarks.prompt_cache`: jobs at the simulated provider with the prices of three models,
+over a corpus in which 60 % of each prompt is shared with others and 20 % of the documents are
+duplicates. Money only: it says nothing of time, and any machine will do. What previews say of such
+jobs is held in `estimates.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ DOCUMENTS: Final = 400
 MANUALS: Final = 8  # each stands before so many documents, which lie apart in the file
 SHARED_TOKENS, OWN_TOKENS, ANSWER_TOKENS = 3_000, 2_000, 16  # of a document
 DUPLICATES: Final = 0.2
-WITHIN: Final = 0.15  # of what was predicted
 GOAL: Final = 0.25  # of a plain loop
 AT_ONCE: Final = 16  # calls of the plain loop
 LATENCY_MS: Final = 100.0
@@ -98,15 +97,6 @@ CACHED: Final = ("--prompt-cache", "on")
 FLEX: Final = ("--tier", "flex")
 BATCH: Final = ("--lane", "batch")
 ONCE: Final = ("--dedup", "on")
-PREDICTED: Final[Sequence[tuple[Model, Sequence[str]]]] = (
-    (SONNET, CACHED),
-    (SONNET, (*CACHED, *BATCH)),
-    (MINI, CACHED),
-    (MINI, (*CACHED, *FLEX)),
-    (MINI, (*CACHED, *BATCH)),
-    (TERRA, CACHED),
-    (FLASH, CACHED),
-)
 WAYS: Final[Sequence[tuple[Model, Sequence[str]]]] = (
     (SONNET, (*CACHED, *BATCH)),
     (SONNET, (*CACHED, *BATCH, *ONCE)),
@@ -129,14 +119,6 @@ class Ground:
             spent = float(json.load(answer)["spent_usd"])
         urllib.request.urlopen(f"{self._root}/reset", data=b"").close()
         return spent
-
-    def predicted(self, source: Path, options: Sequence[str]) -> float:
-        """Return what a preview says that the job costs."""
-        said = json.loads(self._penstock("preview", source, *options, "--json"))
-        cost = (
-            said["cost_usd"] if said["prompt_cache"] is None else said["prompt_cache"]["least_usd"]
-        )
-        return float(cost)
 
     def run(self, source: Path, options: Sequence[str]) -> float:
         """Run a job, and return what it was charged."""
@@ -193,10 +175,7 @@ def _bodies(model: Model, source: Path) -> Iterator[dict[str, Any]]:
 
 
 def corpus(path: Path, duplicates: float) -> Path:
-    """Write documents of which so many are duplicates.
-
-    Words have nine letters: Penstock's estimate by characters and the simulator's four characters
-    then agree, so that a prediction is held to its prices and not to its tokens."""
+    """Write documents of which so many are duplicates."""
     luck = random.Random(30)
 
     def text(tokens: int) -> str:
@@ -218,10 +197,9 @@ def corpus(path: Path, duplicates: float) -> Path:
 
 def measure() -> Report:
     rows = list[Row]()
-    for model in dict.fromkeys(model for model, _ in PREDICTED):
+    for model in dict.fromkeys(model for model, _ in WAYS):
         with folder() as place, simulator(LATENCY_MS, 0, "--batch-s", "1", *model.flags) as running:
             ground = Ground(model, running.url, place)
-            rows += _predictions(ground, corpus(place / "all-different.jsonl", 0.0))
             rows += _beside_a_loop(ground, corpus(place / "documents.jsonl", DUPLICATES))
     notes = [
         f"{DOCUMENTS} documents of {SHARED_TOKENS + OWN_TOKENS:,} tokens, {SHARED_TOKENS:,} of them "
@@ -229,21 +207,6 @@ def measure() -> Report:
         "prices.toml, batches and flex at half of them"
     ]
     return Report("the provider's prompt cache: money", rows, notes)
-
-
-def _predictions(ground: Ground, source: Path) -> Iterator[Row]:
-    for model, options in PREDICTED:
-        if model is ground.model:
-            predicted, spent = ground.predicted(source, options), ground.run(source, options)
-            ratio = spent / predicted
-            yield Row(
-                f"{model.name}, {' '.join(options)}: spent beside predicted",
-                f"{spent:.4f} USD",
-                f"{predicted:.4f} USD",
-                f"{ratio:.3f}x",
-                f"within {WITHIN:.0%}",
-                abs(ratio - 1) <= WITHIN,
-            )
 
 
 def _beside_a_loop(ground: Ground, source: Path) -> Iterator[Row]:

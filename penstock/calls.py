@@ -34,7 +34,7 @@ __all__ = ["Calls", "Options", "Prepared", "arun", "columns_needed", "options_of
 COLUMNS_SHOWN: Final = 20
 _MACHINE: Final = ("workers", "concurrency", "sample")
 # of `penstock run`, and decided by the call itself
-_OWN: Final = ("out", "state", "no_progress")
+_OWN: Final = ("out", "state", "no_progress", "wait")
 _PROVIDER: Final = tuple(name for name in RUN_OPTIONS if name not in (*_MACHINE, *_OWN))
 
 

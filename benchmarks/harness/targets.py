@@ -76,7 +76,9 @@ class Judged:
 
 QUIET = "benchmarks/RESULTS.md, 'What an item costs: the whole of it, quiet machine, 2026-11-22'"
 GROWTH = "docs/growth.md"
+INTERACTIVE = "benchmarks/RESULTS.md, 'Interactive traffic beside a job'"
 FEED = "benchmarks/RESULTS.md, 'What the items of later releases cost'"
+IDLE: Final = "benchmarks/RESULTS.md, Idle serve"
 TARGETS: Final = {
     "fed per CPU second / apply_async": Target("a", FEED, Limit(least=16), measured=21.7),
     "whole path / bare aiohttp": Target("c", QUIET, Limit(most=1.4), measured=1.61),
@@ -91,6 +93,15 @@ TARGETS: Final = {
     ),
     "CPU per item, many jobs of 100 / jobs of 10,000": Target(
         "g", GROWTH, Limit(most=1.2), measured=1.4
+    ),
+    "questions beside a job with a target / alone, p95": Target(
+        "p", INTERACTIVE, Limit(most=2.5), measured=2.1
+    ),
+    "documents per second with a target / without": Target(
+        "p", INTERACTIVE, Limit(least=0.9), measured=0.91
+    ),
+    "idle serve / stock Celery, uvicorn and Redis": Target(
+        "i", IDLE, Limit(most=2.3), measured=None
     ),
 }
 

@@ -153,8 +153,8 @@ class StateFolder:
                 if wait is None:
                     raise StateBusy(
                         f"another `penstock run` or `serve` (pid {holder}) is working in "
-                        f"{self.root}. Wait for it, stop it with Ctrl-C, or give this one a "
-                        "--state of its own."
+                        f"{self.root}. Wait for it (`penstock run --wait` does), stop it with "
+                        "Ctrl-C, or give this one a --state of its own."
                     )
                 wait(f"another run (pid {holder}) is working in {self.root}; waiting for it", "")
                 time.sleep(LOCK_POLL_S)

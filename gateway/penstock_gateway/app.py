@@ -27,6 +27,7 @@ from penstock_gateway.middleware import Paths, RequestIds, Room, request_id_of, 
 from penstock_gateway.refused import Refused
 from penstock_gateway.settings import GatewaySettings
 from penstock_ledger import PenstockError
+from penstock_ledger.telemetry.metrics import push_metrics
 
 __all__ = ["ROUTERS", "TASKS", "Doors", "Task", "create_app", "running"]
 
@@ -323,14 +324,16 @@ def create_app(settings: GatewaySettings, *, extra: Sequence[APIRouter] = ()) ->
 def _lifespan(settings: GatewaySettings) -> Any:
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        backend = app.state.backend = Backend(settings, app.state.metrics)
-        app.state.keys, app.state.admissions = KnownKeys(backend), Admissions(backend)
-        app.state.watches = Watches(backend)
-        try:
-            async with running([_named(name)() for name in TASKS], backend, app.state.metrics):
-                yield
-        finally:
-            await backend.close()
+        # around all else: the last push has what was counted until the end
+        with push_metrics(app.state.metrics.registry, "penstock-gateway"):
+            backend = app.state.backend = Backend(settings, app.state.metrics)
+            app.state.keys, app.state.admissions = KnownKeys(backend), Admissions(backend)
+            app.state.watches = Watches(backend)
+            try:
+                async with running([_named(name)() for name in TASKS], backend, app.state.metrics):
+                    yield
+            finally:
+                await backend.close()
 
     return lifespan
 

@@ -263,7 +263,11 @@ def _of_penstock(error: PenstockError, write: Callable[[str], str]) -> Refused:
         first = error.problems[0]
         message = write(error.public_message)
         return Refused(
-            400, message, code=first.code, param=_dotted(first.pointer), problems=_told(error)
+            400,
+            message,
+            code=first.code,
+            param=_dotted(first.pointer),
+            problems=_told(error, write),
         )
     if isinstance(error, ContentError):
         return Refused(400, write(error.public_message), code=error.code)
@@ -293,7 +297,7 @@ def _away(code: str) -> Refused:
     )
 
 
-def _told(error: SpecError) -> list[dict[str, str]]:
+def _told(error: SpecError, write: Callable[[str], str]) -> list[dict[str, str]]:
     """Return each problem.
 
     Without the value that was seen where that may be a prompt or a part of a document."""
@@ -301,8 +305,8 @@ def _told(error: SpecError) -> list[dict[str, str]]:
         {
             "code": problem.code,
             "pointer": problem.pointer,
-            "message": over_http(problem.message) if problem.is_public else "the value is refused",
-            "fix": over_http(problem.fix),
+            "message": write(problem.message) if problem.is_public else "the value is refused",
+            "fix": write(problem.fix),
         }
         for problem in error.problems[:PROBLEMS_MAX]
     ]

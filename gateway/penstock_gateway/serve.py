@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import resource
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import redis
 import uvicorn
 from fastapi import APIRouter, Depends, FastAPI
-from prometheus_client import CONTENT_TYPE_LATEST, start_http_server
+from prometheus_client import CONTENT_TYPE_LATEST
 from sqlalchemy import text
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -22,12 +21,13 @@ from penstock_gateway.app import create_app
 from penstock_gateway.backend import Backend, backend_of
 from penstock_gateway.callers.caller import Caller, caller_with
 from penstock_gateway.connections import PROBE_PLACES, ConnectionBook
-from penstock_gateway.metrics import DoorMetrics, metrics_of
+from penstock_gateway.metrics import metrics_of
 from penstock_gateway.protocol import bounded_http
 from penstock_gateway.routing import Router
 from penstock_gateway.settings import GatewayFields, GatewaySettings
 from penstock_ledger import ApiKeyStore, PenstockError, open_database
 from penstock_ledger.errors import EXIT_USAGE
+from penstock_ledger.telemetry.metrics import serve_page
 from penstock_ledger.texts import Command, Run, SetOption, Text
 
 router = Router()
@@ -84,34 +84,6 @@ async def metrics(
     request: Request, _caller: Annotated[Caller, Depends(caller_with("admin"))]
 ) -> Response:
     return Response(metrics_of(request).page(), media_type=CONTENT_TYPE_LATEST)
-
-
-@contextlib.contextmanager
-def metrics_served(settings: GatewaySettings, counted: DoorMetrics) -> Iterator[None]:
-    """Serve the metrics on a port of their own, where the settings name one."""
-    if settings.metrics_port is None:
-        yield
-        return
-    try:
-        server, thread = start_http_server(
-            settings.metrics_port, settings.metrics_host, counted.registry
-        )
-    except OSError as error:
-        log.error(
-            "no metrics: metrics_port=%d on metrics_host=%s cannot be opened (%s); give each "
-            "process of a machine its own",
-            settings.metrics_port,
-            settings.metrics_host,
-            error,
-        )
-        yield
-        return
-    try:
-        yield
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 __all__ = ["DoorOpen", "door_server", "refuse_open_door", "router", "serve_door"]
@@ -189,7 +161,8 @@ def serve_door(settings: GatewaySettings) -> None:
     settings.refuse_shared_roots()
     refuse_open_door(settings)
     server = door_server(settings)
-    with metrics_served(settings, server.app.state.metrics):
+    registry = server.app.state.metrics.registry
+    with serve_page(settings.metrics_host, settings.metrics_port, registry):
         server.run()
 
 

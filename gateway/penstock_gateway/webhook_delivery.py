@@ -7,10 +7,8 @@ metadata service of a cloud.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import random
-import re
 import secrets
 import socket
 import ssl
@@ -30,6 +28,7 @@ from standardwebhooks import Webhook
 
 from penstock_gateway.backend import Backend
 from penstock_ledger import DueDelivery, WebhookStore
+from penstock_producer.public_hosts import is_address, is_host, is_public
 
 __all__ = [
     "PAUSES_S",
@@ -41,7 +40,6 @@ __all__ = [
     "WebhookSending",
     "check_host",
     "check_url",
-    "is_public",
     "send",
     "trusted",
 ]
@@ -50,40 +48,6 @@ URL_MAX: Final = 2_048
 PORTS: Final = (443, 8443)  # of hosts that the operator has not named
 RESOLVE_S: Final = 5.0
 ADDRESSES_MAX: Final = 16  # of one host; further ones are not tried
-
-_HOST: Final = re.compile(
-    r"(?=.{1,253}\Z)(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
-)
-# as the last part of a name it makes an address: 127.1, 0x7f000001
-_NUMBER: Final = re.compile(r"(?:0x[0-9a-f]*|[0-9]+)")
-# What Python calls public, in one of its versions or in all, and what is none of the public
-# internet's receivers.
-_NOT_PUBLIC: Final = tuple(
-    ipaddress.ip_network(network)
-    for network in (
-        "168.63.129.16/32",  # Azure: the host of each virtual machine, with its keys
-        "192.0.0.0/24",  # protocols; 192.0.0.192 is Oracle's metadata service
-        "192.31.196.0/24",  # AS112: whichever server is next
-        "192.52.193.0/24",  # multicast relays
-        "192.88.99.0/24",  # 6to4 relays
-        "192.175.48.0/24",  # AS112
-        # NAT64 of a network's own: to IPv4 addresses that cannot be read out of it
-        "64:ff9b:1::/48",
-        "100::/64",  # nowhere
-        "100:0:0:1::/64",
-        "2001::/23",  # protocols: Teredo, benchmarks, ORCHID
-        "2001:db8::/32",  # documentation
-        "2002::/16",  # 6to4, to any IPv4 address
-        "2620:4f:8000::/48",  # AS112
-        "3fff::/20",  # documentation
-        "5f00::/16",  # segment routing
-    )
-)
-# the last 32 bits are the IPv4 address that is reached
-_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
-# before an IPv4 address of the inner network, in any IPv6 network
-_ISATAP: Final = frozenset({0x0000_5EFE, 0x0200_5EFE})
-
 
 UNREACHABLE: Final = "cannot be reached"
 """All that a caller sees of a host without an answer: in the operator's network it is not its
@@ -141,26 +105,8 @@ def check_url(url: str, allowed_hosts: Collection[str]) -> SplitResult:
 async def check_host(parts: SplitResult, allowed_hosts: Collection[str]) -> None:
     """Look now where the host is, for those who register a URL. Raises NotAllowed."""
     host = parts.hostname or ""
-    if host not in allowed_hosts and not _is_address(host):
+    if host not in allowed_hosts and not is_address(host):
         await _public_addresses(host, parts.port or 443, socket.AF_UNSPEC)
-
-
-def is_public(address: str) -> bool:
-    """Return whether an address is one of the public internet."""
-    try:
-        ip = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return False
-    if isinstance(ip, ipaddress.IPv6Address):
-        if ip.ipv4_mapped is not None:
-            return is_public(str(ip.ipv4_mapped))
-        if ip in _NAT64:
-            return is_public(str(ipaddress.IPv4Address(int(ip) & 0xFFFF_FFFF)))
-        if ip.is_site_local or (int(ip) >> 32) & 0xFFFF_FFFF in _ISATAP:
-            return False
-    if any(ip in network for network in _NOT_PUBLIC):
-        return False
-    return ip.is_global and not (ip.is_multicast or ip.is_reserved or ip.is_unspecified)
 
 
 class GuardedResolver(AbstractResolver):
@@ -194,13 +140,11 @@ class GuardedResolver(AbstractResolver):
 
 
 def _check_name(host: str) -> None:
-    if _is_address(host):
+    if is_address(host):
         if not is_public(host):
             raise NotAllowed(f"{host} is not an address of the public internet")
         return
-    if not _HOST.fullmatch(host.rstrip(".")) or _NUMBER.fullmatch(
-        host.rstrip(".").rpartition(".")[2]
-    ):
+    if not is_host(host):
         raise NotAllowed("the URL names no host; write https://host/path")
 
 
@@ -222,14 +166,6 @@ async def _addresses(host: str, port: int, family: int) -> list[tuple[int, str]]
     if not found:
         raise NotAllowed(f"{host} {UNREACHABLE}", f"{host} has no address")
     return found[:ADDRESSES_MAX]
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return True
 
 
 log = logging.getLogger("penstock.gateway")

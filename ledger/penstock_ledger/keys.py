@@ -9,7 +9,8 @@ penstock:epoch                      string  the database's epoch: missing or dif
 penstock:epoch:run                  string  run id of the server that the epoch was written to: different = it has
                                             restarted, and the last second before may be gone
 penstock:epoch:rebuild:<mark>       string  of a rebuild that is under way: gone where Redis forgets meanwhile; expires
-penstock:epoch:rebuilt              string  short-lived: name of the latest rebuild, not long ago: windows may not be full again yet
+penstock:epoch:name                 string  name of the latest rebuild: what was looked at before it is fed no more
+penstock:epoch:rebuilt              string  short-lived: the same name, not long ago: windows may not be full again yet
 penstock:<job>:<gen>:done:<n>       hash    completed set, bucket n = crc32(doc) % buckets; field = document id (its
                                             sha256 when longer than 64 bytes), value "" done, "!"
                                             dead
@@ -113,6 +114,7 @@ __all__ = [
     "DEAD",
     "DONE",
     "EPOCH",
+    "EPOCH_NAME",
     "EPOCH_REBUILD",
     "EPOCH_REBUILT",
     "EPOCH_RUN",
@@ -167,6 +169,7 @@ QUEUE_PREFIX: Final = "penstock."  # of a lane's queue
 JOB_ID: Final = "job_"  # with which ids of jobs begin
 EPOCH: Final = PREFIX + "epoch"
 EPOCH_RUN: Final = PREFIX + "epoch:run"
+EPOCH_NAME: Final = PREFIX + "epoch:name"
 EPOCH_REBUILD: Final = PREFIX + "epoch:rebuild:"
 EPOCH_REBUILT: Final = PREFIX + "epoch:rebuilt"
 # workers lose what they held from before within a visibility timeout, a minute by default

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, Self
 
@@ -65,6 +65,8 @@ class NewProviderBatch:
     size: int
     tokens: int
     may_cost_microusd: int  # as estimated; 0 where no price is known
+    # of the job's `degrade`, by which its documents are asked; 0 before the first
+    step: int = field(default=0, kw_only=True)
 
 
 class BatchTrouble(NamedTuple):
@@ -196,6 +198,8 @@ class Remainder(NamedTuple):
     unpriced: int = 0
     # the document of its generation whose answer it waits for; None: it goes into a batch
     same_as: str | None = None
+    # answers that went on to the better model of the job's `escalate`: 1 from then on
+    escalations: int = 0
 
 
 class EqualRequests(NamedTuple):

@@ -163,7 +163,7 @@ def _known(provider: Mapping[str, Any]) -> _Known:
     for row in provider["prices"]:
         own = {field: value for field, value in row.items() if field != "models"}
         own["tiers"] = flex | row.get("tiers", {})
-        prices = ModelPrices(source=provider["source"], batch_discount=discount, **own)
+        prices = ModelPrices(**{"source": provider["source"], "batch_discount": discount, **own})
         models |= dict.fromkeys(row["models"], prices)
     return _Known(models, discount)
 
@@ -178,6 +178,8 @@ class TokensUsed(NamedTuple):
     reasoning: int = 0  # of the completion
     # of those written to the cache: to be kept for an hour, which costs more
     cache_written_hour: int = 0
+    media: int = 0  # of the prompt: of images and sounds
+    seconds: float = 0.0  # of a recording
 
 
 class OtherPrices(BaseModel):
@@ -190,10 +192,11 @@ class OtherPrices(BaseModel):
     cached_input: Usd | None = None
     cache_write: Usd | None = None
     cache_write_hour: Usd | None = None
+    media: Usd | None = None
 
 
 _PRICES: Final = set(OtherPrices.model_fields)
-_EVERY_PRICE: Final = (*sorted(_PRICES), "reasoning")
+_EVERY_PRICE: Final = (*sorted(_PRICES), "minute", "reasoning")
 
 
 class LongPrices(OtherPrices):
@@ -217,7 +220,8 @@ class ModelPrices(BaseModel):
     """US dollars per million tokens.
 
     What is left out costs what ``input`` or ``output`` does, and ``cache_write_hour`` what
-    ``cache_write`` does. ``tiers`` has service tiers by the name that an answer gives them."""
+    ``cache_write`` does. ``media`` are tokens of images and sounds, ``minute`` is one of a
+    recording, in dollars. ``tiers`` has service tiers by the name that an answer gives them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -227,6 +231,8 @@ class ModelPrices(BaseModel):
     cache_write: Usd | None = None
     cache_write_hour: Usd | None = None
     reasoning: Usd | None = None
+    media: Usd | None = None
+    minute: Usd | None = None
     long: LongPrices | None = None
     batch_discount: Discount = None
     tiers: Mapping[str, TierPrices] = Field(default_factory=dict)
@@ -244,6 +250,7 @@ class ModelPrices(BaseModel):
             prices = self._with(self.long)
         cached = min(used.cached, used.prompt)
         written = min(used.cache_written, used.prompt - cached)
+        media = min(used.media, used.prompt - cached - written)
         reasoning = 0 if prices.reasoning is None else min(used.reasoning, used.completion)
         for_hour, to_write = (
             min(used.cache_written_hour, written),
@@ -254,6 +261,8 @@ class ModelPrices(BaseModel):
             + cached * _or(prices.cached_input, prices.input)
             + (written - for_hour) * to_write
             + for_hour * _or(prices.cache_write_hour, to_write)
+            + media * (_or(prices.media, prices.input) - prices.input)
+            + used.seconds / 60.0 * (prices.minute or 0.0) * 1_000_000
             + (used.completion - reasoning) * prices.output
             + reasoning * _or(prices.reasoning, prices.output)
         )

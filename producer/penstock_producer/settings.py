@@ -89,6 +89,8 @@ class ProducerSettings(BaseSettings):
     database_lock_timeout_s: Annotated[float, Field(ge=0, le=600)] = 10.0
     # folder or s3://bucket/prefix (gs://, az://) for each finished job's files; None = none
     results_url: str | None = None
+    # likewise for images that answers hold; None = results_url
+    images_url: str | None = None
     # Seconds for which a submit tries results_url, and the job's table, before it accepts the job;
     # 0 = not at all.
     results_probe_s: Annotated[float, Field(ge=0, le=300)] = 15.0
@@ -136,8 +138,9 @@ class ProducerSettings(BaseSettings):
         places = {}
         if "files" in self.gateway.model_fields_set:
             places["gateway.files"] = self.gateway.files
-        if self.results_url is not None:
-            places["results_url"] = self.results_url
+        for name, url in (("results_url", self.results_url), ("images_url", self.images_url)):
+            if url is not None:
+                places[name] = url
         if self.database_url.startswith("sqlite:///"):
             places["database_url"] = self.database_url.removeprefix("sqlite:///").partition("?")[0]
         return {
@@ -244,7 +247,12 @@ class ProducerSettings(BaseSettings):
     def _check_source_roots(cls, roots: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(check_root(root) for root in roots)
 
-    @field_validator("results_url", check_fields=False)
+    @property
+    def images_place(self) -> str | None:
+        """Return where images of answers go; None where no place is set."""
+        return self.images_url or self.results_url
+
+    @field_validator("results_url", "images_url", check_fields=False)
     @classmethod
     def _check_results_url(cls, url: str | None) -> str | None:
         """Check the place of results now, not when the first job ends.

@@ -14,12 +14,12 @@ from penstock_ratelimit.errors import (
 )
 from penstock_ratelimit.estimates import Estimator, Learned
 from penstock_ratelimit.fairness import Flow, Priority
-from penstock_ratelimit.limiter import BoundQuota, Limiter, TicketScope
+from penstock_ratelimit.limiter import BoundQuota, Limiter, ServerGauges, TicketScope
 from penstock_ratelimit.local import LocalLimiter
 from penstock_ratelimit.provider.headers import parse_retry_after
 from penstock_ratelimit.provider.profiles import PROFILES, Profile, Usage, profile_for
 from penstock_ratelimit.provider.refusals import Refusal, Signal, classify
-from penstock_ratelimit.quota import Quota
+from penstock_ratelimit.quota import InteractiveTarget, Quota
 from penstock_ratelimit.rates import PerMinute, PerSecond, Rate, Slope
 from penstock_ratelimit.shared.limiter import SharedLimiter
 from penstock_ratelimit.tickets import QuotaStats, Ticket, full_jitter
@@ -32,6 +32,7 @@ __all__ = [
     "BoundQuota",
     "Estimator",
     "Flow",
+    "InteractiveTarget",
     "Learned",
     "Limiter",
     "LimiterClosed",
@@ -47,6 +48,7 @@ __all__ = [
     "Rate",
     "RateLimitError",
     "Refusal",
+    "ServerGauges",
     "SharedLimiter",
     "Signal",
     "Slope",

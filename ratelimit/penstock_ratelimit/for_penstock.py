@@ -7,6 +7,7 @@ from penstock_ratelimit.fairness import CLASS_STEP, DEFAULT_FLOW, FairLine
 from penstock_ratelimit.provider.profiles import MAX_TOKENS_BELIEVED
 from penstock_ratelimit.provider.refusals import DETAIL_CHARS, is_page
 from penstock_ratelimit.shared.dispatcher import RETRIES_LEAVE, cancel_and_wait
+from penstock_ratelimit.shared.interactive import InteractiveControl, Ours
 from penstock_ratelimit.store.messages import Breaker
 from penstock_ratelimit.store.quota_hash import ScriptClient, lift_hold
 from penstock_ratelimit.watch import (
@@ -29,7 +30,9 @@ __all__ = [
     "Breaker",
     "DimensionView",
     "FairLine",
+    "InteractiveControl",
     "LearnedView",
+    "Ours",
     "QuotaView",
     "ScriptClient",
     "Traffic",

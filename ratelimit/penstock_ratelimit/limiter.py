@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Coroutine, Mapping
+from itertools import pairwise
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, TypedDict, Unpack
+from typing import Any, Final, NamedTuple, Protocol, TypedDict, Unpack
 
 from penstock_ratelimit.fairness import DEFAULT_FLOW, Flow
 from penstock_ratelimit.rates import pause_seconds
@@ -34,6 +36,44 @@ class StartRequest(NamedTuple):
     """True when it was sent before: retries live on a budget."""
 
 
+BOUNDS_MAX: Final = 256
+"""Buckets of a histogram; vLLM has 23."""
+
+
+class ServerGauges(NamedTuple):
+    """A server's own figures, since it started where they count something."""
+
+    running: float
+    """Requests that it works on."""
+    waiting: float
+    """Requests in its queue."""
+    ttft: tuple[tuple[float, float], ...] = ()
+    """Seconds to the first token: (upper bound, requests at or below), the last one infinite."""
+    queue_s: float = 0.0
+    """Seconds that the requests which left its queue had waited there,"""
+    queued: float = 0.0
+    """and how many these are."""
+
+    @property
+    def fault(self) -> str:
+        """Return what makes the figures unusable; empty where nothing does."""
+        counts = [count for _, count in self.ttft]
+        bounds = [bound for bound, _ in self.ttft]
+        if not all(
+            math.isfinite(one) and one >= 0
+            for one in (self.running, self.waiting, self.queue_s, self.queued, *counts)
+        ):
+            return "a figure is negative or no number"
+        if not counts:
+            return "it has no times to the first token"
+        if len(bounds) > BOUNDS_MAX or not math.isinf(bounds[-1]):
+            return "its histogram has no end"
+        rises = all(low < high for low, high in pairwise([-math.inf, *bounds]))
+        if not rises or counts != sorted(counts):
+            return "its histogram does not add up"
+        return ""
+
+
 class QuotaLimiter(Account, Protocol):
     """One quota inside a limiter."""
 
@@ -47,7 +87,12 @@ class QuotaLimiter(Account, Protocol):
 
     async def lift(self) -> None: ...
 
-    def gauge(self, running: float, waiting: float) -> None: ...
+    @property
+    def looks(self) -> bool: ...
+
+    def gauge(self, gauges: ServerGauges) -> None: ...
+
+    def unread(self, why: str) -> None: ...
 
     def stats(self) -> QuotaStats: ...
 
@@ -106,10 +151,19 @@ class Limiter(Protocol):
         """End a hold: the account was paid, or the key corrected."""
         ...
 
-    def gauge(self, quota_id: str, running: float, waiting: float) -> None:
-        """Take the server's own gauges: requests that it works on, and in its queue.
+    def looks(self, quota_id: str) -> bool:
+        """Return whether this process is to look at the server's own figures now.
 
-        Adaptive concurrency follows them."""
+        Of those that hold back for others there (``Quota.interactive``) it is one at a time, while
+        it has requests there; without that it is every process."""
+        ...
+
+    def gauge(self, quota_id: str, gauges: ServerGauges) -> None:
+        """Take the server's own figures: adaptive concurrency and the ceiling follow them."""
+        ...
+
+    def unread(self, quota_id: str, why: str) -> None:
+        """Note that the server's figures could not be read: the ceiling stays where it is."""
         ...
 
     def stats(self) -> dict[str, QuotaStats]:
@@ -226,6 +280,14 @@ class QuotasLimiter:
         """See ``Limiter``."""
         await self._quota_limiter(quota_id).lift()
 
-    def gauge(self, quota_id: str, running: float, waiting: float) -> None:
+    def looks(self, quota_id: str) -> bool:
         """See ``Limiter``."""
-        self._quota_limiter(quota_id).gauge(running, waiting)
+        return self._quota_limiter(quota_id).looks
+
+    def gauge(self, quota_id: str, gauges: ServerGauges) -> None:
+        """See ``Limiter``."""
+        self._quota_limiter(quota_id).gauge(gauges)
+
+    def unread(self, quota_id: str, why: str) -> None:
+        """See ``Limiter``."""
+        self._quota_limiter(quota_id).unread(why)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from aiolimiter import AsyncLimiter
 
 from penstock_ratelimit.errors import LimiterClosed, QuotaHeld, UnknownQuota
-from penstock_ratelimit.limiter import QuotasLimiter, StartRequest
+from penstock_ratelimit.limiter import QuotasLimiter, ServerGauges, StartRequest
 from penstock_ratelimit.provider.profiles import PROFILES, Profile
 from penstock_ratelimit.provider.refusals import WINS
 from penstock_ratelimit.quota import Quota, by_id
@@ -119,7 +119,8 @@ class LocalQuota:
             alarm.cancel()
 
     def _open(self) -> tuple[Bucket, ...]:
-        rows = zip(self.terms.rates, self.terms.bursts, strict=True)
+        kept = self.terms.scaled(1 - self.terms.reserve)
+        rows = zip(kept.rates, kept.bursts, strict=True)
         self._buckets = tuple(Bucket(burst, burst / rate) for rate, burst in rows)
         for bucket in self._buckets:
             bucket.adjust(bucket.max_rate)
@@ -166,8 +167,13 @@ class LocalQuota:
     async def lift(self) -> None:
         self._held = ""
 
-    def gauge(self, running: float, waiting: float) -> None:
-        """Ignore the gauges: requests in flight are not controlled here."""
+    looks = False  # requests in flight are not controlled here
+
+    def gauge(self, gauges: ServerGauges) -> None:
+        """Ignore the server's figures."""
+
+    def unread(self, why: str) -> None:
+        """Ignore that there are none."""
 
     def stats(self) -> QuotaStats:
         return QuotaStats(

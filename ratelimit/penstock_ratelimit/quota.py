@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 from penstock_ratelimit.errors import BadQuota
 from penstock_ratelimit.provider.profiles import PROFILES
@@ -15,6 +16,7 @@ from penstock_ratelimit.rates import (
     DEFAULT_SLOPE,
     MAX_BURST_S,
     MAX_HORIZON_S,
+    MAX_RESERVE,
     PerMinute,
     PerSecond,
     Rate,
@@ -25,6 +27,14 @@ from penstock_ratelimit.rates import (
 
 _ID = re.compile(r"[A-Za-z0-9_.:@/+-]{1,200}")
 _DIMENSION = re.compile(r"[a-z][a-z0-9_]{0,31}")
+
+
+class InteractiveTarget(NamedTuple):
+    """The latency of others that batch work stays under."""
+
+    ttft_s: float
+    ours_last: bool = False
+    """The server puts our requests behind all others."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -45,7 +55,10 @@ class Quota:
     (None = not controlled). ``discover`` takes limits from the provider's answers, never above the
     declared ones. ``probe`` sends one request per process until one of the fleet was answered well.
     These need tickets that are ended with ``answered`` or ``failed``. ``account`` is a fingerprint
-    of the key: another one lifts a hold.
+    of the key: another one lifts a hold. ``reserve`` is the part of every limit that is left to
+    others who use the same key, declared limits and those from headers alike. ``interactive`` is
+    the latency of others at the same server that requests here stay under, by the figures that
+    ``Limiter.gauge`` is given.
     """
 
     id: str
@@ -60,6 +73,8 @@ class Quota:
     probe: bool
     account: str
     slope: Slope
+    reserve: float
+    interactive: InteractiveTarget | None
 
     def __init__(
         self,
@@ -75,6 +90,8 @@ class Quota:
         probe: bool = False,
         account: str = "",
         slope: Slope | None = None,
+        reserve: float = 0.0,
+        interactive: InteractiveTarget | None = None,
     ) -> None:
         if profile not in PROFILES:
             raise BadQuota("Quota.profile", profile, f"choose one of {', '.join(sorted(PROFILES))}")
@@ -92,6 +109,8 @@ class Quota:
             probe=probe,
             account=account,
             slope=slope or metering.slope or DEFAULT_SLOPE,
+            reserve=reserve,
+            interactive=interactive,
         )
         if not _ID.fullmatch(id):
             raise BadQuota("Quota.id", id, "use 1 to 200 of letters, digits and _.:@/+-")
@@ -107,6 +126,14 @@ class Quota:
         check_number("Quota.burst_s", self.burst_s, up_to=MAX_BURST_S, unit="seconds")
         check_number("Quota.horizon_s", self.horizon_s, up_to=MAX_HORIZON_S, unit="seconds")
         check_number("Quota.margin", self.margin, up_to=1, unit="parts of the limit")
+        if self.reserve != 0:
+            check_number(
+                "Quota.reserve", self.reserve, up_to=MAX_RESERVE, unit="parts of the limit"
+            )
+        if self.interactive is not None:
+            check_number(
+                "Quota.interactive.ttft_s", self.interactive.ttft_s, up_to=600, unit="seconds"
+            )
         if self.concurrency is not None:
             check_number(
                 "Quota.concurrency",
@@ -146,6 +173,7 @@ class Quota:
             ceilings=rates,
             margin=self.margin,
             slope=self.slope,
+            reserve=self.reserve,
         )
 
 

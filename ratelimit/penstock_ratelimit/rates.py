@@ -15,6 +15,9 @@ MAX_BURST_S: Final = 60.0
 MAX_HORIZON_S: Final = 10.0
 """Tickets further ahead than this only delay the moment a pause or a lowered limit takes hold."""
 
+MAX_RESERVE: Final = 0.99
+"""What is left to others is not all of it: a quota that may start nothing is a mistake."""
+
 MAX_PAUSE_S: Final = 86_400.0
 """Longest pause taken from a provider: a day. Daily limits say hours; more is a mistake in a
 header."""
@@ -113,13 +116,15 @@ class Terms:
     """Declared units per second, which nothing discovered exceeds; 0 = only discovered."""
     margin: float = 1.0
     slope: Slope = DEFAULT_SLOPE
+    reserve: float = 0.0
+    """Part of every limit that is left to others who use the same key."""
 
     @property
     def allowed(self) -> tuple[float, ...]:
         """Return the units per second to pace by where no shared margin is known.
 
-        They are the rates with the declared margin."""
-        return tuple(rate * self.margin for rate in self.rates)
+        They are the rates with the declared margin, without what is left to others."""
+        return tuple(rate * self.margin * (1 - self.reserve) for rate in self.rates)
 
     def amounts(self, costs: Mapping[str, float]) -> tuple[float, ...]:
         """Return costs in the order of ``dims``, clipped to what can ever fit.
@@ -164,7 +169,10 @@ class Terms:
         idle_s = None if math.isinf(self.slope.after_idle_s) else self.slope.after_idle_s
         slope = [self.slope.start, self.slope.doubling_s, idle_s]
         dims = {dim: row for dim, *row in rows}
-        return json.dumps({"dims": dims, "margin": self.margin, "slope": slope}, sort_keys=True)
+        said: dict[str, object] = {"dims": dims, "margin": self.margin, "slope": slope}
+        if self.reserve:  # without one it is the text that releases before this one write
+            said["reserve"] = self.reserve
+        return json.dumps(said, sort_keys=True)
 
     @classmethod
     def from_json(cls, quota_id: str, text: str | bytes) -> Terms:
@@ -176,4 +184,5 @@ class Terms:
         )
         start, doubling_s, idle_s = stored["slope"]
         slope = Slope(start, doubling_s, math.inf if idle_s is None else idle_s)
-        return cls(quota_id, dims, rates, bursts, caps, ceilings, stored["margin"], slope)
+        reserve = stored.get("reserve", 0.0)
+        return cls(quota_id, dims, rates, bursts, caps, ceilings, stored["margin"], slope, reserve)

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 from penstock_ratelimit.estimates import OUTPUT_QUANTILE, read_sketch
 from penstock_ratelimit.rates import Terms
 from penstock_ratelimit.shared.dispatcher import HEARTBEAT_TTL_S
+from penstock_ratelimit.shared.interactive import Yielding
 from penstock_ratelimit.store.messages import Breaker
 
 MAX_QUOTAS: Final = 256
@@ -24,6 +25,9 @@ MAX_PROCESSES: Final = 1000
 counted."""
 MAX_LEARNED: Final = 64
 """Learned keys returned per quota, about: enough to see whether estimates are good."""
+
+YIELDS_S: Final = 15.0
+"""A ceiling that was decided longer ago is of a fleet that rests."""
 
 _US: Final = 1_000_000
 
@@ -134,6 +138,11 @@ class QuotaView:
     """Of 100; at half or less retries are put off."""
     learned: tuple[LearnedView, ...]
     """The busiest first."""
+    reserve: float = 0.0
+    """Part of every limit that is left to others who use the same key."""
+    yields: Yielding | None = None
+    """How it is held back for others at its server; None = it is not, or nothing was decided of
+    late."""
 
     def since(self, previous: QuotaView) -> Traffic | None:
         """Return what went through since an earlier look.
@@ -192,7 +201,7 @@ def _view(quota_id: str, reply: Sequence[Any]) -> QuotaView:
     return QuotaView(
         quota_id=quota_id,
         at=float(now_us) / _US,
-        dimensions=_dimensions(terms, fields, _pairs(levels), margin, share),
+        dimensions=_dimensions(terms, fields, _pairs(levels), margin * (1 - terms.reserve), share),
         processes=int(processes),
         waiting=sum(one.get("waiting", 0) for one in stats),
         in_flight=sum(one.get("in_flight", 0) for one in stats),
@@ -216,21 +225,30 @@ def _view(quota_id: str, reply: Sequence[Any]) -> QuotaView:
         answered_ago_s=fields.ago_s("ok"),
         retry_budget=fields.number("rb", 100.0),
         learned=_learned(_pairs(learned)),
+        reserve=terms.reserve,
+        yields=_yields(fields),
     )
 
 
+def _yields(fields: _Fields) -> Yielding | None:
+    ago_s = fields.ago_s("ia")
+    if ago_s is None or ago_s > YIELDS_S:
+        return None
+    return Yielding.from_json(fields.text("iy"))
+
+
 def _dimensions(
-    terms: Terms, fields: _Fields, levels: Mapping[str, str], margin: float, share: float
+    terms: Terms, fields: _Fields, levels: Mapping[str, str], usable: float, share: float
 ) -> tuple[DimensionView, ...]:
     rows = zip(terms.dims, terms.rates, terms.bursts, strict=True)
     return tuple(
         DimensionView(
             name=dim,
             limit=rate,
-            allowed=rate * margin * share,
-            burst=burst * margin,
+            allowed=rate * usable * share,
+            burst=burst * usable,
             # the burst is as small a part of itself as the rate
-            level=min(float(levels[dim]), burst * margin * share),
+            level=min(float(levels[dim]), burst * usable * share),
             charged=fields.number(f"k:{dim}"),
             others=max(0.0, fields.number(f"f:{dim}")),
         )

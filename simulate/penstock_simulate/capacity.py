@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import heapq
 import math
+from bisect import bisect_left
 from collections import deque
+from itertools import accumulate
 from typing import Protocol
 
 from penstock_simulate.choices import Crowded, Metering
@@ -70,9 +72,70 @@ def resized(slots: ServerSlots | None, metering: Metering) -> ServerSlots | None
     return slots
 
 
+TTFT = "vllm:time_to_first_token_seconds"
+QUEUE_TIME = "vllm:request_queue_time_seconds"
+BOUNDS_S = {  # as vLLM has them
+    TTFT: (
+        *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
+        *(10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+    ),
+    QUEUE_TIME: (
+        *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+        *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+    ),
+}
+MEANINGS = {
+    TTFT: "Histogram of time to first token in seconds.",
+    QUEUE_TIME: "Histogram of time spent in WAITING phase for request.",
+}
+
+
+class Latencies:
+    """vLLM's histograms: each call is in them from the moment that there is something to see.
+
+    Its first token when it comes, and its time in the queue once it has ended."""
+
+    def __init__(self) -> None:
+        self._coming: list[tuple[float, str, float]] = []  # a heap by time; of calls in flight
+        self._counts = {name: [0] * (len(bounds) + 1) for name, bounds in BOUNDS_S.items()}
+        self._sums = dict.fromkeys(BOUNDS_S, 0.0)
+
+    def add(self, now: float, wait_s: float, first_s: float, whole_s: float) -> None:
+        """Add a call that waits, then takes so long to its first token and to its end."""
+        self._catch_up(now)
+        ttft_s = wait_s + first_s
+        heapq.heappush(self._coming, (now + ttft_s, TTFT, ttft_s))
+        heapq.heappush(self._coming, (now + wait_s + whole_s, QUEUE_TIME, wait_s))
+
+    def text(self, now: float, labels: str) -> str:
+        """Write them as Prometheus text."""
+        self._catch_up(now)
+        return "".join(self._histogram(name, labels) for name in BOUNDS_S)
+
+    def _catch_up(self, now: float) -> None:
+        while self._coming and self._coming[0][0] <= now:
+            _, name, seconds = heapq.heappop(self._coming)
+            self._counts[name][bisect_left(BOUNDS_S[name], seconds)] += 1
+            self._sums[name] += seconds
+
+    def _histogram(self, name: str, labels: str) -> str:
+        lines = [f"# HELP {name} {MEANINGS[name]}", f"# TYPE {name} histogram"]
+        bounds = [*map(str, BOUNDS_S[name]), "+Inf"]
+        counts = list(accumulate(self._counts[name]))
+        for bound, count in zip(bounds, counts, strict=True):
+            lines.append(f'{name}_bucket{{{labels},le="{bound}"}} {float(count)}')
+        lines.append(f"{name}_sum{{{labels}}} {self._sums[name]}")
+        lines.append(f"{name}_count{{{labels}}} {float(counts[-1])}")
+        return "\n".join(lines) + "\n"
+
+
+def labels_of(model: str) -> str:
+    return f'engine="0",model_name="{model}"'
+
+
 def gauges(running: int, waiting: int, model: str) -> str:
     """Write vLLM's two queue gauges as Prometheus text."""
-    labels = f'{{engine="0",model_name="{model}"}}'
+    labels = f"{{{labels_of(model)}}}"
     rows = (
         ("vllm:num_requests_running", "Number of requests in model execution batches.", running),
         ("vllm:num_requests_waiting", "Number of requests waiting to be processed.", waiting),

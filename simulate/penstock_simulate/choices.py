@@ -89,6 +89,9 @@ class Metering(NamedTuple):
     max_concurrency: int | None = None
 
 
+_QUEUED = Metering(
+    headers="none", retry_style="none", crowded="queue", max_concurrency=VLLM_MAX_NUM_SEQS
+)
 PRESETS: Mapping[str, Metering] = {
     # Posted headers fit a bucket of one minute's depth that is never refunded.
     "openai": Metering(depth_s=60.0),
@@ -131,10 +134,17 @@ PRESETS: Mapping[str, Metering] = {
     ),
     # Little is published of how it counts and what it tells.
     "mistral": Metering(headers="none", retry_style="none"),
+    # Its tokens are those of the prompt and the answer; whether it names a wait is not published.
+    "xai": Metering(depth_s=1.0, charge="actual", headers="none", retry_style="none"),
     # No limits and no 429: what does not fit in the batch waits.
-    "vllm": Metering(
-        headers="none", retry_style="none", crowded="queue", max_concurrency=VLLM_MAX_NUM_SEQS
-    ),
+    "vllm": _QUEUED,
+    "sglang": _QUEUED,
+    "tensorrt-llm": _QUEUED,
+    "triton": _QUEUED,
+    # One request at a time and 512 in the queue, as OLLAMA_NUM_PARALLEL and OLLAMA_MAX_QUEUE are.
+    "ollama": _QUEUED._replace(crowded="503", max_concurrency=513),
+    # --max-concurrent-requests
+    "tgi": _QUEUED._replace(crowded="503", max_concurrency=128),
 }
 
 

@@ -34,7 +34,8 @@ _SERVER = {
     "seed": "Decides which call gets which fault.",
 }
 _LIMITS = {
-    "like": f"Meter as a provider does: {_listed('like')}. Flags given beside it go first.",
+    "like": f"Meter, and refuse, as a provider or a server does: {_listed('like')}. Flags given "
+    "beside it go first.",
     "rpm": "Requests per minute.",
     "tpm": "Tokens per minute.",
     "itpm": "Input tokens per minute.",
@@ -85,6 +86,8 @@ _FAULTS = {
     "credit_usd": "After this much spent the account is out of money.",
     "usd_per_mtok_in": "Price of a million input tokens.",
     "usd_per_mtok_out": "Price of a million output tokens.",
+    "encoding": "Count tokens as this encoding of tiktoken does, such as o200k_base. Default: four "
+    "characters a token.",
     "cached_price": "Price of a token of a cached prompt, as a part of the ordinary one.",
     "prompt_cache_s": "How long a cached prompt is kept since its last use.",
     "credit_error": f"What an empty account gets: {_listed('credit_error')}. Default: the first.",
@@ -125,6 +128,7 @@ _BATCHES = {
     ),
     "batch_short_reads": "First downloads of each output that lack the last half of its lines.",
     "batch_enqueued_tokens": "Prompt tokens that a model's batches may have in the queue.",
+    "batch_min_records": "Records that one of Bedrock's batches must have.",
     "batch_enqueued_requests": "Requests that Anthropic's batches may have in the queue.",
 }
 FLAGS: Mapping[str, Flag] = {
@@ -155,7 +159,9 @@ def simulate(**given: Any) -> None:
     each batch.
 
     While it runs, POST /control changes settings and refuses on demand: {"rpm": 600} or
-    {"refuse": {"kind": "slow_down", "calls": 3}}. GET /metrics has vLLM's queue gauges.
+    {"refuse": {"kind": "slow_down", "calls": 3}}. GET /metrics has vLLM's queue gauges and
+    its histograms of the times to the first token and in the queue, or the gauges of the
+    server that `--like` names.
     """
     if given["hostile"] == "list":
         from penstock_simulate.hostile import listing
@@ -163,8 +169,11 @@ def simulate(**given: Any) -> None:
         typer.echo(listing())
         return
     config = SimulatorConfig(**given)
+    from penstock_simulate.answers.answers import count_as
     from penstock_simulate.web import serve
 
+    if config.encoding is not None:
+        count_as(config.encoding)
     serve(config)
 
 

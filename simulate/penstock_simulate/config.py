@@ -73,6 +73,7 @@ WHOLE = {
     "unset_max_tokens": 1,
     "burndown": 1,
     "batch_enqueued_tokens": 1,
+    "batch_min_records": 1,
     "batch_enqueued_requests": 1,
     "batch_look_403s": 0,
     "batch_short_reads": 0,
@@ -161,6 +162,8 @@ class SimulatorConfig:
     usd_per_mtok_in: float = 0.0
     usd_per_mtok_out: float = 0.0
     cached_price: float = 0.1  # of a token that is read from the prompt cache, in ordinary ones
+    # of tiktoken, which counts tokens in the place of four characters a token
+    encoding: str | None = None
     # how long a beginning of a prompt is kept since its last use; None: as its provider says
     prompt_cache_s: float | None = None
     credit_error: str | None = None  # the code of an empty account
@@ -196,6 +199,7 @@ class SimulatorConfig:
     batch_short_reads: int = 0
     # of the prompts of one model's batches that are not over
     batch_enqueued_tokens: int | None = None
+    batch_min_records: int = 100  # of one of Bedrock's batches
     batch_enqueued_requests: int | None = None  # of Anthropic's batches that are not over
     # what becomes of a response_format, see Structured
     structured: str = Structured.JSON_SCHEMA.value

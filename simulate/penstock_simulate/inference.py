@@ -1,4 +1,4 @@
-"""Inference over HTTP in three APIs, which differ in where the key and the model are.
+"""Inference over HTTP in four APIs, which differ in where the key and the model are.
 
 A reply leaves whole, late, in pieces, broken off, or as bytes that are not HTTP.
 """
@@ -9,10 +9,15 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from hashlib import sha256
+from typing import Any
 
-from aiohttp import web
+import orjson
+from aiohttp import BodyPartReader, web
 
-from penstock_simulate.answers.calls import GENERATE, MESSAGES, Call
+from penstock_simulate.answers import bedrock
+from penstock_simulate.answers.calls import CONVERSE, GENERATE, MESSAGES, Call
+from penstock_simulate.answers.media import FILES
 from penstock_simulate.answers.replies import events_of, is_streamed
 from penstock_simulate.batches.anthropic import key_of, version_fault
 from penstock_simulate.batches.gemini_files import key_of as google_key_of
@@ -124,6 +129,37 @@ def inference(provider: Provider, endpoint: str, closing: asyncio.Event) -> Hand
     return answer
 
 
+def uploads(provider: Provider, endpoint: str, closing: asyncio.Event) -> Handler:
+    """Handle requests that are forms with files, whose digests stand in the place of them."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        headers = request.headers
+        raw = await _read_form(request)
+        tag, authorization = headers.get("X-Client-Request-Id"), headers.get("Authorization")
+        call = provider.open_call(endpoint, raw, tag, authorization)
+        return await _answered(provider, request, call, closing)
+
+    return answer
+
+
+async def _read_form(request: web.Request) -> bytes:
+    """Return a form's fields as JSON; what is no form is returned as it is."""
+    if not request.content_type.startswith("multipart/"):
+        return await request.read()
+    fields: dict[str, Any] = {FILES: []}
+    parts = await request.multipart()
+    while (part := await parts.next()) is not None:
+        if isinstance(part, BodyPartReader):
+            content = bytes(await part.read())
+            if part.filename is None:
+                fields[(part.name or "").removesuffix("[]")] = content.decode("utf-8", "replace")
+            else:
+                digest, kind = sha256(content).hexdigest(), part.headers.get("Content-Type", "")
+                found = {"sha256": digest, "bytes": len(content), "type": kind}
+                fields[FILES].append(found)
+    return orjson.dumps(fields)
+
+
 def messages(provider: Provider, closing: asyncio.Event) -> Handler:
     """Handle messages as other inference, with the key and the version in headers of their own."""
 
@@ -153,10 +189,25 @@ def generate(provider: Provider, closing: asyncio.Event) -> Handler:
     return answer
 
 
+def converse(provider: Provider, closing: asyncio.Event) -> Handler:
+    """Handle Bedrock's calls as other inference: the model is in the path, and each is signed."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        headers = request.headers
+        tag = headers.get("X-Client-Request-Id")
+        call = provider.open_call(CONVERSE, await request.read(), tag, bedrock.key_of(headers))
+        call.model = request.match_info["model"]
+        call.fault = bedrock.signing_fault(headers, "bedrock")
+        return await _answered(provider, request, call, closing)
+
+    return answer
+
+
 async def _answered(
     provider: Provider, request: web.Request, call: Call, closing: asyncio.Event
 ) -> web.StreamResponse:
-    reply = provider.decide(call, time.monotonic(), request.headers.get("Host", ""))
+    call.host = request.headers.get("Host", "")
+    reply = provider.decide(call, time.monotonic(), call.host)
     await delay(request, reply, closing)
     if not (reply.good and reply.manner is Manner.WHOLE and is_streamed(call)):
         _leave(provider, request, call, reply)

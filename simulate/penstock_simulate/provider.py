@@ -16,17 +16,28 @@ import orjson
 
 from penstock_simulate import choices, limits
 from penstock_simulate.answers import refusals
-from penstock_simulate.answers.calls import CHAT, GENERATE, MESSAGES, Call, at_admission, unreadable
+from penstock_simulate.answers.calls import (
+    CHAT,
+    CONVERSE,
+    GENERATE,
+    MESSAGES,
+    Call,
+    at_admission,
+    unreadable,
+)
 from penstock_simulate.answers.faults import Hostility, document_of
 from penstock_simulate.answers.prompt_cache import PromptCache
 from penstock_simulate.answers.refusals import BY_NAME, Refusal
-from penstock_simulate.answers.replies import ANTHROPIC, GEMINI, Replies
+from penstock_simulate.answers.replies import ANTHROPIC, BEDROCK, GEMINI, Replies
+from penstock_simulate.answers.servers import SERVERS
 from penstock_simulate.answers.structured import refused_format
 from penstock_simulate.book import CallBook
 from penstock_simulate.capacity import (
+    Latencies,
     ServerSlots,
     Wallet,
     gauges,
+    labels_of,
     make_ramp,
     ramp_settings,
     resized,
@@ -87,10 +98,17 @@ class Provider:
             "ordinary_usd": round(self._wallet.ordinary_usd, 9),
         }
 
-    def metrics(self, now: float) -> str:
-        """Write Prometheus text with vLLM's names; without a queue everything in flight runs."""
+    def metrics(self, now: float) -> str | None:
+        """Write the gauges of the server that is played, vLLM's of any other provider.
+
+        None where it has none. Without a queue everything in flight runs."""
         running = self.book.in_flight if self._slots is None else self._slots.running(now)
-        return gauges(running, 0 if self._slots is None else self._slots.waiting(now), MODELS[0])
+        waiting = 0 if self._slots is None else self._slots.waiting(now)
+        server = SERVERS.get(self._config.like or "")
+        if server is not None:
+            return server.metrics(running, waiting)
+        latencies = self._latencies.text(now, labels_of(MODELS[0]))
+        return gauges(running, waiting, MODELS[0]) + latencies
 
     @property
     def config(self) -> SimulatorConfig:
@@ -143,7 +161,7 @@ class Provider:
         refusal = refusal or self._too_steep(now) or self._over_limit(call, charge, now)
         if refusal is not None:
             self._limits.catch_up(now)
-            return replies.refuse(refusal, self._limits.meters, now)
+            return replies.refuse(refusal, call, self._limits.meters, now)
         reply = self._take_time(replies.work(call, self._limits.meters, now), charge, now)
         if reply.worked:
             self._cache.use(call.prefixes, now, now + reply.delay_s)
@@ -159,7 +177,7 @@ class Provider:
         self._replies = Replies(config, self._wall, self._request_id)
         self._own = {
             endpoint: Replies(config, self._wall, self._request_id, api)
-            for endpoint, api in ((MESSAGES, ANTHROPIC), (GENERATE, GEMINI))
+            for endpoint, api in ((MESSAGES, ANTHROPIC), (GENERATE, GEMINI), (CONVERSE, BEDROCK))
         }
         self._authorization = f"Bearer {config.api_key}".encode() if config.api_key else None
         self._mode, self._unset_max_tokens = Mode(metering.charge), metering.unset_max_tokens
@@ -175,6 +193,7 @@ class Provider:
         self._cache = PromptCache(self._config.prompt_cache_s)
         self._ramp = make_ramp(self._config)
         self._slots = resized(None, self._config.metering)
+        self._latencies = Latencies()
 
     def _request_id(self) -> str:
         return f"req_{self.book.requests:016x}"
@@ -262,6 +281,10 @@ class Provider:
         wait_s = 0.0
         if self._slots is not None and reply.delay_s > 0 and reply.manner is not Manner.HUNG:
             wait_s = self._slots.enter(now, reply.delay_s)
+        if reply.worked and reply.manner is not Manner.HUNG:
+            decode_s = reply.usage.completion * self._config.latency_ms_per_token / 1000
+            first_s = max(0.0, reply.delay_s - decode_s)
+            self._latencies.add(now, wait_s, first_s, reply.delay_s)
         if charge is not None:
             self._charge_later(reply, charge, now + wait_s)
         self.pay(reply.usage, reply.price)

@@ -22,14 +22,17 @@ import orjson
 from aiohttp import web
 
 from penstock_simulate.answers.calls import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES
+from penstock_simulate.answers.media import IMAGE_EDITS, IMAGES, TRANSCRIPTIONS, made
 from penstock_simulate.batches.anthropic import anthropic_routes
 from penstock_simulate.batches.batch_service import BatchService
+from penstock_simulate.batches.bedrock import bedrock_routes
 from penstock_simulate.batches.gemini import gemini_routes
 from penstock_simulate.batches.openai import openai_routes
+from penstock_simulate.batches.vertex import vertex_routes
 from penstock_simulate.choices import BadSetting
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.hostile import TRAP
-from penstock_simulate.inference import generate, inference, messages
+from penstock_simulate.inference import converse, generate, inference, messages, uploads
 from penstock_simulate.provider import MODELS, Provider
 
 if TYPE_CHECKING:
@@ -170,16 +173,25 @@ def make_app(config: SimulatorConfig) -> web.Application:
     app = web.Application(client_max_size=MAX_REQUEST_BYTES)
     service = BatchService(provider)
     app[PROVIDER], app[SERVICE] = provider, service
-    for endpoint in (CHAT, COMPLETIONS, EMBEDDINGS):
+    for endpoint in (CHAT, COMPLETIONS, EMBEDDINGS, IMAGES):
         app.router.add_post(endpoint, inference(provider, endpoint, closing))
+    for endpoint in (TRANSCRIPTIONS, IMAGE_EDITS):
+        app.router.add_post(endpoint, uploads(provider, endpoint, closing))
+    app.router.add_get("/images/{digest:[0-9a-f]{64}}.png", _image)
     app.router.add_post(MESSAGES, messages(provider, closing))
     app.router.add_post(
         "/v1beta/models/{model:[^/:]+}:{method:(?:streamG|g)enerateContent}",
         generate(provider, closing),
     )
-    app.router.add_routes(
-        [*openai_routes(service), *anthropic_routes(service), *gemini_routes(service)]
+    app.router.add_post(
+        "/v1/projects/{project}/locations/{location}/publishers/google/models/{model:[^/:]+}:"
+        "{method:(?:streamG|g)enerateContent}",
+        generate(provider, closing),
     )
+    app.router.add_post("/model/{model}/converse", converse(provider, closing))
+    app.router.add_get("/foundation-models", _foundation_models)
+    for routes in (openai_routes, anthropic_routes, gemini_routes, bedrock_routes, vertex_routes):
+        app.router.add_routes(routes(service))
     app.router.add_get("/batches", _batches)
     app.router.add_get("/batches/requests", _batch_requests)
     app.router.add_get("/v1/models", _models)
@@ -201,6 +213,18 @@ async def _models(_: web.Request) -> web.Response:
         {"id": name, "object": "model", "created": 0, "owned_by": "penstock"} for name in MODELS
     ]
     return web.Response(body=orjson.dumps({"object": "list", "data": data}), headers=JSON)
+
+
+async def _foundation_models(_: web.Request) -> web.Response:
+    summaries = [{"modelId": name, "modelName": name} for name in MODELS]
+    return web.Response(body=orjson.dumps({"modelSummaries": summaries}), headers=JSON)
+
+
+async def _image(request: web.Request) -> web.Response:
+    image = made.get(request.match_info["digest"])
+    if image is None:
+        raise web.HTTPNotFound
+    return web.Response(body=image, content_type="image/png")
 
 
 async def _stats(request: web.Request) -> web.Response:
@@ -262,6 +286,8 @@ async def _control(request: web.Request) -> web.Response:
 
 async def _metrics(request: web.Request) -> web.Response:
     text = request.app[PROVIDER].metrics(time.monotonic())
+    if text is None:
+        raise web.HTTPNotFound
     return web.Response(text=text, content_type="text/plain", charset="utf-8")
 
 

@@ -15,6 +15,7 @@ from chart.helm_library import Release, Values
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "penstock"
 EXAMPLES = sorted(path.stem for path in (CHART / "examples").glob("*.yaml"))
+FLEETS = [name for name in EXAMPLES if name != "job"]  # that have pools and stores
 
 Render = Callable[..., Release]
 

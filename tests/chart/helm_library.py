@@ -135,6 +135,12 @@ class Helm:
             return []
 
 
+def package(chart: Path, folder: Path) -> str:
+    """The archive that `helm package` makes. Raises Refused."""
+    with _refusals():
+        return helm_python.package(chart, destination=folder)
+
+
 def lint(chart: Path, values: Values, kube_version: str) -> list[str]:
     """What `helm lint --strict` finds; nothing is best."""
     report = helm_python.lint(chart, values, strict=True, kube_version=kube_version)

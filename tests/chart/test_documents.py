@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import tarfile
 import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from chart import golden, values_table
-from chart.conftest import CHART, EXAMPLES, ROOT, Render
+from chart import golden, helm_library, values_table
+from chart.conftest import CHART, EXAMPLES, ROOT, Render, example
 
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
@@ -93,6 +95,31 @@ def test_versions_are_the_projects() -> None:
     assert (chart["version"], chart["appVersion"]) == (version, version)
     assert f"## {version}" in (CHART / "UPGRADE.md").read_text()
     assert "dependencies" not in chart
+
+
+def test_what_a_hub_shows_is_true(render: Render) -> None:
+    """The images of other projects that the chart's annotations name are those of its values, and
+    its licence is the project's."""
+    annotations = yaml.safe_load((CHART / "Chart.yaml").read_text())["annotations"]
+    shown = {one["image"] for one in yaml.safe_load(annotations["artifacthub.io/images"])}
+    values = yaml.safe_load(VALUES)
+    upstream = [values["vllmImage"], values["redis"]["image"], values["postgres"]["image"]]
+    assert shown == {f"{image['repository']}:{image['tag']}" for image in upstream}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert annotations["artifacthub.io/license"] == project["license"]
+
+
+def test_a_package_is_the_chart(render: Render, tmp_path: Path) -> None:
+    """`helm package` makes an archive of all its files, which renders what the folder renders."""
+    archive = Path(helm_library.package(CHART, tmp_path))
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert archive.name == f"penstock-{version}.tgz"
+    with tarfile.open(archive) as packed:
+        held = {name.removeprefix("penstock/") for name in packed.getnames()}
+        packed.extractall(tmp_path, filter="data")
+    assert held == {str(path.relative_to(CHART)) for path in CHART.rglob("*") if path.is_file()}
+    ours = helm_library.render(tmp_path / "penstock", example("karpenter")).manifests
+    assert ours == render("karpenter").manifests
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

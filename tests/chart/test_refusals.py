@@ -17,12 +17,128 @@ def _pool(name: str = "api", **given: object) -> Values:
     return {"workerPools": {name: given}}
 
 
+def _job(**given: object) -> Values:
+    return {"jobs": {"tickets": given}}
+
+
 def _gpu(**given: object) -> Values:
     return _pool("gpu", enabled=True, model={"name": "/models/m"}, **given)
 
 
 # id: example, changes, what the message names, the fix that it names
 REFUSALS: dict[str, tuple[str, Values, str, str]] = {
+    "a job without a source": (
+        "job",
+        {"jobs": {"tickets": {"spec": {"source": None}}}},
+        "jobs.tickets.spec has no source",
+        "set jobs.tickets.spec.source",
+    ),
+    "a job whose results end with its pod": (
+        "job",
+        _job(out="/results"),
+        "ends with its pod",
+        "set a bucket",
+    ),
+    "a job with two places for results": (
+        "job",
+        _job(spec={"run": {"out": "s3://b/out"}}),
+        "spec.run.out would be overruled",
+        "use jobs.tickets.out",
+    ),
+    "a job with a state of its own": (
+        "job",
+        _job(spec={"run": {"state": "/work"}}),
+        "spec.run.state would be overruled",
+        "leave it out",
+    ),
+    "a file over the spec": (
+        "job",
+        _job(files={"job.json": "{}"}),
+        "the name of the spec's own file",
+        "rename it",
+    ),
+    "a run that is killed before it ends": (
+        "job",
+        _job(terminationGracePeriodSeconds=10),
+        "needs 10 s to end",
+        "raise it",
+    ),
+    "a run that outlives its node": (
+        "job",
+        {"spot": {"provider": "gke"}} | _job(terminationGracePeriodSeconds=60),
+        "gone after 15 s",
+        "jobs.tickets.spot=false",
+    ),
+    "a setting of a run that the chart sets": (
+        "job",
+        _job(settings={"drain_seconds": 5}),
+        "jobs.tickets.settings.drain_seconds would be set twice",
+        "use jobs.tickets.terminationGracePeriodSeconds",
+    ),
+    "a setting of a run as a variable": (
+        "job",
+        _job(env={"PENSTOCK_UVLOOP": "false"}),
+        "jobs.tickets.env.PENSTOCK_UVLOOP is a setting",
+        "jobs.tickets.settings.uvloop",
+    ),
+    "a source that the pools cannot read": (
+        "minimal",
+        _job(mode="fleet", spec={"source": "in.jsonl"}, files={"in.jsonl": ""}),
+        "control pods read the source",
+        "mode=alone",
+    ),
+    "results of the fleet in a place of the job's": (
+        "minimal",
+        _job(mode="fleet", spec={"source": "s3://b/in.jsonl"}, out="s3://b/out"),
+        "settings.results_url says",
+        "leave it empty",
+    ),
+    "a job for a fleet that has no stores": (
+        "job",
+        _job(mode="fleet", out=""),
+        "no broker",
+        "set broker.existingSecret",
+    ),
+    "two scalers": (
+        "hpa",
+        {"keda": KEDA},
+        "two would set the same number",
+        "set autoscaling.hpa.enabled=false",
+    ),
+    "an hpa from zero": (
+        "hpa",
+        _pool(keda={"minReplicas": 0}),
+        "no HPA goes to zero",
+        "set workerPools.api.keda.minReplicas=1",
+    ),
+    "adapters that no metric counts": (
+        "hpa",
+        {
+            "workerPools": {
+                name: {
+                    "kind": "gpu",
+                    "model": {"name": f"m-{name}"},
+                    "keda": {"minReplicas": 1},
+                    "vllm": {"loraFrom": "s3://b/loras" if name == "a" else ""},
+                }
+                for name in "ab"
+            }
+        },
+        "no metric says how much waits for adapters",
+        "workerPools.a.keda.enabled=false",
+    ),
+    "no external metrics": (
+        "hpa",
+        {"checkClusterApis": True},
+        "serves no external metrics",
+        "install prometheus-adapter",
+    ),
+    "metrics for no collector": (
+        "minimal",
+        {"metrics": {"otlp": {"enabled": True}}},
+        "no collector takes the metrics",
+        "set metrics.otlp.endpoint",
+    ),
     "two brokers": ("minimal", {"broker": {"existingSecret": "x"}}, "two brokers", "unset one"),
     "no broker": (
         "minimal",
@@ -412,6 +528,8 @@ MISSPELT: list[tuple[Values, str]] = [
     ({"providers": {"openai": {"rpn": 5}}}, "rpn"),
     ({"providers": {"openai": {"api_key": "sk-1"}}}, "api_key"),
     ({"settings": {"reconcile_interval": 5}}, "reconcile_interval"),
+    ({"jobs": {"tickets": {"volume": {"accessMode": "ReadWriteMany"}}}}, "/volume/accessMode"),
+    ({"jobs": {"a-name-of-15-ch": {}}}, "a-name-of-15-ch"),
     ({"redis": {"persistence": {"size": "big"}}}, "/redis/persistence/size"),
 ]
 

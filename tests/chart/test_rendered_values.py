@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from chart import golden
-from chart.conftest import CHART, EXAMPLES, Render
+from chart.conftest import CHART, EXAMPLES, FLEETS, Render
 from chart.helm_library import Manifest, Release
 from chart.pods import WITH_TEMPLATES, container, containers, env, pod_spec, pods, pool
 
@@ -57,7 +57,7 @@ def workers(release: Release) -> dict[str, Manifest]:
     }
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", FLEETS)
 def test_workers_are_made_alike(name: str, render: Render) -> None:
     """In every example a worker has the probes, ports, rights and paths of the golden one; only a
     start may take longer."""

@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import promql_parser
 import pytest
+import yaml
 from chart.conftest import CHART, Render
 from chart.helm_library import Refused, Release
 from chart.pods import pool, worker_env
+from metrics_page import parsed, selectors
 
 from penstock_ledger import keys
 from penstock_producer.feed.queues import queue_name
 from penstock_workers.lanes.registry import home_queue, served_by
+from penstock_workers.metrics.catalogue import CATALOGUE
 from penstock_workers.settings import WorkerSettings
 
 ZERO = {"keda": {"enabled": True}, "workerPools": {"api": {"keda": {"minReplicas": 0}}}}
@@ -194,7 +198,139 @@ def test_a_fresh_install_starts_at_the_minimum(render: Render) -> None:
     }
 
 
+def test_an_hpa_does_what_keda_would(render: Render) -> None:
+    """Without KEDA the same pool has the same target, limits and pace, and no object of KEDA; the
+    number of pods is the HPA's from the start."""
+    spec = render("hpa").one("HorizontalPodAutoscaler")["spec"]
+    assert not render("minimal").all("HorizontalPodAutoscaler")
+    assert not render("hpa").all("ScaledObject")
+    assert not render("hpa").all("TriggerAuthentication")
+    keda = _scaled(
+        render, "hpa", {"autoscaling": {"hpa": {"enabled": False}}, "keda": {"enabled": True}}
+    )
+    (asked,) = spec["metrics"]
+    target = keda["advanced"]["scalingModifiers"]["target"]
+    assert asked["external"]["target"] == {"type": "AverageValue", "averageValue": target}
+    assert spec["behavior"] == keda["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    limits = (spec["minReplicas"], spec["maxReplicas"])
+    assert limits == (keda["minReplicaCount"], keda["maxReplicaCount"])
+    assert spec["scaleTargetRef"]["name"] == keda["scaleTargetRef"]["name"]
+    assert _replicas(render("hpa")) is None
+
+
+def _queries(release: Release) -> dict[str, str]:
+    """What prometheus-adapter is given, by the metrics that HPAs ask for."""
+    data = release.one("ConfigMap", "fleet-penstock-adapter")["data"]["prometheus-adapter.yaml"]
+    rules = yaml.safe_load(data)["rules"]["external"]
+    asked = {
+        found["spec"]["metrics"][0]["external"]["metric"]["name"]
+        for found in release.all("HorizontalPodAutoscaler").values()
+    }
+    assert asked == {rule["name"]["as"] for rule in rules}
+    return {rule["name"]["as"]: rule["metricsQuery"] for rule in rules}
+
+
+def test_the_adapter_asks_for_series_that_there_are(render: Render) -> None:
+    """Its queries are PromQL over metrics of control loops by labels that they have, in the
+    release's namespace unless the values single out the fleet in another way."""
+    models = {name: {"kind": "gpu", "model": {"name": f"m-{name}"}} for name in ("a", "b")}
+    one_each = {name: pool | {"keda": {"minReplicas": 1}} for name, pool in models.items()}
+    release = render("hpa", {"workerPools": one_each})
+    labels = {metric.name: set(metric.labels) for metric in CATALOGUE if metric.source == "control"}
+    queries = _queries(release)
+    assert len(queries) == 3
+    for query in queries.values():
+        for name, picked in selectors(parsed(query)):
+            assert picked - {"namespace"} <= labels[name], query
+            assert "namespace" in picked
+    own = render("hpa", {"autoscaling": {"hpa": {"matchers": 'cluster="c"'}}})
+    (query,) = _queries(own).values()
+    assert all("cluster" in picked for _, picked in selectors(parsed(query)))
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["one-model", "two-models"])
+def test_the_adapter_adds_up_what_keda_adds_up(render: Render, alone: bool) -> None:
+    """For a pool of a model, queued items of its names and of those that name none, and what its
+    workers hold: the number that KEDA's formula gives, from two control loops that report the same,
+    whether or not a queue has ever had an item. Without a report there is no number, and HPAs leave
+    the pods alone."""
+    pools = {
+        name: {"kind": "gpu", "model": {"name": f"m-{name}"}, "keda": {"minReplicas": 1}}
+        for name in ("a", "b")[: 1 if alone else 2]
+    }
+    release = render("hpa", {"workerPools": pools | {"api": {"enabled": False}}, "providers": {}})
+    query = _queries(release)["fleet_penstock_a_items"]
+    own, other = {"gpu": 5, "gpu.m-a": 7}, {} if alone else {"gpu.m-b": 100}
+    held = {"gpu.m-a": 3} | ({} if alone else {"gpu.m-b": 50})
+    assert _asked(query, own | other, held) == 5 + 7 + 3
+    assert _asked(query, {"gpu": 2}, {}) == 2
+    assert _asked(query, {}, {}) == 0
+    assert _evaluated(parsed(query), []) == {}
+
+
+Labels = frozenset[tuple[str, str]]
+
+
+def _asked(query: str, queued: Mapping[str, int], held: Mapping[str, int]) -> float:
+    """The value of the query where these queues have such messages, as control loops show them
+    (fleet_figures.py)."""
+    samples: list[tuple[str, dict[str, str], float]] = []
+    for instance in ("x", "y"):
+        lane = {"lane": "gpu", "namespace": "penstock", "instance": instance}
+        elsewhere = lane | {"namespace": "of-others"}
+        samples += [
+            ("penstock_queue_depth", lane, sum(queued.values())),
+            ("penstock_queue_depth", elsewhere, 1e6),
+            ("penstock_queue_depth", lane | {"lane": "api"}, 1e6),
+            ("penstock_unacked", lane, sum(held.values())),
+        ]
+        for queue in (queued.keys() | held.keys()) - {"gpu"}:
+            of_queue = lane | {"queue": f"penstock.{queue}"}
+            samples += [
+                ("penstock_model_queue_depth", of_queue, queued.get(queue, 0)),
+                ("penstock_model_unacked", of_queue, held.get(queue, 0)),
+            ]
+    found = _evaluated(parsed(query), samples)
+    assert isinstance(found, dict)
+    (value,) = found.values()
+    return value
+
+
+def _evaluated(
+    node: Any, samples: Sequence[tuple[str, Mapping[str, str], float]]
+) -> dict[Labels, float]:
+    """As much of PromQL as the queries have: selectors by equality, max, sum, +, -, or."""
+    if isinstance(node, promql_parser.VectorSelector):
+        wanted = {matcher.name: matcher.value for matcher in node.matchers.matchers}
+        return {
+            frozenset(labels.items()): value
+            for name, labels, value in samples
+            if name == node.name and wanted.items() <= labels.items()
+        }
+    if isinstance(node, promql_parser.ParenExpr):
+        return _evaluated(node.expr, samples)
+    if isinstance(node, promql_parser.Call):
+        assert node.func.name == "vector"
+        return {frozenset(): node.args[0].val}
+    if isinstance(node, promql_parser.AggregateExpr):
+        kept = set(node.modifier.labels) if node.modifier is not None else set()
+        groups: dict[Labels, list[float]] = {}
+        for labels, value in _evaluated(node.expr, samples).items():
+            key = frozenset(pair for pair in labels if pair[0] in kept)
+            groups.setdefault(key, []).append(value)
+        into: Callable[[list[float]], float] = max if str(node.op) == "max" else sum
+        return {labels: into(values) for labels, values in groups.items()}
+    left, right = _evaluated(node.lhs, samples), _evaluated(node.rhs, samples)
+    if str(node.op) == "or":
+        return right | left
+    sign = {"+": 1, "-": -1}[str(node.op)]
+    return {key: left[key] + sign * right[key] for key in left.keys() & right.keys()}
+
+
 LOOKUP = 'lookup "apps/v1" "Deployment" .root.Release.Namespace .pool.fullname'
+LOOKUP_HPA = (
+    'lookup "autoscaling/v2" "HorizontalPodAutoscaler" .root.Release.Namespace .pool.fullname'
+)
 TEMPLATE: dict[str, Any] = {"f:template": {}}
 NUMBER: dict[str, Any] = {"f:replicas": {}}
 HELM_4 = {"manager": "helm", "operation": "Apply", "fieldsV1": {"f:spec": TEMPLATE | NUMBER}}
@@ -213,7 +349,12 @@ def upgrade(render: Render, tmp_path: Path) -> Callable[..., Release]:
     """Rendered as in a cluster where the Deployment of the pool `api` has so many pods, by these
     managers: what `lookup` finds there stands in a copy of the chart in its place."""
 
-    def of(replicas: int, managers: list[Any], changes: dict[str, Any] | None = None) -> Release:
+    def of(
+        replicas: int,
+        managers: list[Any],
+        changes: dict[str, Any] | None = None,
+        name: str = "karpenter",
+    ) -> Release:
         live = {"metadata": {"managedFields": managers}, "spec": {"replicas": replicas}}
         its = '(eq .pool.fullname "fleet-penstock-api")'
         found = f"ternary (fromJson `{json.dumps(live)}`) dict {its}"
@@ -221,9 +362,10 @@ def upgrade(render: Render, tmp_path: Path) -> Callable[..., Release]:
         shutil.copytree(CHART, chart)
         template = chart / "templates" / "workers" / "_replicas.tpl"
         text = template.read_text()
-        assert text.count(LOOKUP) == 1
-        template.write_text(text.replace(LOOKUP, found))
-        return render("karpenter", changes, chart)
+        assert text.count(LOOKUP) == text.count(LOOKUP_HPA) == 1
+        hpa = f'ternary (dict "spec" 1) dict (and {its} {json.dumps(name == "hpa")})'
+        template.write_text(text.replace(LOOKUP, found).replace(LOOKUP_HPA, hpa))
+        return render(name, changes, chart)
 
     return of
 
@@ -273,6 +415,19 @@ def test_keda_is_switched_off_whole_or_not_at_all(upgrade: Callable[..., Release
         assert words in str(refused.value)
     assert _replicas(upgrade(2, [HELM_4_WITHOUT, SCALED], off)) == 2
     assert _replicas(upgrade(5, [HELM_3, SCALED], off)) == 2
+
+
+def test_an_hpa_owns_the_number_as_keda_does(upgrade: Callable[..., Release]) -> None:
+    """While it scales, an upgrade says no number that the server would refuse; switched off, the way
+    to the number of the values is named, with the HPA to delete."""
+    assert _replicas(upgrade(3, [HELM_4_WITHOUT, SCALED], name="hpa")) is None
+    assert _replicas(upgrade(3, [HELM_4_WITHOUT], name="hpa")) is None
+    assert _replicas(upgrade(3, [HELM_3, SCALED], name="hpa")) == 3
+    off = {"autoscaling": {"hpa": {"enabled": False}}, "workerPools": {"api": {"replicas": 2}}}
+    with pytest.raises(Refused, match="`kubectl -n penstock delete hpa fleet-penstock-api"):
+        upgrade(5, [HELM_4_WITHOUT, SCALED], off, name="hpa")
+    keda = {"autoscaling": {"hpa": {"enabled": False}}, "keda": {"enabled": True}}
+    assert _replicas(upgrade(5, [HELM_4_WITHOUT, SCALED], keda, name="hpa")) is None
 
 
 def test_keda_gets_what_it_needs_from_the_secret(render: Render) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import redis
-from chart.conftest import EXAMPLES, Render
+from chart.conftest import FLEETS, Render
 from chart.helm_library import Release
 from chart.pods import container, pod_spec, pods, pool, worker_env
 from servers import MissingServer, free_port, redis_binary
@@ -105,7 +105,7 @@ def test_generated_urls_hold_their_password(render: Render) -> None:
     assert held["url"] == f"redis://:{held['password']}@{held['address']}/0"
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", FLEETS)
 def test_the_schema_is_there_before_the_workers(name: str, render: Render) -> None:
     """A hook migrates an external database; the bundled one, which a hook would wait for in vain,
     is migrated by each pod."""

@@ -132,7 +132,7 @@ def test_every_example_is_accepted(
                 assert api.warnings == [], pod
             if "helm.sh/hook" not in manifest["metadata"].get("annotations", {}):
                 api.apply(manifest)
-                if manifest["kind"] in ("Deployment", "StatefulSet"):
+                if manifest["kind"] in WITH_TEMPLATES:
                     path = f"{api.path(manifest)}/{manifest['metadata']['name']}"
                     wanted[path] = manifest["spec"].get("replicas", 1)
         assert wanted
@@ -141,7 +141,8 @@ def test_every_example_is_accepted(
 
 
 def _are_made(api: Api, path: str, replicas: int) -> bool:
-    return bool(api.call("GET", path)["status"].get("replicas", 0) == replicas)
+    status = api.call("GET", path)["status"]
+    return bool(status.get("replicas", status.get("active", 0)) == replicas)
 
 
 def made(api: Api, name: str) -> list[str]:

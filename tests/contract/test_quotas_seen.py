@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 from limiter_fleet import Fleet, Play
-from one_quota import Redis, both
+from one_quota import Redis, both, run
 from servers import RedisServer
 
 from penstock_ledger import quotas_seen
+from penstock_ledger.in_redis.seen import YieldsSeen
 from penstock_ratelimit import Quota, SharedLimiter
+from penstock_ratelimit.shared.interactive import Yielding
 from penstock_ratelimit.store.messages import ProviderReport
 from penstock_ratelimit.watch import read_quotas
 
@@ -40,6 +42,27 @@ def test_the_dashboard_sees_of_a_quota_what_the_limiter_sees(redis_server: Redis
     assert [seen.held_s, view.held_s] == pytest.approx([5, 5])
     assert seen.pause_left_s == pytest.approx(view.pause_left_s)
     assert seen.open_left_s == pytest.approx(view.open_left_s)
+
+
+def test_the_dashboard_sees_why_a_fleet_is_held_back(redis_server: RedisServer) -> None:
+    """The same figures as the limiter's own view, for as long; odd texts are none."""
+    quota = Redis(redis_server, both())
+    decided = Yielding("over", 26.0, 0.5, 1.25, why="so", binds=True)
+    run(quota.hash.look("a", 5, decided.to_json(), {"a": 26}))
+
+    def seen() -> list[object]:
+        (view,) = read_quotas(quota.raw, quota_ids=[quota.quota.id], clock_us=quota.clock)
+        (of_page,) = quotas_seen(quota.raw, clock_us=quota.clock)
+        return [view.yields, of_page.yields]
+
+    of_limiter, of_page = seen()
+    assert of_limiter == decided
+    assert of_page == YieldsSeen("over", 26.0, 0.5, 1.25, "so", True)
+    run(quota.hash.look("a", 5, '{"code": 7}', {"a": 26}))
+    assert seen() == [None, None]
+    run(quota.hash.look("a", 5, decided.to_json(), {"a": 26}))
+    quota.sleep(16)
+    assert seen() == [None, None]
 
 
 def test_what_cannot_be_read_is_left_out(redis_server: RedisServer) -> None:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("ledger", "ratelimit", "producer", "workers", "gateway", "cli", "simulate")
@@ -24,22 +25,20 @@ def main(arguments: list[str]) -> int:
     from explore import virtual
 
     virtual.install()
-    import redis
     from servers import RedisServer
 
     from explore.databases import PostgresDatabase, SqliteFile
     from explore.history import kept, shrunk, table
     from explore.scenarios import Ground, play
-    from explore.seams import RedisOfWorld, Seams
+    from explore.seams import SOCKET, RedisOfWorld, Seams
 
     if asked.log:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     else:
         logging.disable(logging.CRITICAL)
     folder = Path(tempfile.mkdtemp(prefix="explore-", dir=_memory()))
-    redis_server = RedisServer.start(folder / "redis")
-    client = redis.Redis(host="127.0.0.1", port=redis_server.port)
-    server = RedisOfWorld(client)
+    redis_server = RedisServer.start(folder / "redis", settings=("--unixsocket", SOCKET))
+    server = RedisOfWorld(redis_server)
     Seams(server).install()
     database = PostgresDatabase() if asked.postgres else SqliteFile(folder)
     faults: Counter[str] = Counter()
@@ -49,16 +48,14 @@ def main(arguments: list[str]) -> int:
         ground = Ground(server, redis_server.url, folder, database)
         gc.freeze()
         gc.disable()  # when it runs would be a part of a history
-        seeds_asked: list[tuple[int, frozenset[str] | None]] = [(seed, None) for seed in numbers]
-        if asked.kept:
-            seeds_asked = [(one["seed"], frozenset(one["choices"])) for one in kept()]
-        for seed, choices in seeds_asked:
+        again = [(one["seed"], _choices(one)) for one in kept()] if asked.kept else []
+        for seed, choices in [*((seed, None) for seed in numbers), *again]:
             run = play(ground, seed, choices)
             if seed % 20 == 0:
                 gc.collect()
             seeds, steps, seconds = seeds + 1, steps + run.steps, seconds + run.seconds
             faults.update(run.faults)
-            if asked.history:
+            if asked.history is not None and seed in (asked.history or [seed]):
                 print(table(run))
             if run.violation is None:
                 continue
@@ -70,7 +67,7 @@ def main(arguments: list[str]) -> int:
             if asked.stop_at_first_failure:
                 break
     finally:
-        client.close()
+        server.close()
         database.close()
         redis_server.stop()
         shutil.rmtree(folder, ignore_errors=True)
@@ -89,14 +86,20 @@ def main(arguments: list[str]) -> int:
 def _asked(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.explore", description=__doc__)
     parser.add_argument("--seeds", default="200", help="how many, FIRST:LAST or FIRST:LAST:STEP")
-    parser.add_argument("--kept", action="store_true", help="play what is kept of failures")
+    parser.add_argument("--kept", action="store_true", help="play what found faults, behind them")
     parser.add_argument("--postgres", action="store_true", help="underneath, in place of SQLite")
     parser.add_argument("--stop-at-first-failure", action="store_true")
     parser.add_argument("--json", action="store_true", help="print one object with the figures")
     parser.add_argument("--log", action="store_true", help="show what the product logs")
-    parser.add_argument("--history", action="store_true", help="print that of every seed")
+    shown = "print that of these seeds, or of every one"
+    parser.add_argument("--history", type=int, nargs="*", metavar="SEED", help=shown)
     parser.add_argument("--no-shrink", dest="shrink", action="store_false")
     return parser.parse_args(arguments)
+
+
+def _choices(kept: dict[str, Any]) -> frozenset[str] | None:
+    """Return the choices that a seed found its fault with; None: all."""
+    return frozenset(kept["choices"]) if "choices" in kept else None
 
 
 def _range(text: str) -> range:

@@ -81,6 +81,7 @@ from penstock_workers.control import closing  # noqa: E402
 from penstock_workers.control import loop as control_loop  # noqa: E402
 from penstock_workers.control.feeds import feed_windows  # noqa: E402
 from penstock_workers.control.job import sinks as job_sinks  # noqa: E402
+from penstock_workers.control.schedules import comparing  # noqa: E402
 from penstock_workers.control.schedules import starts as schedule_starts  # noqa: E402
 from penstock_workers.item.answer import Answer, NoAnswer, Tried  # noqa: E402
 from penstock_workers.item.attempt import Attempt  # noqa: E402
@@ -94,7 +95,7 @@ from penstock_workers.stores import open_stores  # noqa: E402
 # a job of few documents is always near its end, and its window is never full
 setattr(closing, "ENDING_INTERVAL_S", 3.0)  # noqa: B010  # for mypy it is a constant
 setattr(feed_windows, "LOOK_EVERY_S", 1e9)  # noqa: B010
-for module in (leases_module, control_loop, job_sinks, schedule_starts):
+for module in (leases_module, control_loop, job_sinks, comparing, schedule_starts):
     setattr(module, "threading", Threading)  # noqa: B010  # for mypy it is not the module's to set
 
 
@@ -440,6 +441,8 @@ class ControlProcess(Process):
             quiet: Any = control
             quiet._figures.fleet.refresh = lambda jobs: None
             quiet._rounds._chores = ()
+            if not self.world.has_plans:
+                quiet._schedules.look = lambda: None
             never: Any = Threading.Event()
             control.run(never)
 
@@ -503,12 +506,16 @@ class Person(Process):
         return self._made
 
 
-def write_source(folder: Path, name: str, documents: int) -> Path:
-    """Write a source whose documents have the name of their job."""
+def twin(doc_id: str) -> str:
+    """Return the document of a job of equal requests that asks the same first."""
+    return f"d{int(doc_id[1:]) // 2 * 2}"
+
+
+def write_source(folder: Path, name: str, documents: int, *, twins: bool = False) -> Path:
+    """Write a source whose documents have the name of their job; with ``twins`` two ask the same."""
     path = folder / f"{name}.jsonl"
-    path.write_bytes(
-        b"".join(
-            orjson.dumps({"id": f"d{n}", "text": f"{name}-d{n}"}) + b"\n" for n in range(documents)
-        )
-    )
+    ids = [f"d{n}" for n in range(documents)]
+    asked = [f"{name}-{twin(doc_id) if twins else doc_id}" for doc_id in ids]
+    rows = ({"id": doc_id, "text": text} for doc_id, text in zip(ids, asked, strict=True))
+    path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
     return path

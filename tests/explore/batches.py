@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final
 
 import orjson
@@ -118,6 +119,21 @@ class Batches:
                 self.provider.again[sent.document] += not sent.heard
         return True
 
+    def is_waited_for_no_longer(self, tag: str, remote_id: str | None, ended: set[str]) -> None:
+        """Let what has not ended of a batch be asked again, whatever it still comes to."""
+        of_tag = (
+            batch
+            for number, batch in enumerate(self.made)
+            if batch.tag == tag and remote_id in (None, str(number))
+        )
+        for batch in islice(of_tag, 1):
+            for custom_id, sent in batch.lines:
+                has_answer = self.comes_to(batch, custom_id) == 0
+                if sent.document in ended or (sent.heard and not has_answer):
+                    continue  # else it is known already that it is asked again
+                sent.heard |= not has_answer
+                self.provider.again[sent.document] += 1
+
     def comes_to(self, batch: Batch, custom_id: str) -> int:
         """Return what a line has come to: 0 an answer, 1 none at all, 2 a failure, 3 expired."""
         if batch.cancelled_at is not None and batch.cancelled_at + 3.0 < batch.ends_at:
@@ -182,9 +198,9 @@ class BatchApi:
                 continue
             if comes_to == 0:
                 sent.heard = True
-                yield BatchAnswer(custom_id, 200, answer_about(sent.document), "req")
+                yield BatchAnswer(custom_id, 200, answer_about(sent.document), f"req {sent.at}")
             elif comes_to == 2:
-                yield BatchAnswer(custom_id, 500, b'{"error":{"message":"no"}}', "req")
+                yield BatchAnswer(custom_id, 500, b'{"error":{"message":"no"}}', f"req {sent.at}")
             elif comes_to == 3:
                 yield BatchAnswer(custom_id, None, b"", error="batch_expired")
 

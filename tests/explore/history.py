@@ -11,7 +11,7 @@ from explore.scenarios import Ground, Run, play
 
 RUNS_MAX: Final = 250  # that looking for a shorter history may take
 KEPT: Final = Path(__file__).parent / "regressions.json"
-"""Seeds that found a fault, with the choices that did it."""
+"""Seeds that found a fault, with the choices that did it where few of all did."""
 LONGEST: Final = 400
 """Lines of a history that are shown: of a longer one its end, and before that what is no routine
 call."""

@@ -12,12 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from explore.actors import COST, GUESS, Provider, Worker
+from explore.actors import COST, GUESS, Provider, Worker, twin
 from explore.batches import Batches
 from explore.databases import Looks
-from explore.scheduler import Actor, Call, Fate, Process, Violation, World
+from explore.scheduler import EPOCH, Actor, Call, Fate, Process, Violation, World
 from penstock_ledger.model import ItemKey, JobState
 from penstock_workers.item.attempt import Attempt
+from penstock_workers.lane_changes import LaneChangeSettings
 
 G1: Final = "G1: each document has one visible outcome"
 G2: Final = "G2: an outcome never changes"
@@ -46,6 +47,14 @@ SELECT coalesce(sum(cost_microusd), 0) FROM (
     UNION ALL SELECT job_id, cost_microusd FROM spending
 ) WHERE job_id = ?
 """
+HANDED_OVER: Final = """
+SELECT tag, remote_id, job_id, generation FROM provider_batches WHERE handed_at IS NOT NULL
+AND NOT (state IN ('ended', 'collected') AND missing IS NULL AND coalesce(lease_until, 0) > ?)
+"""
+"""Batches whose documents went on without them, but for those whose answers are read."""
+LEFT_AT: Final = "SELECT max(at) FROM lane_moves WHERE job_id = ? AND before = 'batch'"
+OUTCOMES: Final = "SELECT doc_id FROM outcomes WHERE job_id = ? AND generation = ?"
+MOVING_S: Final = LaneChangeSettings().moving_s
 
 
 class Invariants:
@@ -67,6 +76,7 @@ class Invariants:
         self._cursors: dict[tuple[str, int], str] = {}
         self._states: dict[str, tuple[str, int]] = {}  # and generations, by job
         self._settled = set[str]()  # the numbers of batches at the provider
+        self._handed_over = set[str]()  # tags of batches whose documents went on without them
         self._accounts: dict[str, int] = {}
         self._held: Counter[str] = Counter()  # by documents: how often who held one has died
         # counted, and no process has heard of it, or could take it back
@@ -75,6 +85,7 @@ class Invariants:
         self._beside: Counter[str] = Counter()  # answers beyond a budget, by key of job
         self._generations: Counter[str] = Counter()  # in which a document had an outcome
         self.purged: set[str] = set()  # keys of jobs that may be gone
+        self.twins: set[str] = set()  # keys of jobs that have equal requests, which are sent once
         self.budgets: dict[str, int] = {}  # by key of job, the largest that it was given
         self.tenants_budget: int | None = None  # of all jobs together
         self.keys_of: Callable[[str], set[str]] = lambda job_id: set()  # that Redis has
@@ -109,6 +120,8 @@ class Invariants:
             self._look_at_accounts()
             if self._batches.made:
                 self._note_settled()
+            if call.what == "ProviderBatchStore.hand_over writes":
+                self._note_handed_over(actor.process)
         except Violation as violation:
             self._world.violation = self._world.violation or violation
 
@@ -120,7 +133,7 @@ class Invariants:
             seen[job_id, generation, doc_id] = hashlib.blake2b(
                 repr(outcome).encode(), digest_size=8
             ).digest()
-            generations[f"{keys.get(job_id)}-{doc_id}"] += 1
+            generations[self._asked(job_id, doc_id)] += 1
         self._generations |= generations
         for key, digest in self._outcomes.items():
             if keys.get(key[0]) not in self.purged and seen.get(key) != digest:
@@ -157,6 +170,22 @@ class Invariants:
                 "SELECT remote_id FROM provider_batches WHERE state = 'settled'"
             )
         )
+
+    def _note_handed_over(self, process: Process) -> None:
+        """Note another call for each document of batches whose job waits for them no longer.
+
+        It may stop waiting once it has left their lane for as long as is said, and never for
+        answers that are read by now, or for documents that have an outcome."""
+        now = EPOCH + self._world.now
+        for tag, remote_id, *of in self._sql.execute(HANDED_OVER, (now,)).fetchall():
+            if tag in self._handed_over:
+                continue
+            self._handed_over.add(tag)
+            (left_at,) = self._sql.execute(LEFT_AT, of[:1]).fetchone()
+            if now + process.drift_s < left_at + MOVING_S:
+                continue
+            ended = {self._asked(of[0], doc_id) for (doc_id,) in self.look(OUTCOMES, *of)}
+            self._batches.is_waited_for_no_longer(tag, remote_id, ended)
 
     def _look_at_feeds(self, process: Process) -> None:
         for job_id, generation, fence, owner, cursor in self._sql.execute(
@@ -198,6 +227,9 @@ class Invariants:
     def state_of(self, job_id: str) -> str:
         return str(self.look("SELECT state FROM jobs WHERE job_id = ?", job_id)[0][0])
 
+    def has_moved(self, job_id: str) -> bool:
+        return bool(self.look("SELECT 1 FROM lane_moves WHERE job_id = ?", job_id))
+
     def _jobs(self) -> dict[str, str]:
         """Return the names of all jobs that there were, by their ids.
 
@@ -213,13 +245,13 @@ class Invariants:
         for document in self._open_calls(process):
             self._causes[document] += 1
         if isinstance(process, Worker):
-            self._held.update(map(self._document, process.leases.tags()))
+            self._held.update(self._about(self._document(tag)) for tag in process.leases.tags())
 
     def suspected(self, attempt: Attempt) -> None:
         """See that an item which is tried apart was in flight when something died or hung.
 
         Whose start may have been counted twice, since its answer was lost, counts as such."""
-        document = f"{self._jobs().get(attempt.key.job_id)}-{attempt.key.doc_id}"
+        document = self._asked(attempt.key.job_id, attempt.key.doc_id)
         causes = self._causes[document] + self._held[document] + self._lost_starts
         if causes < attempt.crashes:
             self._world.violation = self._world.violation or Violation(
@@ -230,7 +262,9 @@ class Invariants:
         """Note that a message is claimed which another process that lives may hold, too."""
         held = worker, self._document(tag)
         self._claimed_at[held] = self._world.now
-        if not self._is_calling(*held):  # else it is a copy of what is called
+        if not self._is_calling(
+            worker, self._about(held[1])
+        ):  # else it is a copy of what is called
             self._may_call.discard(held)
         self._shared.discard(held)
         for other in self._workers:
@@ -255,9 +289,9 @@ class Invariants:
 
         Where another has claimed the item since, it must not once Redis was rebuilt after it had
         forgotten the lease. Else it may be late: it was frozen just before this."""
-        held = worker, f"{self._jobs().get(key.job_id)}-{key.doc_id}"
+        held = worker, f"{self._name(key.job_id)}-{key.doc_id}"
         self._may_call.add(held)
-        self._began[held] = key.job_id, self._world.now
+        self._began[worker, self._about(held[1])] = key.job_id, self._world.now
         is_rebuilt = is_sure and self.forgot_at > self._claimed_at.get(held, 0.0)
         if held in self._shared and not is_rebuilt:
             self._excuse(held[1])
@@ -271,11 +305,11 @@ class Invariants:
             )
 
     def _excuse(self, document: str) -> None:
-        """Allow one more call.
+        """Allow one more call about what is asked for a document.
 
         What is reserved for the one before is given back as for those of the dead, and its answer
         may come all the same."""
-        self._causes[document] += 1
+        self._causes[self._about(document)] += 1
         self._beside[document.partition("-")[0]] += 1
 
     def _is_calling(self, worker: Worker, document: str) -> bool:
@@ -289,20 +323,37 @@ class Invariants:
 
     def _document(self, tag: str) -> str:
         job_id, _, doc_id = tag.partition(":")
-        return f"{self._jobs().get(job_id)}-{doc_id.partition('~')[0]}"
+        return f"{self._name(job_id)}-{doc_id.partition('~')[0]}"
+
+    def _name(self, job_id: str) -> str | None:
+        return self._keys.get(job_id) or self._jobs().get(job_id)
+
+    def _asked(self, job_id: str, doc_id: str) -> str:
+        return self._about(f"{self._name(job_id)}-{doc_id}")
+
+    def _about(self, document: str) -> str:
+        """Return what is asked for a document, which is its own name unless it has a twin."""
+        name, _, doc_id = document.partition("-")
+        return f"{name}-{twin(doc_id)}" if name in self.twins else document
 
     def _open_calls(self, process: Process) -> list[str]:
         ended = self.ended()
         return [
             one.document
             for one in self._provider.sent
-            if one.by is process and one.document not in ended
+            # a batch outlives who has made it
+            if one.by is process
+            and not one.batch
+            and (one.document not in ended or self._has_twin(one.document))
         ]
 
+    def _has_twin(self, document: str) -> bool:
+        """Return whether the other one of two equal requests may be under way."""
+        return document.partition("-")[0] in self.twins
+
     def ended(self) -> set[str]:
-        keys = self._jobs()
         return {
-            f"{keys[job_id]}-{doc_id}"
+            self._asked(job_id, doc_id)
             for job_id, doc_id in self._sql.execute(
                 "SELECT job_id, doc_id FROM outcomes WHERE superseded_by IS NULL"
             )

@@ -15,11 +15,12 @@ from explore.scheduler import Violation, World
 from explore.seams import RedisOfWorld
 from explore.virtual import Entered
 from penstock_ledger import keys
-from penstock_ledger.model import Job, JobState
+from penstock_ledger.model import JobState
+from penstock_ledger.stores.feeds import FeedStore
 from penstock_producer.feed.feeder import Feeder
 from penstock_producer.feed.queues import queue_name
+from penstock_producer.feed.wire import item_tag
 from penstock_workers.control.feeds import reconcile
-from penstock_workers.control.job.balance import Balance
 
 KEPT: Final = "no message is lost while Redis keeps its data"
 READ: Final = "no source is read again while Redis keeps its data"
@@ -41,24 +42,32 @@ def _is_needed(invariant: str, what: str) -> None:
 
 
 def _republished(feeder: Feeder, missing: Sequence[tuple[str, str]]) -> int:
-    _is_needed(KEPT, f"{feeder.feed.job_id}: {', '.join(doc_id for doc_id, _ in missing)}")
+    world, job_id = Entered.world, feeder.feed.job_id
+    found = [doc_id for doc_id, _ in missing]
+    if world is not None and world.has_moved(job_id):
+        # what workers of the lane before have dropped is found so; not what they hold
+        found = [doc_id for doc_id in found if world.is_held(item_tag(feeder.key(doc_id)))]
+    if found:
+        _is_needed(KEPT, f"{job_id}: {', '.join(found)}")
     return _republish(feeder, missing)
 
 
-def _rewound(balance: Balance, job: Job, found: int) -> Any:
+def _rewound(feeds: FeedStore, job_id: str, *, generation: int | None = None) -> bool:
+    is_rewound = _rewind(feeds, job_id, generation=generation)
     world = Entered.world
-    # a job that is being cancelled reads again what was fed before it, also where who leads it stood
-    # still since it looked
-    if world is not None and world.state_of(job.job_id) != JobState.CANCELLING:
-        _is_needed(READ, f"{job.job_key}: {found} of {job.total} outcomes")
-    return _rewind(balance, job, found)
+    # a rebuild names no generation, and a job that is being cancelled reads again what was fed
+    # before it, also where who leads it stood still since it looked
+    is_for_losses = is_rewound and generation is not None
+    if is_for_losses and world is not None and world.state_of(job_id) != JobState.CANCELLING:
+        _is_needed(READ, job_id)
+    return is_rewound
 
 
 _reconcile: Any = reconcile
 _republish: Final[Callable[..., int]] = _reconcile.republish
-_rewind: Final = Balance._rewind
-_balance: Any = Balance
-_reconcile.republish, _balance._rewind = _republished, _rewound
+_rewind: Final = FeedStore.rewind_feeds
+_feeds: Any = FeedStore
+_reconcile.republish, _feeds.rewind_feeds = _republished, _rewound
 
 
 class Holdings:
@@ -70,6 +79,7 @@ class Holdings:
         self._world, self._server, self._provider = world, server, provider
         self._workers = workers
         self._stored: set[str] = set()  # documents
+        world.is_held = self._is_held
 
     def look(self) -> None:
         """Look at the records of what is held, after a step that has changed them."""
@@ -77,13 +87,21 @@ class Holdings:
             return
         recorded: set[str] | None = None
         for worker in self._workers:
-            away = (self._world.away.get(("redis", who), -RENEWED_S) for who in ("", worker.name))
-            if worker.is_dead or max(worker.frozen_until, *away) + RENEWED_S > self._world.now:
+            if not self._renews(worker):
                 continue
             for tag in worker.leases.tags():
                 recorded = self._recorded() if recorded is None else recorded
                 if tag not in recorded:
                     raise Violation(HELD, f"{worker.name} holds {tag}")
+
+    def _is_held(self, tag: str) -> bool:
+        """Return whether a worker holds a message that has not stood still or been cut off."""
+        return any(tag in worker.leases for worker in self._workers if self._renews(worker))
+
+    def _renews(self, worker: Worker) -> bool:
+        away = (self._world.away.get(("redis", who), -RENEWED_S) for who in ("", worker.name))
+        stood_until = max(worker.frozen_until, *away)
+        return not worker.is_dead and stood_until + RENEWED_S <= self._world.now
 
     def look_at_slots(self, ended: set[str], concurrency: int) -> None:
         """Look at the answers that came and are not stored; ``ended`` are documents."""

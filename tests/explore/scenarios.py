@@ -85,6 +85,9 @@ NATURE: Final = (
     "steps back",
 )
 """Does what, to Redis or a process."""
+UNSERVED: Final = "gpu"
+TWINS: Final = 0.25
+"""Of jobs: these have equal requests."""
 API: Final = ("api",)
 BATCH: Final = ("batch",)
 BOTH: Final = ("api", "batch")
@@ -126,7 +129,12 @@ THEMES: Final[tuple[dict[str, tuple[Any, ...]], ...]] = (
         "lanes": (BATCH,), "batch workers": (2,), "lines": (100.0, 250.0), "jobs": (2, 3),
         "documents": ((4, 10),), "dies": (0, 3), "ends": (0, 3),
     },
-    {},
+    # moves to a lane of messages that no worker serves, and back
+    {
+        "lanes": (API,), "visits": (6,), "deeds": (2, 3), "documents": ((6, 10),), "dies": (0,),
+        "slow": (500,), "slots": (1, 2), "forgets": (0.0,), "is wiped": (0.0,), "is restored": (0.0,),
+        "pace": (15.0, 40.0), "shakes": (0,), "budgets": (0.0,),
+    },
     # money
     {
         "budgets": (1.0,), "tenants": (0.2, 0.5), "says nothing": (100, 250), "replays": (4,),
@@ -248,6 +256,7 @@ class Scenario:
         self.world.after_step = self._after_step
         self.world.died = self._died
         self.world.state_of = self.invariants.state_of
+        self.world.has_moved = self.invariants.has_moved
         self.person, self._people = Person(self.world, "person-1", self.settings), 1
         self.world.spawn(self.person)
 
@@ -385,7 +394,7 @@ class Scenario:
             self.start_worker()
         for _ in range(self._draw("batch workers", 1, 2) if "batch" in self.lanes else 0):
             self.start_batch_worker()
-        self._plan()
+        self._plan()  # before any of them goes on
         nature = world.loop.create_task(self._nature())
         while world.now < PEACE_AFTER_S and not self._is_over():  # noqa: ASYNC110  # it is asked of SQL
             await asyncio.sleep(LOOK_S)
@@ -529,6 +538,9 @@ class Scenario:
                 asks["budget_usd"] = COST * affords / 1e6
             if name == "one" and chance.random() < 0.15:
                 self.provider.poison.add(f"{name}-d{chance.randrange(documents)}")
+            if self.world.choices.chance(f"twins of {name}").random() < TWINS:
+                self.invariants.twins.add(name)
+                asks["dedup"] = "always"
             at = 0.0 if name == "one" else chance.uniform(0.0, 10.0)
             self._at(at, partial(self._submit, name, documents, asks))
             for number in range(self._draw("deeds", 0, 1, 2, 3, 4)):
@@ -536,6 +548,7 @@ class Scenario:
                 self._at(at + chance.uniform(0.5, 12.0) * (number + 1), partial(does, name))
 
         if chance.random() < 0.15:
+            self.world.has_plans = True
             self._at(chance.uniform(0.0, 30.0), self._schedule)
 
     def _deeds(self) -> list[Callable[[str], object]]:
@@ -546,6 +559,7 @@ class Scenario:
         deeds += [self._replay] * self._draw("replays", 0) + [self._be_rid_of] * self._draw(
             "ends", 0
         )
+        deeds += [self._visit] * self._theme.get("visits", (0,))[0]
         return deeds + [self._move] * self._draw("moves", 3) if len(self.lanes) > 1 else deeds
 
     def _at(self, seconds: float, does: Callable[[], object]) -> None:
@@ -567,7 +581,8 @@ class Scenario:
         ApiKeyStore(database).create(NewApiKey("budget", TENANT, frozenset(), limits=limits))
 
     def _submit(self, name: str, documents: int, asks: dict[str, Any]) -> None:
-        source = write_source(self.ground.folder, name, documents)
+        twins = name in self.invariants.twins
+        source = write_source(self.ground.folder, name, documents, twins=twins)
         self.documents[name] = documents
         spec = {"prompt": "{text}", "model": "m", **asks}
         self.person.does(
@@ -620,12 +635,18 @@ class Scenario:
         for seconds in (40.0, 55.0, 70.0):
             self._at(seconds, partial(self._purge, name))
 
-    def _move(self, name: str) -> None:
+    def _move(self, name: str, lane: str | None = None) -> None:
         def work(desk: Desk) -> None:
             job = desk.jobs.get(name)
-            desk.operations.move(job, "api" if job.lane == "batch" else "batch", "to try it")
+            other = "api" if job.lane == "batch" else "batch"
+            desk.operations.move(job, lane or other, "to try it")
 
         self.person.does(f"moves {name}", work)
+
+    def _visit(self, name: str) -> None:
+        """Move a job to a lane of messages that no worker serves, and back."""
+        self._move(name, UNSERVED)
+        self._at(self.chance.uniform(12.0, 40.0), partial(self._move, name, "api"))
 
     def _schedule(self) -> None:
         """Have a job start each minute until peace comes."""
@@ -640,9 +661,11 @@ class Scenario:
         if self.invariants.tenants_budget is not None:
             spec["tenant"] = TENANT
 
+        drift = self.world.choices.chance("drift").choice((None, "report", "pause"))
+
         def work(desk: Desk) -> None:
             with contextlib.suppress(ScheduleExists):  # its answer was lost
-                desk.producer.schedules.add(name, "* * * * *", source, spec)
+                desk.producer.schedules.add(name, "* * * * *", source, spec, drift=drift)
 
         self.person.does(f"plans {name}", work)
         self._scheduled = True
@@ -664,6 +687,9 @@ class Scenario:
             self.person.does(
                 "makes a key", lambda desk: self._budget_of_tenant(desk.database, 1_000)
             )
+        away = "SELECT job_key FROM jobs WHERE state = 'running' AND lane = ?"
+        for (name,) in self.invariants.look(away, UNSERVED):
+            self._move(name, "api")
         for (name,) in self.invariants.look("SELECT job_key FROM jobs WHERE state = 'paused'"):
             if name in self.invariants.budgets:
                 self._grant(name, 100)

@@ -9,6 +9,7 @@ thread runs everything, and a seed is one history.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextvars
 import hashlib
 import random
@@ -19,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 import greenlet
@@ -299,12 +301,22 @@ class Loop(asyncio.SelectorEventLoop):
     ) -> asyncio.Future[T]:
         """Run a call in an actor; one after the other where the executor has one thread."""
         future: asyncio.Future[T] = self.create_future()
+        self.run_for(future, executor, partial(func, *args))
+        return future
+
+    def run_for(
+        self,
+        future: asyncio.Future[T] | concurrent.futures.Future[T],
+        executor: Executor | None,
+        func: Callable[[], T],
+    ) -> None:
+        """Run a call in an actor and put what comes of it into ``future``."""
         process = PROCESS.get()
         assert process is not None, "calls to stores are made by processes"
 
         def work() -> None:
             try:
-                answer = func(*args)
+                answer = func()
             except Exception as error:
                 if not future.done():
                     future.set_exception(error)
@@ -328,7 +340,6 @@ class Loop(asyncio.SelectorEventLoop):
         else:
             self._busy[executor] = deque()
             start()
-        return future
 
     def see(self, task: asyncio.Task[None]) -> None:
         """See that a task that a world has made ended well."""
@@ -385,6 +396,7 @@ class World:
     odds: Odds
     now: float = 0.0
     is_peaceful: bool = False  # no faults any more
+    has_plans: bool = False  # jobs start at their times, else no schedule is looked for
     steps: int = 0
     looks: int = 0  # whether time passes
     ready: list[Actor] = field(default_factory=list)
@@ -396,6 +408,8 @@ class World:
     processes: list[Process] = field(default_factory=list)
     shake: Callable[[str], None] = lambda _: None
     state_of: Callable[[str], str] = lambda _: ""  # of a job, in SQL
+    has_moved: Callable[[str], bool] = lambda _: False  # a job, to another lane
+    is_held: Callable[[str], bool] = lambda _: False  # a message, by a worker that lives
     after_step: Callable[[Actor, Call, Fate], None] = lambda *_: None
     died: Callable[[Process], None] = lambda _: None
 

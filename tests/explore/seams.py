@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from types import FrameType
@@ -18,9 +19,12 @@ from typing import Any, Final
 import redis
 import redis.client
 import redis.exceptions
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from servers import RedisServer
 from sqlalchemy import URL, Connection, Engine, event
 
-from explore.scheduler import Call, Fate, Killed, current_actor
+from explore.scheduler import Call, Fate, Killed, Violation, current_actor
 from explore.virtual import Entered, Local, server_time
 from penstock_ledger.errors import DatabaseUnavailable
 from penstock_ledger.sql import database as database_module
@@ -99,16 +103,27 @@ CONNECTIONS: Final = 100  # of all processes of a world, which share a pool
 CLOCK: Final = "clock_timestamp()"  # of PostgreSQL
 OF_TIME: Final = frozenset(("EXPIRE", "PEXPIRE", "TTL", "PTTL", "PERSIST"))
 
+SOCKET: Final = "redis.sock"
+THREADS: Final = "each thread is an actor of a process"
+
 _execute: Final[Any] = redis.Redis.execute_command
 _execute_pipeline: Final[Any] = redis.client.Pipeline.execute
 
 
 class RedisOfWorld:
-    """The one server of a world, as the world itself speaks to it."""
+    """The one server of a world, as the world itself speaks to it.
 
-    def __init__(self, client: redis.Redis) -> None:
-        self._client = client
-        self._connection: Any = client.connection_pool.get_connection()
+    All clients share a connection: a pool for each, with what redis-py counts of it, is a third of
+    what a call costs. It waits for answers as long as it takes, since the time of this machine must
+    be no part of a history, and one thread alone may use it."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self._client: Any = redis.Redis(
+            unix_socket_path=str(server.folder / SOCKET),
+            socket_timeout=None,
+            retry=Retry(NoBackoff(), 0),
+        )
+        self._connection: Any = self._client.connection_pool.get_connection()
         self._ticked = -1.0
         self.behind_s = 0.0  # of its clock
         self._runs = 1
@@ -121,53 +136,81 @@ class RedisOfWorld:
 
     def clear(self) -> None:
         """Begin with an empty server."""
-        _execute(self._client, "FLUSHALL")
-        _execute(self._client, "SCRIPT", "FLUSH")
+        self.ask("FLUSHALL")
+        self.ask("SCRIPT", "FLUSH")
         self._texts.clear()
         self._ticked, self._runs, self._copy = -1.0, 1, []
         self.behind_s = 0.0
 
+    def close(self) -> None:
+        self._client.close()
+
     def ask(self, *command: str | bytes | int | float) -> Any:
         """Ask for something without a stop."""
-        return _execute(self._client, *command)
+        self._connection.send_command(*command)
+        return self._client.parse_response(self._connection, command[0])
 
     def answer(self, client: Any, command: Sequence[Any], **options: Any) -> Any:
-        """Answer a command of a client, by the one connection that all of them share.
-
-        A pool for each, with what redis-py counts of it, is a third of what a call costs."""
-        self._connection.send_command(*self.rewritten(command))
+        """Answer a command of a client."""
+        ticks = self._ticks()
+        self._connection.send_packed_command(
+            self._connection.pack_commands([*ticks, self.rewritten(command)])
+        )
+        for _ in ticks:
+            self._connection.read_response()
         return client.parse_response(self._connection, command[0], **options)
+
+    def answer_all(self, pipeline: Any, *, raise_on_error: bool = True) -> list[Any]:
+        """Answer the commands of a pipeline that watches nothing."""
+        ticks = self._ticks()
+        stack: list[tuple[Any, dict[str, Any]]] = [(tick, {}) for tick in ticks]
+        stack += [
+            (tuple(self.rewritten(command)), of_command)
+            for command, of_command in pipeline.command_stack
+        ]
+        is_transaction = pipeline.transaction or pipeline.explicit_transaction
+        run = pipeline._execute_transaction if is_transaction else pipeline._execute_pipeline
+        try:
+            answers: list[Any] = run(self._connection, stack, raise_on_error)
+        finally:
+            pipeline.reset()
+        return answers[len(ticks) :]
 
     def tick(self) -> None:
         """Let the server know what time it is."""
+        for tick in self._ticks():
+            self.ask(*tick)
+
+    def _ticks(self) -> list[tuple[str | int, ...]]:
+        """Return the command that tells the server the time, unless it knows."""
         now = server_time() - self.behind_s
-        if abs(now - self._ticked) >= TICKED_S:
-            self._ticked = now
-            _execute(self._client, "EVAL", TICK, 0, f"{now:.6f}", self.run_id)
+        if abs(now - self._ticked) < TICKED_S:
+            return []
+        self._ticked = now
+        return [("EVAL", TICK, 0, f"{now:.6f}", self.run_id)]
 
     def forget(self) -> None:
         """Lose everything, as FLUSHALL does."""
-        _execute(self._client, "FLUSHALL")
+        self.ask("FLUSHALL")
         self._ticked = -1.0
 
     def restart(self, *, keeps: bool) -> None:
         """Be another run of the server, with what it held or without."""
         self._runs += 1
         self._ticked = -1.0
-        _execute(self._client, "SCRIPT", "FLUSH")
+        self.ask("SCRIPT", "FLUSH")
         if not keeps:
             self.forget()
 
     def copy(self) -> None:
         """Take a backup."""
-        keys = list(_execute(self._client, "KEYS", "*"))
-        self._copy = [(key, _execute(self._client, "DUMP", key)) for key in keys]
+        self._copy = [(key, self.ask("DUMP", key)) for key in self.ask("KEYS", "*")]
 
     def restore(self) -> None:
         """Be another run of the server, with what the backup has."""
         self.restart(keeps=False)
         for key, dumped in self._copy:
-            _execute(self._client, "RESTORE", key, 0, dumped)
+            self.ask("RESTORE", key, 0, dumped)
         self._ticked = -1.0
 
     def rewritten(self, command: Sequence[Any]) -> Sequence[Any]:
@@ -210,6 +253,7 @@ class Seams:
         pipelines.execute = _bound(self._pipeline, _execute_pipeline)
         databases.read = _bound(self._read, Database.read)
         databases.one_read = _bound(self._one_read, Database.one_read)
+        databases.now = _bound(self._clock, Database.now)
         databases.__init__ = _bound(self._open, Database.__init__)
         of_database: Any = database_module
         shared = cache(partial(_engine, of_database.open_sqlite))
@@ -224,7 +268,6 @@ class Seams:
             return real(client, *command, **options)
         name = str(command[0]).upper()
         with _stop("redis", _caller() or name.lower(), _redis_error):
-            self.server.tick()
             if name == "TIME":
                 seconds, micros = f"{server_time() - self.server.behind_s:.6f}".split(".")
                 return int(seconds), int(micros)
@@ -234,6 +277,11 @@ class Seams:
         if Entered.world is None or not pipeline.command_stack:
             return real(pipeline, *args, **options)
         with _stop("redis", _caller() or "pipeline", _redis_error):
+            if not pipeline.watching:
+                return [
+                    self._seen(answer)
+                    for answer in self.server.answer_all(pipeline, *args, **options)
+                ]
             self.server.tick()
             pipeline.command_stack = [
                 (tuple(self.server.rewritten(command)), of_command)
@@ -259,6 +307,9 @@ class Seams:
         with _stop("sql", f"{_caller()} reads", partial(_sql_error, database)):
             return real(database, work)
 
+    def _clock(self, real: Any, database: Database, connection: Connection) -> Any:
+        return real(database, connection) if Entered.world is None else server_time()
+
     @contextlib.contextmanager
     def _one_read(self, real: Any, database: Database) -> Iterator[None]:
         if Entered.world is not None and database._shared() is None:
@@ -272,6 +323,8 @@ class Seams:
 def _stop(store: str, what: str, error: Callable[[], Exception]) -> Iterator[None]:
     """Stop before a call, and let it end as the scheduler says."""
     actor = current_actor()
+    if actor is None:
+        _see_thread(f"{store} {what}")
     if actor is None or actor.in_transaction:
         yield
         return
@@ -287,6 +340,16 @@ def _stop(store: str, what: str, error: Callable[[], Exception]) -> Iterator[Non
         actor.in_transaction = False
     if fate is Fate.LOST:
         raise error()
+
+
+def _see_thread(what: str) -> None:
+    """Refuse a call of a thread that is none of the world's.
+
+    It would read the answers of other calls, and when it runs is no part of a history."""
+    world, thread = Entered.world, threading.current_thread()
+    if world is not None and thread is not threading.main_thread():
+        world.violation = world.violation or Violation(THREADS, f"{thread.name}: {what}")
+        raise RuntimeError(f"{THREADS}; {thread.name} is none")
 
 
 class _Writer:

@@ -6,12 +6,14 @@ they are imported. Outside of a world everything is as it always is.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import threading
 import time
 from collections.abc import Callable, Iterable
-from functools import cache
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache, partial
 from importlib import metadata
 from typing import Any, Final
 
@@ -46,6 +48,10 @@ def install() -> None:
     of_random: Any = random
     of_random._urandom = _urandom
     of_random.Random.seed = _seed
+    of_executors: Any = ThreadPoolExecutor
+    of_executors.submit = _submit
+    of_asyncio: Any = asyncio
+    of_asyncio.run_coroutine_threadsafe = _run_from_thread
 
 
 def enter(world: World) -> None:
@@ -95,6 +101,46 @@ def _seed(self: random.Random, a: Any = None, version: int = 2) -> None:
     if a is None and Entered.world is not None:
         a = Entered.chance.getrandbits(64)
     _seeded(self, a, version)
+
+
+class _Awaited(Future[Any]):
+    """What an actor waits for."""
+
+    def result(self, timeout: float | None = None) -> Any:
+        while not self.done():
+            _actor().sleep(0.01)
+        return super().result()
+
+
+_submitted: Final[Any] = ThreadPoolExecutor.submit
+_from_thread: Final[Any] = asyncio.run_coroutine_threadsafe
+
+
+def _run_from_thread(coro: Any, loop: Any) -> Future[Any]:
+    if Entered.world is None:
+        real: Future[Any] = _from_thread(coro, loop)
+        return real
+    future = _Awaited()
+
+    def ended(task: asyncio.Task[Any]) -> None:
+        if task.cancelled():
+            future.cancel()
+        elif (error := task.exception()) is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(task.result())
+
+    loop.create_task(coro).add_done_callback(ended)
+    return future
+
+
+def _submit(executor: Any, func: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
+    if Entered.world is None or PROCESS.get() is None:
+        future: Future[Any] = _submitted(executor, func, *args, **options)
+    else:
+        future = _Awaited()
+        Entered.world.loop.run_for(future, executor, partial(func, *args, **options))
+    return future
 
 
 # -- in place of `threading`, in modules that make threads or keep something for each --------------

@@ -25,6 +25,14 @@ from penstock_workers.settings import ProviderSettings
 KEY_VARIABLE = "BATCH_TEST_KEY"
 KEY = "sk-batch-test-0123456789abcdef"
 TAG = "0b8e7a1c-52d4-4c1e-9a77-3f6d2c9e41ab"
+VERTEX = {"project": "mine", "region": "europe-west4", "batch_bucket": "gs://batches/of/penstock"}
+BEDROCK = {
+    "region": "eu-central-1",
+    "batch_bucket": "s3://batches/of/penstock",
+    "batch_role": "arn:aws:iam::123456789012:role/batches",
+    "batch_min_requests": 1,
+}
+CLOUDS: dict[str, dict[str, Any]] = {"bedrock": BEDROCK, "vertex": VERTEX}
 SHORT = Times(connect_s=2.0, call_s=5.0, stall_s=0.3, pause_s=0.0)
 
 Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -65,7 +73,10 @@ async def provider_at(
     url: str, kind: Any = "openai", times: Times = SHORT, profile: Any = None
 ) -> AsyncIterator[BatchProvider]:
     """Its key is read from KEY_VARIABLE, which the test has set."""
-    settings = ProviderSettings(kind=kind, base_url=url, api_key_env=KEY_VARIABLE, profile=profile)
+    given: dict[str, Any] = CLOUDS.get(kind, {}) | (
+        {} if kind == "bedrock" else {"api_key_env": KEY_VARIABLE}
+    )
+    settings = ProviderSettings(kind=kind, base_url=url, profile=profile, **given)
     provider = open_batches("theirs", settings, times)
     try:
         yield provider

@@ -197,12 +197,10 @@ class Vllm(PlayedServer):
 
     async def embeddings(self, request: web.Request) -> web.Response:
         asked, instead = await self.read(request)
-        inputs = [asked["input"]] if isinstance(asked["input"], str) else asked["input"]
-        return (
-            instead
-            or self._wrong(request.path, inputs, asked)
-            or embedded(inputs, asked, asked["model"])
-        )
+        given = asked.get("input", str(asked.get("messages")))  # a chat is one input
+        inputs = [given] if isinstance(given, str) else given
+        wrong = None if "messages" in asked else self._wrong(request.path, inputs, asked)
+        return instead or wrong or embedded(inputs, asked, asked["model"])
 
     async def score(self, request: web.Request) -> web.Response:
         asked, instead = await self.read(request)

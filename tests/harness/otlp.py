@@ -1,5 +1,5 @@
-"""A collector of traces on loopback that speaks OTLP over HTTP: it decodes what arrives with
-OpenTelemetry's own messages."""
+"""A collector of traces and metrics on loopback that speaks OTLP over HTTP: it decodes what arrives
+with OpenTelemetry's own messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self
 
+from metrics_page import Page
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+)
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric as WireMetric
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as WireSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
@@ -34,31 +40,83 @@ class CallAnswer:
     links: tuple[tuple[str, str], ...]
 
 
+@dataclass(frozen=True)
+class Figures:
+    """One report of a process."""
+
+    resource: dict[str, Any]
+    metrics: list[WireMetric]
+
+    def page(self) -> Page:
+        """The same as Prometheus' page has it."""
+        page: Page = {}
+        for metric in self.metrics:
+            kind = metric.WhichOneof("data")
+            assert kind is not None, f"{metric.name} has no samples"
+            data: Any = getattr(metric, kind)
+            if kind != "gauge":
+                cumulative = AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
+                assert data.aggregation_temporality == cumulative
+            for point in data.data_points:
+                labels = _attributes(point.attributes)
+                if metric.HasField("histogram"):
+                    _add_buckets(page, metric.name, labels, point)
+                else:
+                    _add(page, metric.name, labels, point.as_double)
+        return page
+
+
+def _add(page: Page, name: str, labels: dict[str, str], value: float) -> None:
+    page.setdefault(name, {})[tuple(sorted(labels.items()))] = value
+
+
+def _add_buckets(page: Page, name: str, labels: dict[str, str], point: Any) -> None:
+    seen = 0
+    for bound, more in zip([*point.explicit_bounds, "+Inf"], point.bucket_counts, strict=True):
+        seen += more
+        _add(page, f"{name}_bucket", labels | {"le": str(bound)}, seen)
+    assert seen == point.count
+    _add(page, f"{name}_count", labels, point.count)
+    _add(page, f"{name}_sum", labels, point.sum)
+
+
 @dataclass
 class Collector:
-    """Everything that was sent so far; a context manager.
+    """Everything that was sent so far; a context manager. ``callers`` are its connections.
 
-    ``payloads`` are the requests as they came."""
+    ``payloads`` are the requests about spans as they came, ``reports`` those about metrics."""
 
     payloads: list[bytes] = field(default_factory=list)
+    reports: list[bytes] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
+    callers: set[tuple[str, int]] = field(default_factory=set)
+    port: int = 0
 
     def __enter__(self) -> Self:
         collector = self
+        places = {"/v1/traces": collector.payloads, "/v1/metrics": collector.reports}
 
         class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
             def do_POST(self) -> None:
+                collector.callers.add(self.client_address)
                 collector.headers.append(dict(self.headers))
-                collector.payloads.append(self.rfile.read(int(self.headers["Content-Length"])))
-                self.send_response(200 if self.path == "/v1/traces" else 404)
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if (place := places.get(self.path)) is not None:
+                    place.append(body)
+                self.send_response(404 if place is None else 200)
+                self.send_header("Content-Length", "0")
                 self.end_headers()
 
             def log_message(self, format: str, *args: object) -> None:
                 """Not on the test's output."""
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.02,), daemon=True
+        )
         self._thread.start()
         return self
 
@@ -80,6 +138,17 @@ class Collector:
                 for of_scope in of_resource.scope_spans:
                     assert of_scope.scope.name == "penstock"
                     found += [_told(span, resource) for span in of_scope.spans]
+        return found
+
+    def figures(self) -> dict[str, list[Figures]]:
+        """All that processes have reported, oldest first, by the names of their services."""
+        found: dict[str, list[Figures]] = defaultdict(list)
+        for report in list(self.reports):
+            (of_resource,) = ExportMetricsServiceRequest.FromString(report).resource_metrics
+            resource = _attributes(of_resource.resource.attributes)
+            (of_scope,) = of_resource.scope_metrics
+            assert of_scope.scope.name == "penstock"
+            found[resource["service.name"]].append(Figures(resource, list(of_scope.metrics)))
         return found
 
     def traces(self) -> dict[str, list[CallAnswer]]:

@@ -159,7 +159,7 @@ def test_no_secret_is_left_anywhere(
     tmp_path: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No configured secret and no key of a provider is in any output, row, key, message, event,
-    trace or log (B14)."""
+    trace, metric or log (B14)."""
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "canary_hook.py").write_text(HOOK)
     database = postgres_url.replace("postgres:@", f"postgres:{DATABASE}@").replace(
@@ -170,6 +170,8 @@ def test_no_secret_is_left_anywhere(
         "CANARY_API_KEY": KEY,
         "PYTHONPATH": str(tmp_path / "code"),
         "OTEL_EXPORTER_OTLP_HEADERS": f"authorization={TRACES}",
+        "OTEL_METRICS_EXPORTER": "otlp",
+        "OTEL_METRIC_EXPORT_INTERVAL": "1000",
     }.items():
         monkeypatch.setenv(name, value)
     with (
@@ -215,7 +217,7 @@ def test_no_secret_is_left_anywhere(
         fleet.wait_for(held, JobState.PAUSED, 60)
 
         shown = commands(fleet, url)
-        until(lambda: len(collector.payloads) > 0, 30, "traces arrive")
+        until(lambda: collector.payloads and collector.reports, 30, "traces and metrics arrive")
         heard.ended.set()
         heard.join()
         left = {
@@ -223,6 +225,7 @@ def test_no_secret_is_left_anywhere(
             "sql": sql_contents(database),
             "events": "\n".join(map(unpacked, heard.messages)),
             "traces": repr(collector.payloads),
+            "metrics": repr(collector.reports),
             "commands": "\n".join(shown),
             **{str(path): path.read_text(errors="replace") for path in files(tmp_path)},
         }

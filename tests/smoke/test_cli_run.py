@@ -160,6 +160,28 @@ def test_ctrl_c_stops_and_the_same_command_resumes(machine: Machine) -> None:
     assert len(machine.lines("output.jsonl")) == 600
 
 
+def test_a_second_run_of_a_folder_pays_nothing_twice(machine: Machine) -> None:
+    """While one run works in a folder, another is refused, or with --wait goes on where the first
+    ended, as a pod that replaces one on the same volume (docs/kubernetes.md)."""
+    machine.source(200)
+    with simulator("--latency-ms", "100") as provider:
+        arguments = machine.run_arguments(provider, "--concurrency", "5", "--workers", "1")
+        first = machine.start(*arguments)
+        eventually(lambda: provider.stats()["requests"] > 20)
+        status, told = machine.penstock(*arguments)
+        assert (status, f"(pid {first.pid})" in told) == (2, True), told
+        second = machine.start(*arguments, "--wait")
+        assert second.stdout is not None
+        assert any(f"another run (pid {first.pid}) is working" in line for line in second.stdout)
+        first.send_signal(signal.SIGTERM)
+        first.communicate(timeout=RUN_TIMEOUT_S)
+        told, _ = second.communicate(timeout=RUN_TIMEOUT_S)
+        assert (first.returncode, second.returncode) == (130, 0), told + machine.logs()
+        assert 200 <= provider.stats()["requests"] <= 200 + 5
+    assert machine.report()["succeeded"] == 200
+    assert machine.leftovers() == []
+
+
 def test_killed_run_leaves_no_worker_and_resumes(machine: Machine) -> None:
     """kill -9 of the whole run: workers end by themselves, and the same command finishes the job.
 

@@ -144,6 +144,10 @@ class Crew(Fleet):
                 self.start(kind)
         self.ready(*(self.veterans[lane] for lane in ("api", "batch", "gpu", "embed")))
 
+    def ready(self, *workers: Process) -> None:
+        """Wait for workers that take items; control has no slots, and no heartbeat of them."""
+        super().ready(*(one for one in workers if not one.name.startswith("control-")))
+
     def start(self, kind: Kind) -> Process:
         """Start one more process of a kind."""
         if kind.name == "control":

@@ -630,6 +630,17 @@ PROVIDERS: Final = Dashboard(
                     ),
                 ),
                 Panel(
+                    "Interactive traffic first",
+                    "Seconds to the first token at a server that others share, beside the target; "
+                    "requests that are left to us.",
+                    "short",
+                    (
+                        (_fleet(of.QUOTA_TTFT, "quota"), "{{quota}} p95"),
+                        (_fleet(of.QUOTA_TARGET, "quota"), "{{quota}} target"),
+                        (_fleet(of.QUOTA_CEILING, "quota"), "{{quota}} requests at most"),
+                    ),
+                ),
+                Panel(
                     "Tickets",
                     "Per second.",
                     "ops",

@@ -209,6 +209,29 @@ class MissingApiKey(WorkerError):
         )
 
 
+class NoCredentials(WorkerError):
+    """A provider's requests are signed, and there is nothing to sign them with."""
+
+    exit_status = EXIT_USAGE
+
+    def __init__(self, provider: str, why: str, fix: str | None = None) -> None:
+        fix = fix or (
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, run where a role is "
+            "given, or name the variable of a Bedrock API key: api_key_env"
+        )
+        name = f"providers.{provider}: " if provider else ""
+        super().__init__(f"{name}no AWS credentials: {why}; {fix}")
+
+
+class BatchSettingMissing(WorkerError):
+    """A provider's batches need a setting that it has not."""
+
+    exit_status = EXIT_USAGE
+
+    def __init__(self, provider: str, field: str, what: str) -> None:
+        super().__init__(f"providers.{provider}.{field} is not set: {what}")
+
+
 class PlainHttp(WorkerError):
     """A provider's key would cross a network as plain text."""
 

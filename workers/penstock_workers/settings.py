@@ -75,11 +75,17 @@ ProfileName = Literal[
     "groq",
     "together",
     "mistral",
+    "xai",
     "vllm",
 ]
 
 
 Streams = Literal["usage", "plain", "no"]
+
+
+# as botocore's service model of bedrock has them
+_BUCKET: Final = r"^(s3|gs)://[a-z0-9][-._a-z0-9]{1,61}[a-z0-9](/[-!_*'().a-z0-9A-Z]+)*/?$"
+_ROLE: Final = r"^arn:aws(-[^:]+)?:iam::[0-9]{12}:role/.+$"
 
 
 class ProviderSettings(ProviderFacts):
@@ -103,6 +109,12 @@ class ProviderSettings(ProviderFacts):
     otpm: PerMinuteLimit = None  # output tokens per minute, likewise
     # prompt tokens in batches at once; None = no limit
     batch_enqueued_tokens: Annotated[int, Field(ge=1)] | None = None
+    # where batches of Bedrock lie ("s3://bucket/prefix"), and those of Vertex AI ("gs://…"); of
+    # Bedrock also the ARN of the role that reads and writes there for it
+    batch_bucket: Annotated[str, Field(pattern=_BUCKET)] | None = None
+    batch_role: Annotated[str, Field(pattern=_ROLE)] | None = None
+    # a batch of fewer requests is refused; None = as the provider says (Bedrock: 100)
+    batch_min_requests: Annotated[int, Field(ge=1)] | None = None
     discover: bool = True  # take limits, and later changes of them, from the headers of answers
     # find out how many requests it takes at once; None = where no limit is declared
     adaptive: bool | None = None
@@ -111,6 +123,14 @@ class ProviderSettings(ProviderFacts):
     streams: Streams = "usage"
     # vLLM's /metrics, where reachable: its waiting requests limit how many are sent
     metrics_url: str | None = None
+    # interactive traffic at the same vLLM goes first: seconds to the first token that its 95th
+    # percentile stays under, by metrics_url; docs/interactive.md
+    interactive_ttft_s: Annotated[float, Field(gt=0, le=600, allow_inf_nan=False)] | None = None
+    # part of each limit that is left to interactive traffic with the same key
+    interactive_share: Annotated[float, Field(ge=0, le=0.99)] = 0.0
+    # sent with each request as vLLM's `priority`, for --scheduling-policy priority: higher is
+    # later, and what asks for none has 0
+    request_priority: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
 
     @field_validator("api_key_env", mode="before")
     @classmethod
@@ -132,14 +152,24 @@ class ProviderSettings(ProviderFacts):
         remember_url(url)
         return check_url(url, ("http", "https")).rstrip("/")
 
-    @field_validator("metrics_url")
-    @classmethod
-    def _check_metrics_url(cls, url: str | None) -> str | None:
-        return check_url(url, ("http", "https")) if url else None
+    @model_validator(mode="after")
+    def _check_interactive(self) -> Self:
+        if self.interactive_ttft_s is not None and self.metrics_url is None:
+            raise ValueError(
+                f"interactive_ttft_s = {self.interactive_ttft_s:g} needs the server's own figures: "
+                "give metrics_url, vLLM's /metrics; at a provider without them leave a part of the "
+                "key's limits to others by interactive_share"
+            )
+        if self.request_priority is not None and self.kind != "openai":
+            raise ValueError(
+                f"request_priority = {self.request_priority} is vLLM's, and kind {self.kind!r} has "
+                "none: leave it out"
+            )
+        return self
 
-    @field_validator("proxy")
+    @field_validator("proxy", "metrics_url")
     @classmethod
-    def _check_proxy(cls, url: str | None) -> str | None:
+    def _check_address(cls, url: str | None) -> str | None:
         if not url:
             return None
         remember_url(url)
@@ -162,7 +192,9 @@ class ProviderSettings(ProviderFacts):
     @property
     def metering(self) -> str | None:
         """The profile that it meters by; None = found by the host of ``base_url``."""
-        return self.profile if self.profile is not None or self.kind == "openai" else self.kind
+        if self.profile is not None or self.kind == "openai":
+            return self.profile
+        return "gemini" if self.kind == "vertex" else self.kind
 
     @property
     def shows_key(self) -> bool:
@@ -184,6 +216,11 @@ class ProviderSettings(ProviderFacts):
             "output_tokens": self.otpm,
         }
         return {dim: limit for dim, limit in declared.items() if limit is not None}
+
+    @property
+    def limits_of_ours(self) -> dict[str, float]:
+        """Declared limits without the part that is left to interactive traffic."""
+        return {dim: limit * (1 - self.interactive_share) for dim, limit in self.limits.items()}
 
     @model_validator(mode="after")
     def _check_token_limits(self) -> Self:

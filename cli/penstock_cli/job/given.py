@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock_cli.errors import UsageProblem
 from penstock_ledger.texts import Text
-from penstock_producer.job.endpoints import CHAT, GENERATE, MESSAGES
+from penstock_producer.job.endpoints import CHAT, CONVERSE, GENERATE, MESSAGES
 from penstock_producer.job.lanes import DEFAULT_LANE, permitted
 from penstock_producer.job.options import OPTIONS, FlagForm
 
@@ -36,7 +36,13 @@ from collections.abc import Iterable
 from typing import Literal
 
 # by API, where none is named
-_ENDPOINTS = {"openai": CHAT, "anthropic": MESSAGES, "gemini": GENERATE}
+_ENDPOINTS = {
+    "openai": CHAT,
+    "anthropic": MESSAGES,
+    "gemini": GENERATE,
+    "bedrock": CONVERSE,
+    "vertex": GENERATE,
+}
 
 JobFlags = Mapping[str, Any]
 """The job options as they were typed, or as a job spec file has them, by the spec's field; left out

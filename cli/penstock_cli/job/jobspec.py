@@ -238,7 +238,7 @@ def _with_key(provider: ProviderSettings) -> ProviderSettings:
     read.
     """
     variable = provider.api_key_env
-    if variable is None and provider.base_url == BASE_URLS[provider.kind]:
+    if variable is None and provider.base_url == BASE_URLS.get(provider.kind):
         variable = KEY_VARIABLES[provider.kind]
     if variable is not None and not variable_is_set(variable):
         raise UsageProblem(

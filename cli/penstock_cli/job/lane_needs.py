@@ -220,14 +220,10 @@ def _quotas(picture: Picture, provider: ProviderSettings) -> Sequence[Quota]:
     charged = profile.reserve(picture.tokens_in, picture.max_tokens, picture.tokens_out)
     charged |= profile.settle(Usage(picture.tokens_in, picture.tokens_out))
     apart = provider.itpm is not None or provider.otpm is not None
-    units = {"requests": provider.rpm} | (
-        {"input_tokens": provider.itpm, "output_tokens": provider.otpm}
-        if apart
-        else {"tokens": provider.tpm}
-    )
+    units = ("requests", *(("input_tokens", "output_tokens") if apart else ("tokens",)))
+    limits = provider.limits_of_ours
     return [
-        Quota(unit.replace("_", " "), charged.get(unit, 1.0), limit)
-        for unit, limit in units.items()
+        Quota(unit.replace("_", " "), charged.get(unit, 1.0), limits.get(unit)) for unit in units
     ]
 
 

@@ -166,6 +166,7 @@ Sample = Annotated[
     typer.Option(min=1, max=10_000, help=RUN_OPTIONS["sample"]),
 ]
 NoProgress = Annotated[bool, typer.Option("--no-progress", help=RUN_OPTIONS["no_progress"])]
+Wait = Annotated[bool, typer.Option("--wait", help=RUN_OPTIONS["wait"])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,5 +200,6 @@ class RunFlags:
     dry_run: DryRun = False
     sample: Sample = None
     no_progress: NoProgress = False
+    wait: Wait = False
     from_job: FromJob = None
     where: Where = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from typing import TYPE_CHECKING
@@ -126,6 +127,9 @@ def _settings_of(lane: str, spec: JobSpec, request: RunRequest) -> WorkerSetting
     from penstock_workers.settings import WorkerSettings
 
     settings = WorkerSettings.load(lane=lane, concurrency=request.concurrency)
+    if settings.images_place is None:
+        out = request.out if "://" in request.out else os.path.abspath(request.out)
+        settings = settings.model_copy(update={"images_url": f"{out}/images"})
     if asks_a_provider(spec):
         others = [f"{provider}/-" for provider in spec.providers_of_rules]
         asked = [*(spec.fallback or ()), *others]
@@ -136,15 +140,15 @@ def _settings_of(lane: str, spec: JobSpec, request: RunRequest) -> WorkerSetting
 def _refuse_what_is_missing(spec: JobSpec, settings: WorkerSettings) -> None:
     """Refuse here what a worker would refuse in its log.
 
-    Raises MissingApiKey, PlainHttp and ModelMissing.
+    Raises MissingApiKey, NoCredentials, BatchSettingMissing, PlainHttp and ModelMissing.
     """
     from penstock_producer.job.lanes import has_own_model
-    from penstock_workers.lanes.registry import make_lane
+    from penstock_workers.lanes.registry import check_provider, make_lane
 
     if has_own_model(settings.lane):
         make_lane(settings)
     else:
-        settings.provider(spec.provider).api_key(spec.provider)
+        check_provider(settings, spec.provider)
 
 
 def _refuse_models_elsewhere(spec: JobSpec, settings: WorkerSettings) -> None:
@@ -187,7 +191,8 @@ def sampled_request(request: RunRequest, progress: Progress) -> RunRequest:
     spec, _ = understood(request)
     files.probe(request.out, request.source)
     progress.note(f"reading {request.source} to take a sample of {count(request.sample)}")
-    with StateFolder.create(request.state).locked():
+    wait = progress.note if request.waits else None
+    with StateFolder.create(request.state).locked(wait):
         small = sampled(
             request,
             request.sample,

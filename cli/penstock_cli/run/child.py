@@ -114,6 +114,8 @@ def _request(asked: Mapping[str, Any]) -> RunRequest:
         or (DEFAULT_ENGINES if all(map(runs_alone, given.lanes)) else DEFAULT_WORKERS),
         concurrency=asked["concurrency"],
         panel=False,
+        # an earlier run of the job may still be ending, as after a restart of the kernel
+        waits=True,
         sample=asked["sample"],
         again=SameCall(),
     )
@@ -219,8 +221,6 @@ class Events:
 
 class Caller:
     """The program that follows a run: gets all that a terminal would show, as events."""
-
-    waits = True  # an earlier run of the job may still be ending, as after a restart of the kernel
 
     def __init__(self, events: Events) -> None:
         from rich.console import Console

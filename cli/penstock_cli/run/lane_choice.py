@@ -78,6 +78,8 @@ def _guess(
             f"how fast your GPUs are; a run with --lane {lane} --sample 100 measures it",
         )
     cost = guess.usd(provider.prices_of(spec.model, tier=spec.tier_in(lane)), in_batch=packs(lane))
+    if cost is not None:
+        cost *= guess.factors.get(lane, 1.0)
     if packs(lane):
         return LaneGuess(lane, cost, *_in_batches(guess, provider.batch_enqueued_tokens))
     return LaneGuess(lane, cost, *_in_real_time(guess, documents, provider))
@@ -104,15 +106,15 @@ def _in_real_time(
 
     What a provider allows beyond them, or by its headers alone, is not known before calls.
     """
+    needed = {
+        "requests": documents,
+        "tokens": guess.tokens_in + guess.tokens_out,
+        "input_tokens": guess.tokens_in,
+        "output_tokens": guess.tokens_out,
+    }
     minutes = {
-        f"{limit:,.0f} {words} a minute": units / limit
-        for words, units, limit in (
-            ("requests", documents, provider.rpm),
-            ("tokens", guess.tokens_in + guess.tokens_out, provider.tpm),
-            ("input tokens", guess.tokens_in, provider.itpm),
-            ("output tokens", guess.tokens_out, provider.otpm),
-        )
-        if limit is not None
+        f"{limit:,.0f} {dim.replace('_', ' ')} a minute": needed[dim] / limit
+        for dim, limit in provider.limits_of_ours.items()
     }
     if not minutes:
         return None, "the provider's limits; give --rpm and --tpm"
@@ -133,7 +135,7 @@ def choice_lines(
     """
     from penstock_workers.control.lanes.forecast import Known, forecast, late
 
-    known = Known(provider, provider.limits, provider.batch_enqueued_tokens)
+    known = Known(provider, provider.limits_of_ours, provider.batch_enqueued_tokens)
     asked = (spec, guess, documents, known, rules, time.time())
     lines = []
     if spec.lane == AUTO:
@@ -171,13 +173,17 @@ def late_warning(ledger: Books, job: Job, settings: WorkerSettings | None = None
         view = ledger.quota(spec.provider)
     known = Known(
         provider,
-        provider.limits,
+        provider.limits_of_ours,
         provider.batch_enqueued_tokens,
         ledger.batches_lasted(spec.provider, HISTORY),
         view,
     )
     guess = Estimate(
-        found["tokens_in"], found["tokens_out"], found["capped"], model=found.get("model")
+        found["tokens_in"],
+        found["tokens_out"],
+        found["capped"],
+        model=found.get("model"),
+        factors=found.get("factors") or {},
     )
     warning = late(spec, guess, found["documents"], known, settings.lanes, time.time())
     return None if warning is None else on_terminal(warning)

@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 class Terminal:
     """The follower of `penstock run`: a person at a terminal, or a log."""
 
-    waits = False  # for another run in the same folder
-
     def __init__(self) -> None:
         self.console: Console = make_console()
 
@@ -70,7 +68,6 @@ class Terminal:
 class Follower(Protocol):
     """A follower of a run: it gets what the run does, and what it ended with."""
 
-    waits: bool
     console: Console
 
     def progress(self, request: RunRequest) -> Progress: ...
@@ -94,7 +91,7 @@ def run_local(request: RunRequest, standby: Standby, follower: Follower) -> int:
                 request = sampled_request(request, progress)
                 follower.sampled(request)
             plan = checked(request, console, progress)
-            wait = progress.note if follower.waits else None
+            wait = progress.note if request.waits else None
             with plan.state.locked(wait), opened_ledger(plan) as ledger:
                 job = accepted(plan, ledger)
                 accepted_one()

@@ -248,6 +248,11 @@ def _job_lines(found: Preview, provider: ProviderSettings) -> Iterator[str]:
         f"tokens: about {count(guess.tokens_in)} in (by {guess.by}), {out} "
         f"{count(guess.tokens_out)} out"
     )
+    if survey.repeats:
+        yield (
+            f"--dedup {spec.dedup}: {counted(survey.repeats, 'document')} ask what others do, and "
+            "are not sent"
+        )
     if spec.asks_a_provider:
         yield f"cost: {_cost(found, provider, out)}"
     if found.cache is not None:

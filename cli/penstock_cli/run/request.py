@@ -36,6 +36,7 @@ class RunRequest:
     workers: int
     concurrency: int | None
     panel: bool
+    waits: bool = False  # for another run in the same state folder
     sample: int | None = None  # documents; None runs all
     outcomes: FromJob | None = None  # of a job in the same state folder, instead of a source
     again: Repetition = field(default_factory=Repetition)
@@ -92,6 +93,7 @@ def request_of(
         or (DEFAULT_ENGINES if all(map(runs_alone, given.lanes)) else DEFAULT_WORKERS),
         concurrency=given.of_run("concurrency", typed.concurrency),
         panel=not given.of_run("no_progress", typed.no_progress or None),
+        waits=bool(given.of_run("wait", typed.wait or None)),
         sample=given.of_run("sample", typed.sample),
         outcomes=outcomes,
     )

@@ -56,10 +56,10 @@ def sampled(
     """
     from penstock_producer.accepting.sampling import (
         FOR_ALL,
-        SAID_BY_LINES,
         check_sampled,
         drawn,
-        input_line,
+        said_by_lines,
+        sampled_line,
     )
     from penstock_producer.sources import open_source
 
@@ -77,9 +77,7 @@ def sampled(
     source = place / f"{key}.jsonl"
     if not source.exists():  # resuming reads the very file
         with open(source, "wb", opener=private_opener) as file:
-            file.write(
-                b"".join(input_line(one.doc_id, one.body, spec.endpoint) for one in documents)
-            )
+            file.write(b"".join(sampled_line(one, spec) for one in documents))
     record = {
         "job": request.job_key,
         "options": deciding_options(spec),
@@ -89,7 +87,7 @@ def sampled(
         "size": found.size,
     }
     write_private(place / f"{key}.json", json.dumps(record))
-    said = dict.fromkeys((*SAID_BY_LINES, *FOR_ALL))
+    said = dict.fromkeys((*said_by_lines(spec), *FOR_ALL))
     return dataclasses.replace(
         request,
         out=f"{request.out.rstrip('/')}/{name}",
@@ -154,6 +152,7 @@ def _results(
 ) -> Iterator[tuple[str, Result]]:
     """Yield each result with the lane of the sample."""
     from penstock_ledger import JobNotFound
+    from penstock_producer.accepting.sampling import sampled_line
     from penstock_producer.settings import ProducerSettings
     from penstock_producer.sources import open_source
 
@@ -170,7 +169,8 @@ def _results(
     for result in ledger.outcomes.results(sample.job_id):
         doc_id = result.key.doc_id
         now = reader.fetch(positions[doc_id])
-        if (now.doc_id, json.loads(now.body)) == (doc_id, asked[doc_id]):
+        body = json.loads(sampled_line(now, spec))["body"]
+        if (now.doc_id, body) == (doc_id, asked[doc_id]):
             yield sample.lane, result
 
 

@@ -85,6 +85,8 @@ def settings_of(request: ServeRequest) -> list[WorkerSettings]:
     for lane in lanes_of(request.lane):
         check_lane(lane)
         settings = with_short_lease(WorkerSettings.load(lane=lane, concurrency=request.concurrency))
+        images_url = settings.images_place or _images(request)
+        settings = settings.model_copy(update={"images_url": images_url})
         if has_own_model(lane):
             own = settings.of_lane(lane)
             if request.model is not None and own is not None:
@@ -103,6 +105,11 @@ def settings_of(request: ServeRequest) -> list[WorkerSettings]:
     return found
 
 
+def _images(request: ServeRequest) -> str:
+    """Return where images of answers go unless the settings say."""
+    return str(request.state.absolute() / "images")
+
+
 def door_settings(request: ServeRequest, files: Path) -> GatewaySettings:
     """Return the settings of the HTTP API: what penstock.toml says, and this command's place.
 
@@ -118,7 +125,9 @@ def door_settings(request: ServeRequest, files: Path) -> GatewaySettings:
         "files": str(files),
         "batches": batches,
     }
-    chosen = settings.model_copy(update={"gateway": settings.gateway.model_copy(update=own)})
+    images_url = settings.images_place or _images(request)
+    gateway = settings.gateway.model_copy(update=own)
+    chosen = settings.model_copy(update={"gateway": gateway, "images_url": images_url})
     chosen.refuse_shared_roots(request.state)
     return chosen
 

@@ -204,10 +204,16 @@ class Services:
 
         return books(self._state.root)
 
-    def _run_control(self) -> contextlib.AbstractContextManager[Any]:
+    @contextlib.contextmanager
+    def _run_control(self) -> Iterator[None]:
         from penstock_workers.control import start_control
+        from penstock_workers.metrics import start_metrics
+        from penstock_workers.settings import CONTROL_LANE
 
-        return start_control(self.settings)
+        # the page's port is the workers'
+        own = self.settings.model_copy(update={"lane": CONTROL_LANE, "metrics_port": None})
+        with start_control(self.settings) as control, start_metrics(own, control.figures):
+            yield
 
     def _start_workers(self) -> Supervisor:
         variables: dict[str, dict[str, str]] = {

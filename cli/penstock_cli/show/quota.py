@@ -10,7 +10,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from penstock_ledger import counted
-from penstock_producer.reporting.reasons import cause_line, latest_cause
+from penstock_producer.reporting.reasons import cause_line, latest_cause, yields_line
 from penstock_producer.reporting.text import count, duration, one_line, rate
 from penstock_ratelimit.for_penstock import RETRIES_LEAVE, Breaker
 
@@ -157,6 +157,8 @@ def bound(view: QuotaView, option: str = "") -> str | None:
     ``option``: as of commands."""
     if not view.waiting or view.hold or view.breaker is not Breaker.CLOSED or view.pause_left_s > 0:
         return None
+    if (held_back := yields_line(view.yields)) is not None:
+        return held_back
     if view.concurrency is not None and view.in_flight >= USED * view.concurrency:
         if view.climbing:
             most = f", {count(view.concurrency_most)} at most" if view.concurrency_most else ""
@@ -195,7 +197,8 @@ def tallies(look: QuotaSeen) -> list[str]:
     if view.holds:
         parts.append(f"account stopped {count(view.holds)} times")
     if view.dimensions:
-        parts.append(f"using {view.margin:.1%} of the limits")
+        others = f", {view.reserve:.0%} of them left to others" if view.reserve else ""
+        parts.append(f"using {view.margin * (1 - view.reserve):.1%} of the limits{others}")
     return parts
 
 

@@ -382,14 +382,14 @@ def _shown(job: Job, name: str) -> str:
     )
 
 
-def _dollars(text: str) -> float | None:
+def dollars_in(text: str) -> float | None:
     try:
         return float(text) if text.strip() else None
     except ValueError:
         raise _not_taken(text, "is no sum of US dollars") from None
 
 
-def _deadline(text: str) -> float | None:
+def deadline_in(text: str) -> float | None:
     try:
         return seconds_of(text.strip()) if text.strip() else None
     except ValueError as error:
@@ -401,8 +401,8 @@ def _not_taken(text: str, why: str) -> Refused:
 
 
 _LIMIT_FIELDS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
-    "budget_usd": ("budget", _dollars),
-    "deadline_s": ("deadline", _deadline),
+    "budget_usd": ("budget", dollars_in),
+    "deadline_s": ("deadline", deadline_in),
     "stop_at_dead": ("stop_at_dead", lambda text: text.strip() or OFF),
-    "stop_at_usd_per_doc": ("stop_at_usd_per_doc", _dollars),
+    "stop_at_usd_per_doc": ("stop_at_usd_per_doc", dollars_in),
 }

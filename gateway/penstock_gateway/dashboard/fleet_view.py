@@ -14,7 +14,7 @@ from penstock_producer.job.lanes import DEFAULT_LANE
 from penstock_producer.reporting.advice import command_line, on_terminal
 from penstock_producer.reporting.engines import engines_line, engines_of, gpus_in_words
 from penstock_producer.reporting.money import money_of, per_million, saved_in_all, together
-from penstock_producer.reporting.reasons import cause_line, latest_cause
+from penstock_producer.reporting.reasons import cause_line, latest_cause, yields_line
 from penstock_producer.reporting.text import count, duration, one_line, usd
 from penstock_producer.reporting.words import saved_words
 
@@ -204,6 +204,8 @@ def stops(seen: QuotaSeen, in_state: str = "") -> Iterator[tuple[str, str, str]]
             "End the pause early:",
             lift,
         )
+    if (held_back := yields_line(seen.yields)) is not None:
+        yield held_back, "", ""
 
 
 def quota_rows(

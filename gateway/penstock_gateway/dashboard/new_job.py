@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final, NamedTuple, get_args
 
 from fastapi import Depends
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from penstock_gateway.callers.caller import whose
+from penstock_gateway.dashboard.actions import deadline_in, dollars_in
 from penstock_gateway.dashboard.foreign import Shown, shown
 from penstock_gateway.dashboard.viewer import (
     TOKEN,
@@ -38,6 +39,8 @@ from penstock_gateway.middleware import is_id
 from penstock_gateway.refused import Refused, not_found
 from penstock_gateway.routing import Router
 from penstock_ledger import DoorFile, PenstockError
+from penstock_producer.job.lanes import AUTO, LANES
+from penstock_producer.job.tiers import Tier
 from penstock_producer.reporting.advice import on_page
 from penstock_producer.reporting.text import count, one_line, usd
 from penstock_producer.source_formats import FORMATS
@@ -49,13 +52,91 @@ router = Router(include_in_schema=False)
 PROMPT_BYTES: Final = 16 * 1024  # a page of a book has 3,000; longer ones come over the HTTP API
 VALUE_BYTES: Final = 512
 # percent signs make three bytes of one, and the other fields are short
-FORM_MAX: Final = 4 * PROMPT_BYTES
+FORM_MAX: Final = 8 * PROMPT_BYTES
 REQUESTS_SHOWN: Final = 3
 PROBLEMS_SHOWN: Final = 5
 MIB: Final = 2**20
 KEY_CHARS: Final = 80  # of a file's name in the name of its job
-_OPTIONS: Final = ("prompt", "model", "id_field", "max_bad_rows", "encoding")
-_FIELDS: Final = dict.fromkeys((TOKEN, *_OPTIONS), VALUE_BYTES) | {"prompt": PROMPT_BYTES}
+RULES_BYTES: Final = 8 * 1024  # of all rules of one kind; more of them are for a job spec file
+
+
+def _lines(typed: str) -> list[str]:
+    return [line.strip() for line in typed.splitlines() if line.strip()]
+
+
+class _Option(NamedTuple):
+    """A field that most jobs leave empty."""
+
+    name: str
+    label: str
+    hint: str
+    choices: Sequence[str] = ()  # of a list; none: it is typed
+    read: Callable[[str], Any] = str  # a list of rules has one in each line
+
+    @property
+    def has_lines(self) -> bool:
+        return self.read is _lines
+
+    @property
+    def most_bytes(self) -> int:
+        return RULES_BYTES if self.has_lines else VALUE_BYTES
+
+
+_MORE: Final = (
+    _Option(
+        "lane",
+        "Lane",
+        "batch costs half and takes up to a day; auto is the cheapest that meets the deadline. "
+        "Empty: api.",
+        (*LANES, AUTO),
+    ),
+    _Option(
+        "tier",
+        "Service tier",
+        "flex costs less and waits, priority costs more. Empty: the provider's own.",
+        get_args(Tier),
+    ),
+    _Option(
+        "prompt_cache",
+        "Provider's cache",
+        "Documents that begin alike are read from the provider's cache. Empty: off.",
+        ("auto", "on", "off"),
+    ),
+    _Option(
+        "dedup",
+        "Equal requests",
+        "on: sent once where the answer would be the same. Empty: off.",
+        ("on", "always", "off"),
+    ),
+    _Option("deadline_s", "Deadline", "Since the submit, as 90m, 24h or 2d.", read=deadline_in),
+    _Option("budget_usd", "Budget in US dollars", "Of the whole job.", read=dollars_in),
+    _Option(
+        "routes",
+        "Routes",
+        "One rule a line, as lang=de -> model=large, or @length>8000 -> max_tokens=500.",
+        read=_lines,
+    ),
+    _Option(
+        "escalate",
+        "Escalate",
+        "Another model where the first one's answer says so, as score<0.5 -> model=large.",
+    ),
+    _Option(
+        "degrade",
+        "Degrade",
+        "One step a line, as model=small at 80% of deadline, or of budget.",
+        read=_lines,
+    ),
+)
+_OPTIONS: Final = (
+    *("prompt", "model", "id_field", "max_bad_rows", "encoding"),
+    *(one.name for one in _MORE),
+)
+_FIELDS: Final = (
+    dict.fromkeys((TOKEN, *_OPTIONS), VALUE_BYTES)
+    | {one.name: one.most_bytes for one in _MORE}
+    | {"prompt": PROMPT_BYTES}
+)
 
 Writer = Annotated[Viewer, Depends(viewer_with("write"))]
 
@@ -123,8 +204,8 @@ async def look(request: Request, viewer: Writer) -> Response:
 @router.post("/ui/new/submit")
 async def send(request: Request, viewer: Writer) -> Response:
     file, typed = await _checked(request, viewer)
-    given = _job(file, typed, job=typed["name"] or _name_of(file))
     try:
+        given = _job(file, typed, job=typed["name"] or _name_of(file))
         job = await submit(request, Response(), given, viewer.caller)
     except (PenstockError, Refused) as error:
         return await _preview_page(request, viewer, file, typed, refused_for(error, on_page))
@@ -156,7 +237,34 @@ def _job(file: DoorFile, typed: Mapping[str, str], **more: Any) -> NewJob:
     options: dict[str, Any] = {name: typed[name] for name in _OPTIONS if typed[name]}
     if (most := typed["max_bad_rows"]).isdecimal():
         options["max_bad_rows"] = int(most)
+    for one in _MORE:
+        if one.name in options:
+            try:
+                options[one.name] = one.read(options[one.name])
+            except Refused as refused:
+                refused.param = one.name
+                raise
     return NewJob(source=file.file_id, **more, **options)
+
+
+def _at_fields(typed: Mapping[str, str], refused: Refused | None) -> dict[str, Any]:
+    """Return what a page shows of the fields that most jobs leave empty, and why some are refused.
+
+    They are folded up where none has anything to say."""
+    faults: dict[str, list[str]] = {}
+    if refused is not None:
+        told = [
+            (one["pointer"], " ".join(filter(None, (f"{one['message']};", one["fix"]))))
+            for one in refused.problems
+        ]
+        for pointer, words in told or [(refused.param or "", refused.message)]:
+            faults.setdefault(pointer.lstrip("/").partition("/")[0], []).append(words.rstrip(";"))
+    names = [one.name for one in _MORE]
+    return {
+        "more": _MORE,
+        "faults": {name: faults[name] for name in names if name in faults},
+        "more_open": any(typed.get(name) or name in faults for name in names),
+    }
 
 
 def _upload_page(
@@ -169,6 +277,7 @@ def _upload_page(
         status=200 if refused is None else refused.status,
         fault="" if refused is None else refused.message,
         typed=dict.fromkeys(_OPTIONS, "") | dict(typed),
+        **_at_fields(typed, refused),
         formats=", ".join(one.name for one in FORMATS.values() if one.of_rows),
         most=_size(viewer.backend.settings.gateway.max_upload_bytes),
     )
@@ -198,6 +307,7 @@ async def _preview_page(
         file_name=one_line(file.filename),
         file_size=_size(file.bytes),
         typed=typed,
+        **_at_fields(typed, refused),
         requests=[] if seen is None else list(map(_request, seen.requests)),
         problems=[]
         if seen is None

@@ -102,6 +102,29 @@ api_key_env = {{ include "penstock.providerKeyVariable" $name | toJson }}
 {{- end }}
 {{- end -}}
 
+{{- define "penstock.metricsCollector" -}}
+{{- default .Values.tracing.endpoint .Values.metrics.otlp.endpoint | trimSuffix "/" -}}
+{{- end -}}
+
+{{- define "penstock.metricsEnv" -}}
+- name: PENSTOCK_METRICS_HOST
+  value: "0.0.0.0"
+- name: PENSTOCK_METRICS_PORT
+  value: {{ int64 .Values.metrics.port | quote }}
+{{- include "penstock.otlpEnv" . }}
+{{- end -}}
+
+{{- define "penstock.otlpEnv" -}}
+{{- if .Values.metrics.otlp.enabled }}
+- name: OTEL_METRICS_EXPORTER
+  value: otlp
+- name: OTEL_EXPORTER_OTLP_METRICS_ENDPOINT
+  value: {{ printf "%s/v1/metrics" (include "penstock.metricsCollector" .) | quote }}
+- name: OTEL_METRIC_EXPORT_INTERVAL
+  value: {{ mul 1000 .Values.metrics.otlp.intervalSeconds | quote }}
+{{- end }}
+{{- end -}}
+
 {{/* Of one pool: `dict "root" $ "pool" pool`. */}}
 {{- define "penstock.poolEnv" -}}
 {{ include "penstock.storesEnv" .root }}
@@ -112,10 +135,7 @@ api_key_env = {{ include "penstock.providerKeyVariable" $name | toJson }}
 - name: PENSTOCK_BATCH__FOLDER
   value: /tmp/batches
 {{- end }}
-- name: PENSTOCK_METRICS_HOST
-  value: "0.0.0.0"
-- name: PENSTOCK_METRICS_PORT
-  value: {{ int64 .root.Values.metrics.port | quote }}
+{{ include "penstock.metricsEnv" .root }}
 {{- include "penstock.tracingEnv" .root }}
 - name: PENSTOCK_PROBE_DIR
   value: /run/penstock

@@ -59,7 +59,7 @@ engine in the worker ends with its processes within 10 s (drain.py).
 {{- $_ := set $pool "margin" $margin -}}
 {{- $_ := set $pool "drain" $drain -}}
 {{- $_ := set $pool "slots" $slots -}}
-{{- $_ := set $pool "scaled" (and .root.Values.keda.enabled $pool.keda.enabled) -}}
+{{- $_ := set $pool "scaled" (and (or .root.Values.keda.enabled .root.Values.autoscaling.hpa.enabled) $pool.keda.enabled) -}}
 {{- $_ := set $pool "sidecar" $sidecar -}}
 {{- end -}}
 

@@ -55,3 +55,53 @@ chart does not know (the control loop counts it, penstock_ledger/keys.py). KEDA'
 {{- $_ := set $keys "inflight" (printf "unacked.%s" $home) -}}
 {{- toJson $keys -}}
 {{- end -}}
+
+{{/*
+The same sum as KEDA's triggers make, read from the metrics of control loops: `dict "root" $ "pools" pools "pool" pool`. Of several pools
+of a kind with models each counts the queues of its names, and the lane's own, which is what the lane has beside those of models.
+*/}}
+{{- define "penstock.itemsQuery" -}}
+{{- $pool := .pool -}}
+{{- $of := printf "lane=%q,%s" .pool.kind (default (printf "namespace=%q" .root.Release.Namespace) .root.Values.autoscaling.hpa.matchers) -}}
+{{- $terms := list -}}
+{{- if include "penstock.sharesLane" . -}}
+{{- range $trigger, $key := include "penstock.triggers" .pool | fromJson -}}
+{{- if eq $trigger "queued" -}}
+{{- $terms = append $terms (printf "(max(penstock_queue_depth{%s}) - (sum(max by (queue) (penstock_model_queue_depth{%s})) or vector(0)))" $of $of) -}}
+{{- else if eq $trigger "inflight" -}}
+{{- $terms = append $terms (printf "(max(penstock_model_unacked{%s,queue=%q}) or vector(0))" $of (trimPrefix "unacked." $key | printf "penstock.%s")) -}}
+{{- else if ne $trigger "found" -}}
+{{- $terms = append $terms (printf "(max(penstock_model_queue_depth{%s,queue=%q}) or vector(0))" $of $key) -}}
+{{- end -}}
+{{- end -}}
+{{- else -}}
+{{- $terms = list (printf "max(penstock_queue_depth{%s})" $of) (printf "max(penstock_unacked{%s})" $of) -}}
+{{- end -}}
+{{- join " + " $terms -}}
+{{- end -}}
+
+{{/* "true" where other pools of the same kind have other models: `dict "pools" pools "pool" pool`. */}}
+{{- define "penstock.sharesLane" -}}
+{{- $found := false -}}
+{{- range .pools -}}
+{{- if and (eq .kind $.pool.kind) (ne .name $.pool.name) (has .kind (list "gpu" "embed")) -}}{{- $found = true -}}{{- end -}}
+{{- end -}}
+{{- if $found -}}true{{- end -}}
+{{- end -}}
+
+{{/* Items for which one pod is started. */}}
+{{- define "penstock.itemsPerReplica" -}}
+{{- int64 (default .slots .keda.itemsPerReplica) -}}
+{{- end -}}
+
+{{/* How fast pods come and go. */}}
+{{- define "penstock.scalingBehavior" -}}
+scaleDown:
+  stabilizationWindowSeconds: {{ int64 .Values.keda.scaleDown.stabilizationWindowSeconds }}
+  policies:
+    - {type: Pods, value: {{ int64 .Values.keda.scaleDown.podsPerMinute }}, periodSeconds: 60}
+scaleUp:
+  stabilizationWindowSeconds: 0
+  policies:
+    - {type: Pods, value: {{ int64 .Values.keda.scaleUp.podsPerMinute }}, periodSeconds: 60}
+{{- end -}}

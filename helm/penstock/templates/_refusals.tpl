@@ -1,6 +1,7 @@
 {{/* What cannot work, each with its fix: one per line. validations.yaml fails with all of them at once. */}}
 
 {{- define "penstock.refuseStores" -}}
+{{- if include "penstock.needsStores" . }}
 {{- if and .Values.redis.enabled .Values.broker.existingSecret }}
 - redis.enabled is true and broker.existingSecret is {{ .Values.broker.existingSecret | quote }}: two brokers; unset one of them
 {{- else if not (or .Values.redis.enabled .Values.broker.existingSecret) }}
@@ -10,6 +11,7 @@
 - postgres.enabled is true and database.existingSecret is {{ .Values.database.existingSecret | quote }}: two databases; unset one of them
 {{- else if not (or .Values.postgres.enabled .Values.database.existingSecret) }}
 - no database: set database.existingSecret to a Secret with PostgreSQL's URL (kubectl create secret generic penstock-database --from-literal=url=postgresql+psycopg://…), or postgres.enabled=true to evaluate
+{{- end }}
 {{- end }}
 {{- if and .Values.flower.enabled (not .Values.flower.auth.existingSecret) }}
 - flower.enabled is true without a password, and Flower shows what documents say; set flower.auth.existingSecret to a Secret with {{ .Values.flower.auth.key }}=user:password
@@ -79,11 +81,20 @@
 {{- end }}
 {{- end -}}
 
+{{- define "penstock.refuseMetrics" -}}
+{{- if and .Values.metrics.otlp.enabled (not (include "penstock.metricsCollector" .)) }}
+- metrics.otlp.enabled is true, but no collector takes the metrics; set metrics.otlp.endpoint to a collector's address (http://collector.monitoring:4318)
+{{- end }}
+{{- end -}}
+
 {{- define "penstock.refuseCluster" -}}
 {{- if .Values.checkClusterApis }}
 {{- $apis := .Capabilities.APIVersions }}
 {{- if and .Values.keda.enabled (not ($apis.Has "keda.sh/v1alpha1/ScaledObject")) }}
 - keda.enabled is true, but the cluster knows no ScaledObject; install KEDA (helm install keda kedacore/keda -n keda --create-namespace), or set checkClusterApis=false where charts are rendered offline
+{{- end }}
+{{- if and .Values.autoscaling.hpa.enabled (not ($apis.Has "external.metrics.k8s.io/v1beta1")) }}
+- autoscaling.hpa.enabled is true, but the cluster serves no external metrics; install prometheus-adapter (docs/kubernetes.md), or set checkClusterApis=false where charts are rendered offline
 {{- end }}
 {{- if and .Values.monitoring.podMonitor.enabled (not ($apis.Has "monitoring.coreos.com/v1/PodMonitor")) }}
 - monitoring.podMonitor.enabled is true, but the cluster knows no PodMonitor; install the Prometheus operator, or set checkClusterApis=false where charts are rendered offline
@@ -98,7 +109,13 @@
 {{- $pools := include "penstock.pools" . | fromJson }}
 {{- $kinds := list }}
 {{- $scaled := dict }}
+{{- if and .Values.keda.enabled .Values.autoscaling.hpa.enabled }}
+- keda.enabled and autoscaling.hpa.enabled are both true: two would set the same number; set autoscaling.hpa.enabled=false where the cluster has KEDA, which makes HPAs of its own
+{{- end }}
 {{- range $name, $pool := $pools }}
+{{- if and $pool.scaled $.Values.autoscaling.hpa.enabled $pool.vllm.loraFrom (include "penstock.sharesLane" (dict "pools" $pools "pool" $pool)) }}
+- workerPools.{{ $name }}.vllm.loraFrom: beside another pool of its kind no metric says how much waits for adapters that workers find; set keda.enabled=true in place of autoscaling.hpa.enabled, or workerPools.{{ $name }}.keda.enabled=false and replicas
+{{- end }}
 {{- $kinds = append $kinds $pool.kind }}
 {{- if and $pool.scaled (ne $pool.kind "control") }}
 {{- $queue := (include "penstock.triggers" $pool | fromJson).inflight | trimPrefix "unacked." }}
@@ -109,7 +126,7 @@
 {{- end }}
 {{- end }}
 {{- include "penstock.refuseSharedNames" $pools }}
-{{- if not $pools }}
+{{- if not (or $pools (include "penstock.jobs" . | fromJson)) }}
 - no pool is enabled; set workerPools.api.enabled=true
 {{- end }}
 {{- if and (or (has "api" $kinds) (has "batch" $kinds)) (not .Values.providers) }}
@@ -161,6 +178,55 @@
 {{- end }}
 {{- end -}}
 
+{{/* Of one Job: `dict "root" $ "job" job "at" "jobs.name"`. */}}
+{{- define "penstock.refuseJob" -}}
+{{- $spec := .job.spec }}
+{{- if not (or (hasKey $spec "source") (hasKey $spec "from_job")) }}
+- {{ .at }}.spec has no source; set {{ .at }}.spec.source, such as s3://bucket/in.jsonl
+{{- end }}
+{{- range $field := list "out" "state" "wait" }}
+{{- if hasKey (default dict $spec.run) $field }}
+- {{ $.at }}.spec.run.{{ $field }} would be overruled; {{ ternary (printf "use %s.out" $.at) "leave it out: the chart sets it" (eq $field "out") }}
+{{- end }}
+{{- end }}
+{{- if hasKey .job.files "job.json" }}
+- {{ .at }}.files has a job.json, which is the name of the spec's own file; rename it
+{{- end }}
+{{- if .job.alone }}
+{{- if and .job.out (not (regexMatch "^(s3|gs|az)://" .job.out)) }}
+- {{ .at }}.out is {{ .job.out | quote }}, which ends with its pod; set a bucket (s3://bucket/prefix), or leave it empty for the volume
+{{- end }}
+{{- else }}
+{{- if .job.out }}
+- {{ .at }}.out is for mode=alone: a fleet writes results where settings.results_url says; leave it empty
+{{- end }}
+{{- if hasKey .job.files (toString $spec.source) }}
+- {{ .at }}.spec.source is a file of this pod, but control pods read the source; put it where they reach it (s3://bucket/in.jsonl), or set {{ .at }}.mode=alone
+{{- end }}
+{{- end }}
+{{- if and .job.alone (le (int64 .job.grace) 10) }}
+- {{ .at }}.terminationGracePeriodSeconds is {{ int64 .job.grace }}, but a run needs 10 s to end after its calls; raise it
+{{- end }}
+{{- if and .job.onSpot (gt (int64 .job.grace) (include "penstock.notice" .root | int64)) }}
+- {{ .at }}.terminationGracePeriodSeconds is {{ int64 .job.grace }}, but a spot node of {{ .root.Values.spot.provider }} is gone after {{ include "penstock.notice" .root }} s; lower it, or set {{ .at }}.spot=false
+{{- end }}
+{{- $stores := "nothing: a run has its own, and a fleet those of the release" }}
+{{- $instead := dict
+  "drain_seconds" (printf "%s.terminationGracePeriodSeconds" .at) "providers" "providers" "trace_share" "tracing.share" "redis_url" $stores "broker_url" $stores "database_url" $stores
+  "lane" (printf "%s.spec.lane" .at) "concurrency" (printf "%s.spec.run.concurrency" .at)
+}}
+{{- range $name, $fix := $instead }}
+{{- if hasKey $.job.settings $name }}
+- {{ $.at }}.settings.{{ $name }} would be set twice, or overruled; use {{ $fix }}
+{{- end }}
+{{- end }}
+{{- range $name, $_ := .job.env }}
+{{- if hasPrefix "PENSTOCK_" $name }}
+- {{ $.at }}.env.{{ $name }} is a setting; use {{ $.at }}.settings.{{ $name | trimPrefix "PENSTOCK_" | lower }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{- define "penstock.refuseScaling" -}}
 {{- if .pool.scaled }}
 {{- $keda := .pool.keda }}
@@ -170,7 +236,9 @@
 {{- if gt (int64 $keda.minReplicas) (int64 $keda.maxReplicas) }}
 - {{ .at }}.keda.minReplicas is {{ int64 $keda.minReplicas }}, above maxReplicas, {{ int64 $keda.maxReplicas }}; raise maxReplicas
 {{- end }}
-{{- if eq (int64 $keda.minReplicas) 0 }}
+{{- if and (eq (int64 $keda.minReplicas) 0) .root.Values.autoscaling.hpa.enabled }}
+- {{ .at }}.keda.minReplicas is 0, and no HPA goes to zero or wakes a pool from there (Kubernetes' HPAScaleToZero is alpha); set {{ .at }}.keda.minReplicas=1, or use KEDA
+{{- else if eq (int64 $keda.minReplicas) 0 }}
 {{- if not (include "penstock.hasControlPool" .root) }}
 - {{ .at }}.keda.minReplicas is 0 and no control pool runs: no process would fill the queue that wakes it; set workerPools.control.enabled=true or minReplicas=1
 {{- end }}
@@ -178,7 +246,7 @@
 - {{ .at }}.keda.minReplicas is 0 and the bundled Redis forgets its queue at each restart; set redis.persistence.enabled=true or minReplicas=1
 {{- end }}
 {{- end }}
-{{- if and (not .root.Values.redis.enabled) (not .root.Values.broker.addressKey) }}
+{{- if and .root.Values.keda.enabled (not .root.Values.redis.enabled) (not .root.Values.broker.addressKey) }}
 - keda.enabled is true, but KEDA reads no URLs; add host:port to the Secret {{ .root.Values.broker.existingSecret }} and name its key in broker.addressKey
 {{- end }}
 {{- end }}

@@ -88,6 +88,10 @@ class RedisLedger:
         self.budgets = BudgetBook(client)
         self._run_seen: str | None = None  # written by check_epoch, read by install_epoch
         self._mark: str | None = None  # written by begin_rebuild, read by install_epoch
+        # names of rebuilds, read by publish: at the look before the last one, which is before its
+        # caller looked at the jobs; and at the last one. None: this process never looks
+        self._rebuild: str | None = None
+        self._rebuild_seen: str | None = None
 
     # -- the life of an item -----------------------------------------------------------------------
 
@@ -107,11 +111,15 @@ class RedisLedger:
         ``urgent`` ones, whose messages must say so, go behind earlier urgent ones at the consuming
         end. ``again`` is for documents in the window whose message is lost: they are queued again
         and stay in the window all the while. Raises RedisForgot when the sentinel is missing or
-        another; earlier calls have been published then.
+        another, or Redis was rebuilt since this process last looked but one; earlier calls have
+        been published then.
         """
+        rebuild = "*" if self._rebuild is None else self._rebuild
         published = done = in_window = 0
         for feed, chunk in feed_chunks(docs):
-            report = self._scripts.publish(queue, feed, chunk, buckets, self._epoch, urgent, again)
+            report = self._scripts.publish(
+                queue, feed, chunk, buckets, self._epoch, urgent, again, rebuild
+            )
             if isinstance(report, bytes):
                 raise RedisForgot(report.decode() or None, self._epoch)
             published += report.published
@@ -268,8 +276,18 @@ class RedisLedger:
         )
         for left in besides:
             lost = sorted(set(lost) - self.held(left, lost, tag_of))
-        still = self._still_in_window(job_id, generation, [key.doc_id for key in lost])
+        still = self.in_window(job_id, generation, [key.doc_id for key in lost])
         return [(key.doc_id, window[key]) for key in lost if key.doc_id in still]
+
+    def in_window(self, job_id: str, generation: int, docs: Sequence[str]) -> set[str]:
+        """Return those of these documents that are fed and not settled."""
+        found: set[str] = set()
+        for chunk in chunks(docs, SCAN_STEP):
+            positions = self._client.hmget(_window(job_id, generation), chunk)
+            found.update(
+                doc for doc, position in zip(chunk, positions, strict=True) if position is not None
+            )
+        return found
 
     def under_way(
         self,
@@ -418,8 +436,11 @@ class RedisLedger:
         # one round trip: every round of each control loop asks
         with self._client.pipeline(transaction=False) as pipe:
             pipe.info("server")
-            pipe.mget(keys.EPOCH, keys.EPOCH_RUN)
-            server, (epoch, run) = pipe.execute()
+            pipe.mget(keys.EPOCH, keys.EPOCH_RUN, keys.EPOCH_NAME)
+            server, (epoch, run, name) = pipe.execute()
+        seen = (name or b"").decode()
+        self._rebuild = seen if self._rebuild_seen is None else self._rebuild_seen
+        self._rebuild_seen = seen
         self._run_seen = str(server["run_id"])
         return bool(epoch == self._epoch.encode() and run == self._run_seen.encode())
 
@@ -442,9 +463,11 @@ class RedisLedger:
                     return
                 pipe.multi()
                 pipe.delete(mark)
-            pipe.set(keys.EPOCH_REBUILT, uuid4().hex, ex=keys.REBUILT_S)
-            pipe.mset({keys.EPOCH: self._epoch, keys.EPOCH_RUN: run})
+            name = uuid4().hex
+            pipe.set(keys.EPOCH_REBUILT, name, ex=keys.REBUILT_S)
+            pipe.mset({keys.EPOCH: self._epoch, keys.EPOCH_RUN: run, keys.EPOCH_NAME: name})
             pipe.execute()
+            self._rebuild = self._rebuild_seen = name
 
     def last_rebuild(self) -> str:
         """Return the name of the latest rebuild, "" where it was longer ago than ``REBUILT_S``."""
@@ -537,15 +560,6 @@ class RedisLedger:
             return [
                 queue for queue, is_there in zip(queues, pipe.execute(), strict=True) if is_there
             ]
-
-    def _still_in_window(self, job_id: str, generation: int, docs: Sequence[str]) -> set[str]:
-        found: set[str] = set()
-        for chunk in chunks(docs, SCAN_STEP):
-            positions = self._client.hmget(_window(job_id, generation), chunk)
-            found.update(
-                doc for doc, position in zip(chunk, positions, strict=True) if position is not None
-            )
-        return found
 
     def _now(self) -> float:
         seconds, microseconds = self._client.time()

@@ -77,19 +77,21 @@ class ItemScripts:
         epoch: str,
         urgent: bool,
         again: bool,
+        rebuild: str,
     ) -> PublishReport | bytes:
         """Publish one feed's documents.
 
-        Returns the epoch found instead when it is not ``epoch``.
+        Returns the epoch found instead when it is not ``epoch``, and an empty one where Redis was
+        rebuilt after ``rebuild``, unless that is "*".
         """
         scope = keys.feed_scope(*feed)
-        fields = _Fields(before=5 + len(docs))
+        fields = _Fields(before=6 + len(docs))
         entries = [
             (key.doc_id, position, *fields.place(key.doc_id, buckets)) for key, position, _ in docs
         ]
-        arguments = [epoch, f"{scope}:done:", int(urgent), int(again), packed(entries)]
+        arguments = [epoch, f"{scope}:done:", int(urgent), int(again), packed(entries), rebuild]
         answer = self._publish(
-            [keys.EPOCH, queue, f"{scope}:window"],
+            [keys.EPOCH, queue, f"{scope}:window", keys.EPOCH_NAME],
             [*arguments, *(doc.raw for doc in docs), *fields.arguments],
         )
         return answer if isinstance(answer, bytes) else PublishReport(*answer)

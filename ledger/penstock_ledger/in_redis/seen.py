@@ -154,7 +154,10 @@ _FIELDS: Final = (
     "x:throttled",
     "x:ramp",
     "x:failed",
+    "iy",
+    "ia",
 )
+YIELDS_S: Final = 15.0  # what was decided longer ago is of a fleet that rests
 
 
 # What the counters of a quota count, in the words of every screen. All of them begin when Redis
@@ -164,6 +167,20 @@ COUNTED: Final[Mapping[str, str]] = {
     "throttled": "answered 429",
     "failures": "failed at the provider",
 }
+
+
+class YieldsSeen(NamedTuple):
+    """A fleet is held back for interactive traffic at its server.
+
+    As ``penstock_ratelimit.shared.interactive.Yielding`` has it."""
+
+    code: str
+    ceiling: float  # calls that the fleet may have in flight
+    target_s: float
+    ttft_s: float | None  # the 95th percentile of late; None = there is none
+    why: str  # why the server's figures could not be read; foreign text
+    binds: bool  # the fleet has about as many in flight as it may
+
 
 QuotaState = Literal["open", "held", "failing", "waiting"]
 
@@ -181,6 +198,7 @@ class QuotaSeen(NamedTuple):
     pause_left_s: float  # the provider said: nothing for so long
     open_left_s: float  # it fails: nothing for so long
     probing: bool  # a few trial requests decide whether it is back
+    yields: YieldsSeen | None = None
 
     @property
     def state(self) -> QuotaState:
@@ -232,7 +250,26 @@ def _seen(quota_id: str, row: Mapping[str, Any], now_us: float) -> QuotaSeen:
         max(0.0, (_number(row["nb"]) - now_us) / 1_000_000),
         max(0.0, (_number(row["bu"]) - now_us) / 1_000_000) if state == 1 else 0.0,
         state == 2,
+        _yields(row["iy"], now_us - _number(row["ia"])),
     )
+
+
+def _yields(stored: Any, ago_us: float) -> YieldsSeen | None:
+    if not stored or ago_us > YIELDS_S * 1_000_000:
+        return None
+    try:
+        said = json.loads(stored)
+        ttft_s = said["ttft_s"]
+        return YieldsSeen(
+            str(said["code"])[:TEXT_CHARS],
+            _number(said["ceiling"]),
+            _number(said["target_s"]),
+            None if ttft_s is None else _number(ttft_s),
+            str(said["why"])[:TEXT_CHARS],
+            said["binds"] is True,
+        )
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _limits(config: Any) -> dict[str, float]:

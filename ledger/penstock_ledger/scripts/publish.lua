@@ -1,24 +1,24 @@
 -- Put documents of one feed into the queue, each at most once, unless Redis has lost what it held.
 --
--- KEYS[1] penstock:epoch                 string, the epoch that callers expect
+-- KEYS[1] penstock:epoch                 string, the epoch that callers expect; KEYS[4] penstock:epoch:name, that of the latest rebuild
 -- KEYS[2] <queue>                        kombu's list: LPUSH here, consumers RPOP at the other end; urgent.lua
 -- KEYS[3] penstock:<job>:<gen>:window    hash document id -> position
 -- computed: penstock:<job>:<gen>:done:<n>  hash, completed set (prefix in ARGV[2])
 -- ARGV[1] epoch, ARGV[2] prefix "penstock:<job>:<gen>:done:", ARGV[3] 1 when the messages are urgent, else 0,
 -- ARGV[4] 1 for documents whose message is lost: what is in the window is queued all the same; else 0,
 -- ARGV[5] msgpack list of documents (at most 500), each {document id, position, bucket number, completed-set field}; the field
--- is false where it is the document's id, else the index of the argument that holds it,
--- then one raw message per document, in the same order, then the fields.
--- Returns {published, done, in window}, zeros where the job was purged, or the epoch found (a string, "" for none) and nothing is done.
+-- is false where it is the document's id, else the index of the argument that holds it, ARGV[6] the latest rebuild when the caller looked,
+-- or "*" (of a job that ended before a later one Redis may know nothing), then one raw message per document, in this order, then the fields.
+-- Returns {published, done, in window}, zeros where the job was purged, or the epoch found (a string, "" for none or since rebuilt) and nothing is done.
 -- The first write needs memory, so a full Redis refuses the whole call.
---
 -- A call of Redis from Lua costs as much as what it does, and so does each argument: hence one HMGET, HSET and LPUSH for all.
 
-local MESSAGES = 5 -- arguments before the first message
+local MESSAGES = 6 -- arguments before the first message
 local DOC, POSITION, BUCKET, FIELD = 1, 2, 3, 4
 
 local epoch = redis.call('GET', KEYS[1]) or ''
 if epoch ~= ARGV[1] then return epoch end
+if ARGV[6] ~= '*' and ARGV[6] ~= (redis.call('GET', KEYS[4]) or '') then return '' end
 if is_purged(job_of(ARGV[2])) then return {0, 0, 0} end
 local urgent, again = ARGV[3] == '1', ARGV[4] == '1'
 local docs = cmsgpack.unpack(ARGV[5])

@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 from penstock_ledger.stored_values import Words
 
-HEAD: Final = "0021"  # the newest migration; revisions sort by their number
+HEAD: Final = "0022"  # the newest migration; revisions sort by their number
 
 metadata = MetaData()
 
@@ -341,6 +341,8 @@ provider_batches = Table(
     Column("unread_microusd", BigInteger),  # their estimated cost; NULL: no price is known
     # why it gave no answers, as JSON (BatchFailure); NULL: it waits, or ``why`` is all there is
     Column("failure", Words),
+    # of the job's `degrade`, by which its documents are asked; 0 before the first
+    Column("step", Integer, nullable=False, server_default=text("0")),
     Index("provider_batches_state", "state"),
     Index("provider_batches_job", "job_id", "packed_at"),
 )
@@ -368,6 +370,8 @@ batch_remainders = Table(
     Column("unpriced", BigInteger, nullable=False, server_default=text("0")),
     # the document whose answer it waits for, as their requests are equal; NULL: it is packed
     Column("same_as", Id),
+    # answers that went on to the better model of the job's `escalate`: 1 from then on
+    Column("escalations", Integer, nullable=False, server_default=text("0")),
     PrimaryKeyConstraint("job_id", "generation", "doc_id", name="batch_remainders_pkey"),
     Index("batch_remainders_tag", "tag"),
 )

@@ -56,6 +56,7 @@ _AGAIN: Final = (
         since=bindparam("now"),
         most=bindparam("now_most"),
         unpriced=table.c.unpriced + bindparam("more_unpriced"),
+        escalations=bindparam("now_escalations"),
     )
 )
 
@@ -216,6 +217,7 @@ def _again(one: Remainder, tag: str, now: float) -> dict[str, Any]:
         "now": now,
         "now_most": one.most,
         "more_unpriced": bounded_count(one.unpriced),
+        "now_escalations": one.escalations,
     }
 
 
@@ -236,6 +238,7 @@ def _row(one: Remainder, now: float) -> dict[str, Any]:
         "most": one.most,
         "unpriced": bounded_count(one.unpriced),
         "same_as": one.same_as,
+        "escalations": one.escalations,
     }
 
 
@@ -252,6 +255,7 @@ def _remainder_of(row: Row[Any]) -> Remainder:
         row.most,
         row.unpriced,
         row.same_as,
+        row.escalations,
     )
 
 

@@ -276,18 +276,24 @@ class FeedStore:
         if not self._db.write(advance):
             raise FeedLost(feed.job_id, feed.generation, feed.fence)
 
-    def rewind_feeds(self, job_id: str) -> None:
-        """Read everything of the job again from the start.
+    def rewind_feeds(self, job_id: str, *, generation: int | None = None) -> bool:
+        """Read everything of the job again from the start; return whether it will be.
 
-        The leader of a feed must lease it anew."""
+        ``generation``: only while this is the newest one of a job that has not ended. The leader of
+        a feed must lease it anew."""
         unfed = update(spool).where(spool.c.job_id == job_id, spool.c.fed)
+        is_live = jobs.c.state.not_in([state for state in JobState if state.final])
+        newest = select(jobs.c.generation).where(jobs.c.job_id == job_id, is_live)
 
-        def rewind(connection: Connection) -> None:
+        def rewind(connection: Connection) -> bool:
+            if generation not in (None, connection.execute(newest.with_for_update()).scalar()):
+                return False
             _FEEDS.rewind(connection, job_id, "{}")
             _SHARDS.rewind(connection, job_id, shards.c.starts_at)
             connection.execute(unfed.values(fed=False))
+            return True
 
-        self._db.write(rewind)
+        return self._db.write(rewind)
 
 
 def add_feed(

@@ -23,7 +23,7 @@ from sqlalchemy import Connection, Row, Select, bindparam, func, literal, or_, s
 from sqlalchemy.dialects import postgresql, sqlite
 
 from penstock_ledger.model import Counts, ItemKey, LaneCounts, Paid, PaidBeside
-from penstock_ledger.sql.tables import lane_tallies, outcomes, paid_beside, spending, tallies
+from penstock_ledger.sql.tables import jobs, lane_tallies, outcomes, paid_beside, spending, tallies
 from penstock_ledger.stored_values import bounded_count, bounded_figure
 from penstock_ledger.stores.account import (
     LANE_LEFT,
@@ -92,7 +92,7 @@ def add_second_answers(
 
     The same outcome written again is no other answer. ``earlier``: what they say of earlier
     attempts, which is noted elsewhere. Returns those that were noted now."""
-    found, purged = list[dict[str, Any]](), set[ItemKey]()
+    found = list[dict[str, Any]]()
     for row in rows:
         if not row[_CALLS]:
             continue
@@ -101,20 +101,10 @@ def add_second_answers(
             _STORED, {f"its_{name}": value for name, value in key._asdict().items()}
         ).first()
         own = Paid(*(row[place] or 0 for place in _SUMMED)).beyond(earlier.get(key, Paid()))
-        if stored is None:  # its job was purged
-            add_spent(
-                connection,
-                key.job_id,
-                own,
-                generation=key.generation,
-                kind=PURGED,
-                documents=1,
-            )
-            purged.add(key)
-        elif _said(stored) != _said(row):
+        if stored is None or _said(stored) != _said(row):  # None: its job was purged
             answer = sha256(repr(_said(row)).encode()).hexdigest()[:32]
             found.append(_beside(PaidBeside(key, *own), answer, SECOND_ANSWER))
-    return purged | _insert_beside(connection, found)
+    return _insert_beside(connection, found)
 
 
 def add_retried(connection: Connection, spent: Iterable[tuple[str, PaidBeside]]) -> set[ItemKey]:
@@ -174,14 +164,31 @@ def _beside(spent: PaidBeside, answer: str, why: str) -> dict[str, Any]:
 
 
 def _insert_beside(connection: Connection, rows: list[dict[str, Any]]) -> set[ItemKey]:
-    """Insert the rows that are not there; returns of which documents."""
+    """Insert the rows that are not there; returns of which documents.
+
+    Of jobs that were purged nothing is left but their accounts: there it goes to those."""
     dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
     if not rows:
         return set()
-    # two processes that note the same wait for one another in the same order
-    rows.sort(key=_WHICH_BESIDE)
-    new = dialect.insert(paid_beside).on_conflict_do_nothing().returning(*_KEY_BESIDE)
-    return {ItemKey(*row) for row in connection.execute(new, rows)}
+    its_jobs = select(jobs.c.job_id).where(jobs.c.job_id.in_({row["job_id"] for row in rows}))
+    there = set(connection.execute(its_jobs).scalars())
+    gone = [row for row in rows if row["job_id"] not in there]
+    for row in gone:
+        add_spent(
+            connection,
+            row["job_id"],
+            Paid(*(row[name] for name in _PAID)),
+            kind=PURGED,
+            generation=row["generation"],
+            documents=int(row["why"] == SECOND_ANSWER),
+        )
+    noted = {ItemKey(*(row[name] for name in ItemKey._fields)) for row in gone}
+    if len(gone) < len(rows):
+        # two processes that note the same wait for one another in the same order
+        rows = sorted((row for row in rows if row["job_id"] in there), key=_WHICH_BESIDE)
+        new = dialect.insert(paid_beside).on_conflict_do_nothing().returning(*_KEY_BESIDE)
+        noted |= {ItemKey(*row) for row in connection.execute(new, rows)}
+    return noted
 
 
 def supersede(connection: Connection, job_id: str, generation: int) -> int:

@@ -10,6 +10,7 @@ import logging
 from penstock_ledger.texts import SetParam, SetSetting, Text
 from penstock_producer.accepting.prompt_caching import check_prompt_cache
 from penstock_producer.errors import Problem, SpecError
+from penstock_producer.job.endpoints import MEDIA
 from penstock_producer.job.lanes import (
     BATCH_LANE,
     DEFAULT_LANE,
@@ -158,8 +159,6 @@ def _check_budget(spec: JobSpec, provider: ProviderFacts) -> None:
 _NOT_IN_BATCHES = {
     "preprocess": "requests go into batches as they are",
     "fallback": "what a batch refuses is tried again with its own model",
-    "escalate": "a batch asks each of its documents once",
-    "degrade": "what is in a batch is asked as it was packed, and a batch takes hours",
 }
 _LEFT_OUT = "leave it out, or give lanes without {}"
 _ONLY_IN_BATCHES = ("batch_max_requests", "batch_poll_s", "batch_files")
@@ -194,9 +193,9 @@ def _check_batch_options(spec: JobSpec) -> None:
 def _check_several(spec: JobSpec) -> None:
     """Raise SpecError for a lane among several that cannot do what the job asks.
 
-    A job of one lane finds that out when it runs there.
+    A job of one lane finds that out when it runs there, but for one with files.
     """
-    if len(spec.permitted_lanes) == 1:
+    if len(spec.permitted_lanes) == 1 and spec.endpoint not in MEDIA:
         return
     problems = [
         Problem(

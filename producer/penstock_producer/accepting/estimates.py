@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -33,6 +33,7 @@ __all__ = [
     "by_script",
     "meter_of",
     "output_asked",
+    "sound_bytes",
 ]
 
 
@@ -250,6 +251,8 @@ MEASURED: Final = 1_000  # documents that an estimate is taken from
 MEASURED_BYTES: Final = 64 * 1024 * 1024  # of them: large documents are alike sooner
 MTOK: Final = 1_000_000
 OUTPUT_MAX: Final = 10**9  # tokens of one answer that are believed; no model comes near
+SOUND_BYTES_PER_S: Final = 16_000  # of recordings, for estimates: 128 kbit/s
+_SOUND: Final = b'"data:audio/'
 ANSWERS_MAX: Final = 1_000  # of one request; providers take 128 at most
 TOKENS_MAX: Final = 2**53  # of a whole job: what JSON, SQL and Redis hold
 _OUTPUT_FIELDS: Final = (
@@ -257,6 +260,7 @@ _OUTPUT_FIELDS: Final = (
     "max_tokens",
     "max_output_tokens",
     "maxOutputTokens",
+    "maxTokens",
 )
 
 
@@ -269,6 +273,9 @@ class Estimate(NamedTuple):
     capped: bool
     by: str = CALIBRATED  # what prompts were counted by, for people
     model: str | None = None  # that the first request names, for prices where the job names none
+    seconds: float = 0.0  # of recordings, as if all had SOUND_BYTES_PER_S
+    # by lane or tier: what the job's rules and the prompt cache make of its own model's cost
+    factors: Mapping[str, float] = {}
 
     def usd(
         self,
@@ -290,6 +297,7 @@ class Estimate(NamedTuple):
         used = TokensUsed(
             self.tokens_in, self.tokens_out, cached, cache_written, cache_written_hour=for_hour
         )
+        used = used._replace(seconds=self.seconds)
         return short.microusd(used, in_batch=in_batch) / MTOK
 
 
@@ -305,6 +313,7 @@ class Measure:
     capped: bool = True
     only_text: bool = True  # no image or sound lies in a request
     model: str | None = None  # of the first request
+    sound: int = 0  # bytes of recordings
 
     @property
     def enough(self) -> bool:
@@ -324,6 +333,7 @@ class Measure:
         self.tokens_in += self.meter.prompt(request)
         self.tokens_out += choices * (DEFAULT_OUTPUT_TOKENS if most is None else most)
         self.capped = self.capped and most is not None
+        self.sound += sound_bytes(body)
         self.only_text = self.only_text and MEDIA.search(body.decode("utf-8", "replace")) is None
 
     def of(self, total: int, size: int | None = None) -> Estimate:
@@ -338,7 +348,8 @@ class Measure:
         prompts = share if size is None or not self.only_text else size / self.size
         tokens_in, tokens_out = round(self.tokens_in * prompts), round(self.tokens_out * share)
         most_in, most_out = min(tokens_in, TOKENS_MAX), min(tokens_out, TOKENS_MAX)
-        return Estimate(most_in, most_out, self.capped, self.meter.by, self.model)
+        seconds = share * self.sound / SOUND_BYTES_PER_S
+        return Estimate(most_in, most_out, self.capped, self.meter.by, self.model, seconds)
 
     @classmethod
     def taken(cls, bodies: Iterable[bytes], meter: TokenMeter | None = None) -> Measure:
@@ -349,6 +360,17 @@ class Measure:
         return measure
 
 
+def sound_bytes(body: bytes) -> int:
+    """Return how many bytes of recordings lie in a request."""
+    size = at = 0
+    while (at := body.find(_SOUND, at)) >= 0:
+        end = body.find(b'"', at + 1)
+        at, size = end, size + max(0, end - body.find(b",", at, end) - 1) * 3 // 4
+        if end < 0:
+            break
+    return size
+
+
 def output_asked(body: Any) -> int | None:
     """Return the most tokens that a request lets its answer have.
 
@@ -357,10 +379,11 @@ def output_asked(body: Any) -> int | None:
     """
     if not isinstance(body, dict):
         return None
-    config = body.get("generationConfig")  # where requests to Gemini say it
+    # where requests to Gemini and to Bedrock say it
+    configs = (body.get(name) for name in ("generationConfig", "inferenceConfig"))
     found = [
         fields.get(name)
-        for fields in (body, config)
+        for fields in (body, *configs)
         if isinstance(fields, dict)
         for name in _OUTPUT_FIELDS
     ]

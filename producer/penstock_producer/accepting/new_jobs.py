@@ -23,12 +23,13 @@ from penstock_ledger.model import FeedKind, ItemKey, Job, NewJob, Shard, TakenFi
 from penstock_ledger.texts import Command, Run, Text
 from penstock_producer.accepting.acceptance import check_acceptable, check_estimate
 from penstock_producer.accepting.prompt_caching import cache_use
-from penstock_producer.accepting.quality import check_prices, estimated_usd
+from penstock_producer.accepting.quality import check_prices, estimated_usd, factors_of
 from penstock_producer.accepting.remote_limits import RemoteLimits
 from penstock_producer.accepting.survey import Survey
 from penstock_producer.errors import Problem, SpecError, seen
 from penstock_producer.feed.feeder_plan import plan_feeders
 from penstock_producer.feed.tracing import callers_span
+from penstock_producer.job.endpoints import IMAGE_EDITS, IMAGES
 from penstock_producer.job.fallback import provider_and_model
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.pins import (
@@ -204,6 +205,10 @@ class NewJobs:
                 f"{spec.output_format} is written where results_url says, and that is not set here"
             )
             raise SpecError([Problem("invalid_value", "/output_format", why, fix)])
+        if spec.endpoint in (IMAGES, IMAGE_EDITS) and self._settings.images_place is None:
+            why = f"answers of {spec.endpoint} are files, and there is no place for them"
+            place = "set images_url or results_url, here and for the workers"
+            raise SpecError([Problem("invalid_value", "/endpoint", why, place)])
         if self._remote_limits is not None:
             self._remote_limits.check(spec, self._keys.any_made)
         return spec.with_pinned_tokenizer()
@@ -246,11 +251,14 @@ class NewJobs:
         """Make the job of a source that was read whole; ``keys`` are those of a table's rows.
 
         Raises SpecError before anything is spent, JobConflict and FilesTaken."""
-        check_estimate(spec, estimated_usd(spec, found, self._settings.prices))
+        facts = self._settings.prices
+        use = cache_use(spec, found, facts(spec.provider))
+        check_estimate(spec, estimated_usd(spec, found, facts, use))
         plan = plan_feeders(spec, found.total, found.size, found.pin, one_machine=self._one_machine)
-        use = cache_use(spec, found, self._settings.prices(spec.provider))
         content = Content(
-            found.pin | _estimate(spec, found) | ({} if use is None else use.kept()),
+            found.pin
+            | _estimate(spec, found, factors_of(spec, found, facts))
+            | ({} if use is None else use.kept()),
             found.total,
             [(refusal.doc_id, refusal.row) for refusal in found.refused],
             found.split_points.split(found.total, plan.feeders),
@@ -295,7 +303,7 @@ class NewJobs:
         return marks
 
 
-def _estimate(spec: JobSpec, found: Survey) -> dict[str, Any]:
+def _estimate(spec: JobSpec, found: Survey, factors: Mapping[str, float]) -> dict[str, Any]:
     """Return the estimate that is kept with the source.
 
     Lanes are compared by it, and a deadline checked, until there are answers.
@@ -303,7 +311,8 @@ def _estimate(spec: JobSpec, found: Survey) -> dict[str, Any]:
     if len(spec.permitted_lanes) == 1 and spec.deadline_s is None:
         return {}
     documents = found.total - len(found.refused)
-    return {ESTIMATE: {**found.estimate._asdict(), "documents": documents}}
+    guess = found.estimate._replace(factors=factors)
+    return {ESTIMATE: {**guess._asdict(), "documents": documents}}
 
 
 def _new_job_id() -> str:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from penstock_ledger.texts import SetOption, SetSetting, Text
-from penstock_producer.accepting.estimates import Estimate
 from penstock_producer.accepting.survey import Survey
 from penstock_producer.dialects.prompt_caches import CacheRules, has_cached_prompts, rules_of
 from penstock_producer.errors import Problem, SpecError
@@ -36,6 +35,12 @@ class CacheUse(NamedTuple):
     usual_usd: float  # of the whole job without the cache
     least_usd: float  # where each beginning is written once
     most_usd: float  # where as little is read as may be
+    is_luck: bool  # whether a batch decides how often what it writes is read
+
+    @property
+    def expected_usd(self) -> float:
+        """Return the cost that estimates and budgets count with."""
+        return (self.least_usd + self.most_usd) / 2 if self.is_luck else self.least_usd
 
     @property
     def documents(self) -> int:
@@ -90,8 +95,8 @@ def cache_use(spec: JobSpec, found: Survey, provider: ProviderFacts) -> CacheUse
     rules = _rules(spec, provider, model)
     if prices is None or not rules.is_there:
         return None
-    groups = found.prefixes.found(rules.least_tokens, guess.tokens_in)
-    use = _use(groups, guess, prices, rules, model, in_batch=_in_batches(spec))
+    groups = found.prefixes.found(rules.least_tokens, guess.tokens_in / found.sent)
+    use = _use(groups, found, prices, rules, model, in_batch=_in_batches(spec))
     if spec.prompt_cache == "on" and not groups:
         why = (
             f"no beginning of {rules.least_tokens:,} tokens or more is shared by three documents "
@@ -164,14 +169,15 @@ def _prices(spec: JobSpec, provider: ProviderFacts, model: str | None) -> ModelP
 
 def _use(
     groups: Sequence[Shared],
-    guess: Estimate,
+    found: Survey,
     prices: ModelPrices,
     rules: CacheRules,
     model: str | None,
     *,
     in_batch: bool,
 ) -> CacheUse:
-    read, written = cached_tokens(groups)
+    every, written = cached_tokens(groups)
+    read, guess = round(every * found.sent), found.estimate
 
     def cost(share: float) -> float:
         """Return the cost where this share of what can be read is."""
@@ -180,5 +186,6 @@ def _use(
         return guess.usd(prices, in_batch=in_batch, cached=hit, cache_written=put) or 0.0
 
     usual = guess.usd(prices, in_batch=in_batch) or 0.0
-    least_read = LEAST_READ_IN_BATCHES if in_batch and rules.marked else float(rules.is_sure)
-    return CacheUse(groups, model, read, written, usual, cost(1.0), cost(least_read))
+    is_luck = in_batch and rules.marked
+    least_read = LEAST_READ_IN_BATCHES if is_luck else float(rules.is_sure)
+    return CacheUse(groups, model, read, written, usual, cost(1.0), cost(least_read), is_luck)

@@ -11,14 +11,16 @@ from typing import Any, NamedTuple
 
 from penstock_ledger.texts import SetSetting, Text
 from penstock_producer.accepting.estimates import Estimate
+from penstock_producer.accepting.prompt_caching import CacheUse, cache_use
 from penstock_producer.accepting.survey import Survey
 from penstock_producer.errors import Problem, SpecError
-from penstock_producer.job.lanes import packs
+from penstock_producer.job.lanes import DEFAULT_LANE, LANES, can_answer, has_own_model, packs
 from penstock_producer.job.provider_facts import ProviderFacts
 from penstock_producer.job.routing import OWN
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.job.tiers import FLEX
 
-__all__ = ["Levers", "check_prices", "estimated_usd", "levers_of"]
+__all__ = ["Levers", "check_prices", "estimated_usd", "factors_of", "levers_of"]
 
 Facts = Callable[[str], ProviderFacts]  # of a provider, by its name
 
@@ -72,19 +74,55 @@ def check_prices(spec: JobSpec, facts: Facts) -> None:
         raise SpecError(problems)
 
 
-def estimated_usd(spec: JobSpec, found: Survey, facts: Facts) -> float | None:
+def estimated_usd(
+    spec: JobSpec, found: Survey, facts: Facts, cache: CacheUse | None = None
+) -> float | None:
     """Return the estimated cost of all documents in US dollars; None where it is unknown.
 
-    No answer goes on to a better model, and no step is taken: ``levers_of`` has what that costs."""
+    ``cache``: the use that the job makes of its provider's prompt cache. No answer goes on to a
+    better model, and no step is taken: ``levers_of`` has what that costs."""
     if not found.routes:
-        return _usd(spec, found.estimate, facts)
-    costs = [route.cost_usd for route in _routes(spec, found, facts)]
-    return _sum(costs)
+        cost = _usd(spec, found.estimate, facts)
+    else:
+        cost = _sum([route.cost_usd for route in _routes(spec, found, facts)])
+    if cost is None or cache is None:
+        return cost
+    return cost - (cache.usual_usd - cache.expected_usd) * _of_own_model(found)
 
 
-def levers_of(spec: JobSpec, found: Survey, facts: Facts) -> Levers:
-    """Return the cost by rule."""
-    own, escalated = estimated_usd(spec, found, facts), None
+def factors_of(spec: JobSpec, found: Survey, facts: Facts) -> dict[str, float]:
+    """Return what rules and the prompt cache make of the cost in each lane, and in flex.
+
+    As parts of what all documents would cost at the job's own model; nothing where that is 1, or
+    not known."""
+    if not spec.asks_a_provider or not (spec.routes or found.prefixes):
+        return {}
+    names = [lane for lane in LANES if not has_own_model(lane) and can_answer(lane, spec.endpoint)]
+    ways: dict[str, dict[str, Any]] = {name: {"lane": name} for name in names}
+    if spec.lets_choose_flex:
+        ways[FLEX] = {"lane": DEFAULT_LANE, "tier": FLEX}
+    factors = dict[str, float]()
+    for name, way in ways.items():
+        # one lane alone has a price of its own, and a cache is asked for where there is one
+        auto = "off" if spec.prompt_cache == "off" else "auto"
+        one = spec.model_copy(update={"lanes": None, "prompt_cache": auto, **way})
+        own = _usd(one, found.estimate, facts)
+        cost = estimated_usd(one, found, facts, cache_use(one, found, facts(one.provider)))
+        if own and cost is not None and cost != own:
+            factors[name] = cost / own
+    return factors
+
+
+def _of_own_model(found: Survey) -> float:
+    """Return the part of all prompts that is sent to the job's own model, as the cache wants it."""
+    if not found.routes or not found.estimate.tokens_in:
+        return 1.0
+    return found.routes[0].estimate.tokens_in / found.estimate.tokens_in
+
+
+def levers_of(spec: JobSpec, found: Survey, facts: Facts, cache: CacheUse | None = None) -> Levers:
+    """Return the cost by rule; ``cache`` as ``estimated_usd`` has it."""
+    own, escalated = estimated_usd(spec, found, facts, cache), None
     if spec.escalation is not None:
         better = _usd(spec.asked_as(spec.escalation.target), found.estimate, facts)
         escalated = own, _sum([own, better])

@@ -16,7 +16,7 @@ import hashlib
 import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -25,7 +25,13 @@ from penstock_ledger.errors import PenstockError
 from penstock_producer.accepting.acceptance import beyond_budget, check_estimate
 from penstock_producer.accepting.estimates import Estimate, Measure, TokenMeter
 from penstock_producer.accepting.prompt_caching import CacheUse, cache_use
-from penstock_producer.accepting.quality import Facts, Levers, estimated_usd, levers_of
+from penstock_producer.accepting.quality import (
+    Facts,
+    Levers,
+    estimated_usd,
+    factors_of,
+    levers_of,
+)
 from penstock_producer.accepting.survey import Survey, Surveyed, check_bad_rows, job_meter, survey
 from penstock_producer.errors import Problem, SourceError, SpecError
 from penstock_producer.job.lanes import packs
@@ -40,7 +46,6 @@ from penstock_producer.rows import BadRow, Document, FileSource, Tally
 __all__ = [
     "CONFIDENCE",
     "FOR_ALL",
-    "SAID_BY_LINES",
     "Interval",
     "Preview",
     "Sample",
@@ -49,7 +54,9 @@ __all__ = [
     "extrapolated",
     "input_line",
     "preview",
+    "said_by_lines",
     "sample_of",
+    "sampled_line",
     "share_of_largest",
 ]
 
@@ -171,16 +178,18 @@ def preview(
         cache = cache_use(spec, found, provider)
     except SpecError as error:
         no_cache = error
+    factors = factors_of(spec, found, facts)
+    found = replace(found, estimate=found.estimate._replace(factors=factors))
     return Preview(
         source.uri,
         spec,
         [_as_sent(one, spec, _cached(spec, cache, provider)) for one in first.values()],
         found,
         is_whole=most is None or found.total < most,
-        prompts_usd=estimated_usd(spec, found.prompts, facts),
-        cost_usd=estimated_usd(spec, found, facts),
+        prompts_usd=estimated_usd(spec, found.prompts, facts, cache),
+        cost_usd=estimated_usd(spec, found, facts, cache),
         meter=meter,
-        levers=levers_of(spec, found, facts),
+        levers=levers_of(spec, found, facts, cache),
         cache=cache,
         no_cache=no_cache,
     )
@@ -263,11 +272,9 @@ def sample_of(open_it: Callable[[], FileSource], spec: JobSpec, number: int) -> 
         [options, content_of(found.pin), number], option=orjson.OPT_SORT_KEYS, default=str
     )
     digest = hashlib.sha256(given).hexdigest()
-    lines = (
-        input_line(one.doc_id, one.body, one.endpoint or spec.endpoint)
-        for one in drawn(open_it(), found, number, seed=digest)
-    )
-    own = {name: value for name, value in options.items() if name not in (*SAID_BY_LINES, *FOR_ALL)}
+    lines = (sampled_line(one, spec) for one in drawn(open_it(), found, number, seed=digest))
+    said = {*said_by_lines(spec), *FOR_ALL}
+    own = {name: value for name, value in options.items() if name not in said}
     if own["prompt_cache"] == "on":  # so few may share too little, and are asked all the same
         own["prompt_cache"] = "auto"
     its_spec = JobSpec.from_json(own | {"response_format": "none"})
@@ -277,11 +284,30 @@ def sample_of(open_it: Callable[[], FileSource], spec: JobSpec, number: int) -> 
 def check_sampled(spec: JobSpec) -> None:
     """Raise SpecError where lines of input cannot say which way their documents go."""
     for rule in spec.routing.rules:
-        if rule.target is not None and (rule.target.provider or rule.target.tier):
-            why = f"{rule.named} has a provider or tier, and the lines of a sample name none"
+        if rule.target is not None and rule.target.provider:
+            why = f"{rule.named} has a provider, and the lines of a sample name none"
             fix = "leave it out for the sample, or look at the preview"
             problem = Problem("invalid_value", f"/routes/{rule.number - 1}", why, fix)
             raise SpecError([problem])
+
+
+def said_by_lines(spec: JobSpec) -> tuple[str, ...]:
+    """Return the options that the lines of a sample say themselves.
+
+    The service tier is one where rules have others than the job."""
+    return (*SAID_BY_LINES, "tier") if _lines_have_tiers(spec) else SAID_BY_LINES
+
+
+def sampled_line(one: Document, spec: JobSpec) -> bytes:
+    """Return a document of a job as a line of its sample."""
+    if _lines_have_tiers(spec):
+        one = _as_sent(one, spec, None)
+    return input_line(one.doc_id, one.body, one.endpoint or spec.endpoint)
+
+
+def _lines_have_tiers(spec: JobSpec) -> bool:
+    rules = spec.routing.rules if spec.routes else ()
+    return any(rule.target is not None and rule.target.tier for rule in rules)
 
 
 def drawn(opened: FileSource, found: Survey, number: int, *, seed: str) -> Iterator[Document]:

@@ -13,13 +13,17 @@ import itertools
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, Protocol, Self
+
+import orjson
 
 from penstock_ledger.model import Shard
 from penstock_producer.accepting.estimates import Estimate, Measure, TokenMeter, meter_of
 from penstock_producer.dialects.prompt_caches import has_cached_prompts
 from penstock_producer.errors import Problem, SourceError, SpecError, TooManyBadRows
+from penstock_producer.job.repeats import answers_alike
 from penstock_producer.job.routing import DISAGREE, REFUSED_BY_ROUTE, route_in
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.pins import PREPARED, ROUTES
@@ -77,6 +81,12 @@ class SeenIds:
         )
         for row in rows:
             yield Duplicate(*row)
+
+    def repeats(self) -> int:
+        """Return how many were added whose like had been added before."""
+        self._flush()
+        query = "SELECT count(*) - count(DISTINCT doc) FROM ids"
+        return int(self._db.execute(query).fetchone()[0])
 
     def __contains__(self, doc_id: str) -> bool:
         self._sort()
@@ -173,6 +183,13 @@ class Survey:
     # by the number of the rule that takes them, 0 for the job's own model; empty without rules
     routes: Mapping[int, Routed] = field(default_factory=dict)
     prefixes: PrefixFinder | None = None  # the beginnings that prompts share, where that counts
+    repeats: int = 0  # documents that are not sent, as they ask what others do
+
+    @property
+    def sent(self) -> float:
+        """The part of its documents that is sent, and that estimates are of."""
+        documents = self.total - len(self.refused)
+        return 1 - self.repeats / documents if self.repeats else 1.0
 
     @property
     def prompts(self) -> Self:
@@ -236,10 +253,10 @@ def survey(
     meter = meter or job_meter(spec)
     measure = Measure(meter)
     routes = {number: _Route(meter) for number in range(len(spec.routes) + 1 if spec.routes else 0)}
-    prefixes = None
+    prefixes, is_deduped = None, None if spec.dedup != "off" else False
     if spec.prompt_cache != "off" and spec.asks_a_provider and has_cached_prompts(spec.endpoint):
         prefixes = PrefixFinder(spec.endpoint)
-    with SeenIds() as ids:
+    with SeenIds() as ids, SeenIds() as requests:
         add = ids.add
         for row in itertools.islice(source.documents({}), first):
             total += 1
@@ -252,6 +269,10 @@ def survey(
             else:
                 add(row.doc_id, row.line)
                 size += len(row.body)
+                if is_deduped is None:
+                    is_deduped = _is_deduped(spec, row)
+                if is_deduped:
+                    requests.add(blake2b(row.body, digest_size=16).hexdigest(), row.line)
                 if routes:
                     routes[route_in(row.body)].add(row.body)
                 if not measure.enough:
@@ -266,8 +287,11 @@ def survey(
             raise SourceError(
                 "empty_source", f"{source.uri} holds no document; give a file with at least one row"
             )
+        before = len(bad)
         for duplicate in ids.duplicates():
             _keep(bad, _duplicate(duplicate, source), most, source.uri)
+        # rows of one id are most likely one document, written twice: of these one is sent, too
+        repeats = max(0, requests.repeats() - (len(bad) - before))
         bad.sort(key=lambda row: row.line)
         check_bad_rows(source.uri, spec, total, bad)
         is_whole = first is None or total < first
@@ -275,11 +299,12 @@ def survey(
         if is_whole:
             _check_route_columns(source.uri, spec, tally)
         prepared = {PREPARED: tally.to_json()} if tally.cut or tally.saved_chars else {}
-        taken = {number: route.routed for number, route in routes.items()}
+        sent = 1 - repeats / max(1, total - len(bad))
+        taken = {number: route.routed(sent) for number, route in routes.items()}
         taken |= {number: Routed(rows, NOTHING) for number, rows in tally.refused.items()}
         if taken:
             prepared[ROUTES] = {str(number): one.documents for number, one in taken.items()}
-        estimate = measure.of(total - len(bad), size)
+        estimate = measure.of(total - len(bad) - repeats, round(size * sent))
         pin = source.pin() if is_whole else {}
         return Survey(
             total,
@@ -290,7 +315,16 @@ def survey(
             split_points,
             routes=taken,
             prefixes=prefixes,
+            repeats=repeats,
         )
+
+
+def _is_deduped(spec: JobSpec, first: Document) -> bool:
+    """Return whether equal requests are sent once, as the first of them says."""
+    if spec.dedup == "always":
+        return True
+    body = orjson.loads(first.body)
+    return isinstance(body, dict) and answers_alike(first.endpoint or spec.endpoint, body)
 
 
 class _Route:
@@ -306,9 +340,10 @@ class _Route:
         if not self._measure.enough:
             self._measure.add(body)
 
-    @property
-    def routed(self) -> Routed:
-        return Routed(self._documents, self._measure.of(self._documents, self._size))
+    def routed(self, sent: float) -> Routed:
+        """Return them; estimates are of the part that is ``sent``."""
+        documents, size = round(self._documents * sent), round(self._size * sent)
+        return Routed(self._documents, self._measure.of(documents, size))
 
 
 def _check_route_columns(uri: str, spec: JobSpec, tally: Tally) -> None:

@@ -13,6 +13,7 @@ import orjson
 __all__ = [
     "as_message",
     "as_response",
+    "bedrocks_usage",
     "call_item",
     "chat_of",
     "geminis_usage",
@@ -24,8 +25,8 @@ __all__ = [
     "thought_item",
 ]
 
-# What Anthropic calls a stop reason, and Gemini a finish reason, in OpenAI's words. Others keep
-# their own.
+# What Anthropic and Bedrock call a stop reason, and Gemini a finish reason, in OpenAI's words.
+# Others keep their own.
 _REASONS: Final[Mapping[str, str]] = {
     "end_turn": "stop",
     "stop_sequence": "stop",
@@ -33,6 +34,8 @@ _REASONS: Final[Mapping[str, str]] = {
     "model_context_window_exceeded": "length",
     "tool_use": "tool_calls",
     "refusal": "content_filter",
+    "guardrail_intervened": "content_filter",
+    "content_filtered": "content_filter",
     "STOP": "stop",
     "MAX_TOKENS": "length",
     "SAFETY": "content_filter",
@@ -68,6 +71,9 @@ def chat_of(answer: Any, created: int) -> dict[str, Any] | None:
         return dict(answer)
     if answer.get("type") == "message":
         choices, usage = [_choice_of_message(answer)], _usage_of_message(_map(answer.get("usage")))
+    elif "stopReason" in answer:
+        choices = [_choice_of_converse(answer)]
+        usage = _usage_of_message(bedrocks_usage(_map(answer.get("usage"))))
     elif "candidates" in answer or "promptFeedback" in answer:
         choices = _choices_of_candidates(answer)
         usage = _whole(geminis_usage(_map(answer.get("usageMetadata"))))
@@ -94,6 +100,19 @@ def _choice_of_message(answer: Mapping[str, Any]) -> dict[str, Any]:
             case "tool_use":
                 calls.append(_call(block.get("id"), block.get("name"), block.get("input")))
     return _choice(0, texts, thoughts, calls, _reason(answer.get("stop_reason")))
+
+
+def _choice_of_converse(answer: Mapping[str, Any]) -> dict[str, Any]:
+    texts, thoughts, calls = list[str](), list[str](), list[dict[str, Any]]()
+    for block in _rows(_map(_map(answer.get("output")).get("message")).get("content")):
+        used, thought = _map(block.get("toolUse")), _map(block.get("reasoningContent"))
+        if used:
+            calls.append(_call(used.get("toolUseId"), used.get("name"), used.get("input")))
+        elif isinstance(text := _map(thought.get("reasoningText")).get("text"), str):
+            thoughts.append(text)
+        elif isinstance(block.get("text"), str):
+            texts.append(block["text"])
+    return _choice(0, texts, thoughts, calls, _reason(answer.get("stopReason")))
 
 
 def _choices_of_candidates(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -173,6 +192,23 @@ def _usage_of_message(usage: Mapping[str, Any]) -> dict[str, Any]:
             "completion_tokens_details": {"reasoning_tokens": thought},
         }
     )
+
+
+def bedrocks_usage(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the usage of Converse in Anthropic's names: what its cache read and wrote is beside.
+
+    `cacheDetails` says how much was written for how long."""
+    for_hour = sum(
+        _count(one.get("inputTokens")) or 0
+        for one in _rows(given.get("cacheDetails"))
+        if one.get("ttl") == "1h"
+    )
+    return {
+        "input_tokens": given.get("inputTokens"),
+        "output_tokens": given.get("outputTokens"),
+        "cache_read_input_tokens": given.get("cacheReadInputTokens") or 0,
+        "cache_creation_input_tokens": given.get("cacheWriteInputTokens") or 0,
+    } | ({"cache_creation": {"ephemeral_1h_input_tokens": for_hour}} if for_hour else {})
 
 
 def geminis_usage(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -83,10 +83,7 @@ def size_of(deltas: Sequence[Delta]) -> int:
 
 
 def answer_text(answer: Any) -> str | None:
-    """Return the text of a chat completion, a completion, a response or a message.
-
-    None for other answers.
-    """
+    """Return the text of an answer of any API; None for what is none."""
     if not isinstance(answer, Mapping):
         return None
     choice = _first(answer.get("choices"))
@@ -94,6 +91,7 @@ def answer_text(answer: Any) -> str | None:
         _at(choice.get("message"), "content"),
         choice.get("text"),
         answer.get("output_text"),
+        answer.get("text"),
     ):
         if isinstance(text, str):
             return text
@@ -103,6 +101,7 @@ def answer_text(answer: Any) -> str | None:
         for part in _mappings(_at(candidate.get("content"), "parts"))
         if not part.get("thought")
     ]
+    parts += _mappings(_at(_at(answer.get("output"), "message"), "content"))  # Bedrock's
     # a message of Anthropic has its parts itself
     for holder in (answer, *_mappings(answer.get("output"))):
         parts += _mappings(holder.get("content"))

@@ -88,7 +88,9 @@ def rules_of(kind: str, base_url: str, model: str | None, *, packs: bool = False
         known = (least for start, least in _LEAST_OF_CLAUDE if name.startswith(start))
         least = next(known, _MOST_OF_CLAUDE)
         return CacheRules(least, HOUR_S if packs else FIVE_MINUTES_S, marked=True, is_sure=True)
-    if kind == "gemini":
+    if kind == "bedrock":  # caches where a request marks it, and by which model is not known here
+        return CacheRules(_MOST_OF_CLAUDE, FIVE_MINUTES_S, is_there=False)
+    if kind in ("gemini", "vertex"):
         return CacheRules(2_048 if "2.5" in name else 4_096, FIVE_MINUTES_S)
     is_openai = _is_openai(base_url)
     marked = _MARKED_BY_OPENAI.match(name) is not None

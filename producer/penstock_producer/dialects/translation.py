@@ -14,12 +14,14 @@ import orjson
 from penstock_ledger.lone_surrogates import dump_json, parse_json
 from penstock_producer.dialects import (
     CHAT,
+    CONVERSE,
     GENERATE,
     MESSAGES,
     RESPONSES,
     from_anthropic,
     from_responses,
     to_anthropic,
+    to_bedrock,
     to_gemini,
 )
 from penstock_producer.dialects.answers import as_message, as_response, chat_of
@@ -56,6 +58,7 @@ _WRITTEN: Final[Mapping[str, Callable[[_Body], dict[str, Any]]]] = {
     CHAT: _as_it_is,
     MESSAGES: to_anthropic.translated,
     GENERATE: to_gemini.translated,
+    CONVERSE: to_bedrock.translated,
 }
 
 

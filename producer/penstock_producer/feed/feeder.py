@@ -21,7 +21,7 @@ from penstock_producer.feed.wire import MAX_INLINE_BODY_BYTES, encode_item, fed_
 from penstock_producer.refusals import changed_since, refused
 from penstock_producer.rows import BadRow, BoundedReader, Document, Source
 
-__all__ = ["Feeder"]
+__all__ = ["FeedStep", "Feeder"]
 
 # takes documents; how many were published, how many skipped
 Handler = Callable[[Sequence[Document]], tuple[int, int]]

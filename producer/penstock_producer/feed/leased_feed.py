@@ -110,15 +110,19 @@ def publish_waiting(
             else:
                 yield row
 
-    tried = {
-        one.key.doc_id: TriedBefore(retries=one.attempts, calls=one.calls)
-        for one in waiting
-        if one.calls or one.attempts
-    }
+    tried = {one.key.doc_id: _tried(one) for one in waiting if one.calls or one.attempts}
     published = feeder.publish(found(), tried=tried).published
     if changed:
         _settle(feeder, changed)
     return published, looked
+
+
+def _tried(one: Remainder) -> TriedBefore:
+    """Return what the message of a document says of its batches, but for their cost."""
+    tried = TriedBefore(retries=one.attempts, calls=one.calls)
+    if one.escalations:  # the last of what a message counts; see Spent of the workers
+        tried["spent"] = (0, 0, 0, 0, 0, 0, one.escalations)
+    return tried
 
 
 def write_off(feeder: Feeder, limit: int) -> FeedStep:

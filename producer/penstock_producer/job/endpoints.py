@@ -6,24 +6,41 @@ Each request carries the fleet's key, so a submitter may not choose any path.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, Literal
+from urllib.parse import quote
 
 from penstock_ledger.texts import SetOption, Text
-from penstock_producer.dialects import CHAT, COMPLETIONS, GENERATE, MESSAGES, RESPONSES
+from penstock_producer.dialects import (
+    CHAT,
+    COMPLETIONS,
+    CONVERSE,
+    GENERATE,
+    MESSAGES,
+    RESPONSES,
+)
 from penstock_producer.errors import seen
 
 __all__ = [
     "BASE_URLS",
     "CHAT",
     "COMPLETIONS",
+    "CONVERSE",
     "EMBEDDINGS",
     "GENERATE",
+    "IMAGES",
+    "IMAGE_EDITS",
+    "MEDIA",
     "MESSAGES",
     "OPENAI",
+    "PATHS_OF_MODELS",
     "RESPONSES",
     "SCORING",
+    "TRANSCRIPTIONS",
+    "UPLOADS",
+    "UPLOAD_BODY_BYTES",
     "Kind",
+    "converse_path",
     "generate_path",
 ]
 
@@ -36,6 +53,16 @@ OPENAI: Final = frozenset(
         "/v1/responses",
     }
 )
+TRANSCRIPTIONS: Final = "/v1/audio/transcriptions"
+IMAGES: Final = "/v1/images/generations"
+IMAGE_EDITS: Final = "/v1/images/edits"
+UPLOADS: Final[Mapping[str, str]] = {TRANSCRIPTIONS: "file", IMAGE_EDITS: "image"}
+"""Paths whose requests are forms with files, each with the field of its files. Until they are sent
+they travel as JSON, and the files in them as `data:` addresses."""
+MAX_UPLOAD_BYTES: Final = 25 * 1024 * 1024  # of one file: OpenAI's limit, and Ollama's
+UPLOAD_BODY_BYTES: Final = MAX_UPLOAD_BYTES * 4 // 3 + 1024 * 1024  # in base64, with its fields
+MEDIA: Final = frozenset({IMAGES, *UPLOADS})
+"""Answered by providers in real time only, each kind in a job of its own."""
 SCORING: Final = frozenset(
     {"/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/classify"}
 )
@@ -45,8 +72,10 @@ SCORING: Final = frozenset(
 _PATH = re.compile(r"(?:/[A-Za-z0-9_-][A-Za-z0-9_.-]*){1,16}", re.ASCII)
 _GEMINI = re.compile(r"(?:(?:models|tunedModels)/)?[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}", re.ASCII)
 EMBEDDINGS = "/v1/embeddings"
+# a model, an inference profile, or an ARN (botocore, bedrock-runtime, ConversationalModelId)
+_BEDROCK = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9:/_-]|\.(?!\.)){0,2047}", re.ASCII)
 MAX_PATH_CHARS = 200
-Kind = Literal["openai", "anthropic", "gemini"]
+Kind = Literal["openai", "anthropic", "gemini", "bedrock", "vertex"]
 """The API that a provider speaks. OpenAI-compatible servers, which nearly all are, have the
 first."""
 BASE_URLS: Final[Mapping[str, str]] = {
@@ -54,11 +83,14 @@ BASE_URLS: Final[Mapping[str, str]] = {
     "anthropic": "https://api.anthropic.com",
     "gemini": "https://generativelanguage.googleapis.com",
 }
-"""Where each kind of provider is, unless its setting `base_url` says another place."""
+"""Where each kind of provider is, unless its setting `base_url` says another place. Bedrock and
+Vertex AI are in regions: see provider_facts.py."""
 _BY_KIND: Final[Mapping[Kind, frozenset[str]]] = {
-    "openai": OPENAI,
+    "openai": OPENAI | MEDIA,
     "anthropic": frozenset({MESSAGES}),
     "gemini": frozenset({GENERATE}),
+    "bedrock": frozenset({CONVERSE}),
+    "vertex": frozenset({GENERATE}),
 }
 
 
@@ -85,6 +117,22 @@ def generate_path(model: object) -> str | None:
         return None
     named = model if "/" in model else f"models/{model}"
     return f"/v1beta/{named}:generateContent"
+
+
+def converse_path(model: object) -> str | None:
+    """Return the path of Bedrock's Converse of a model; None for what is no name of one.
+
+    ARNs have colons and slashes, which are a part of the name here."""
+    if not isinstance(model, str) or _BEDROCK.fullmatch(model) is None:
+        return None
+    return f"/model/{quote(model, safe='')}/converse"
+
+
+PATHS_OF_MODELS: Final[Mapping[str, Callable[[object], str | None]]] = {
+    GENERATE: generate_path,
+    CONVERSE: converse_path,
+}
+"""The path of a model, of the endpoints whose requests name it there and not in the body."""
 
 
 def refusal(

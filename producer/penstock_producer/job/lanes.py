@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from penstock_producer.job.endpoints import EMBEDDINGS, OPENAI, SCORING
+from penstock_producer.job.endpoints import EMBEDDINGS, MEDIA, OPENAI, SCORING
 
 __all__ = [
     "AUTO",
@@ -93,6 +93,8 @@ def can_answer(lane: str, endpoint: str) -> bool:
     """
     facts = LANES[lane]
     if facts.has_own_model and endpoint not in OPENAI | facts.endpoints:
+        return False
+    if endpoint in MEDIA and not facts.is_real_time:
         return False
     return facts.endpoint in (None, endpoint) or endpoint in facts.endpoints
 

@@ -19,7 +19,14 @@ from typing import Any, Final, Literal, NamedTuple
 import orjson
 
 from penstock_producer.errors import Problem, seen
-from penstock_producer.job.endpoints import CHAT, COMPLETIONS, GENERATE, MESSAGES, RESPONSES
+from penstock_producer.job.endpoints import (
+    CHAT,
+    COMPLETIONS,
+    CONVERSE,
+    GENERATE,
+    MESSAGES,
+    RESPONSES,
+)
 from penstock_producer.job.routing import Condition, column_of, condition_of, number_of
 from penstock_producer.job.targets import RULE_CHARS, RuleFault, Target, parts_of, target_of
 
@@ -37,7 +44,7 @@ __all__ = [
 
 MAX_STEPS: Final = 4
 """A job that gives way more often has the wrong model, deadline or budget."""
-ANSWERED_IN_TEXT: Final = frozenset({CHAT, COMPLETIONS, GENERATE, MESSAGES, RESPONSES})
+ANSWERED_IN_TEXT: Final = frozenset({CHAT, COMPLETIONS, CONVERSE, GENERATE, MESSAGES, RESPONSES})
 LOGPROB: Final = "@logprob"
 MISSING: Final = "missing"
 # longer answers hold no score to decide by

@@ -491,9 +491,10 @@ RUN_OPTIONS: Final[Mapping[str, str]] = {
         "says of all; the run of all takes its results over."
     ),
     "no_progress": "Lines instead of a live panel.",
+    "wait": "Where another run works in the same state folder, wait until it has ended.",
     "api": (
-        "The API that the provider speaks: openai, anthropic or gemini; left out, as its settings "
-        "say, else openai."
+        "The API that the provider speaks: openai, anthropic, gemini, bedrock or vertex; left out, "
+        "as its settings say, else openai."
     ),
     "base_url": "The provider's address; left out, that of its API's own provider.",
     "api_key_env": "The environment variable that holds the API key.",

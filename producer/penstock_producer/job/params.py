@@ -76,6 +76,7 @@ class Param:
     kinds: tuple[str, ...]
     least: float | None = None
     most: float | None = None
+    among: tuple[str, ...] = ()  # texts that are usable; empty for any
 
     def fault(self, value: Any) -> tuple[str, str] | None:
         """Return the code and the fix of an unusable value, None for a usable one."""
@@ -83,11 +84,15 @@ class Param:
             return None
         if not any(_is(kind, value) for kind in self.kinds):
             return "invalid_type", f"give {self._wanted()}"
+        if self.among and value not in self.among:
+            return "invalid_value", f"give {self._wanted()}"
         too_small = self.least is not None and _is("number", value) and value < self.least
         too_large = self.most is not None and _is("number", value) and value > self.most
         return ("invalid_value", f"give {self._wanted()}") if too_small or too_large else None
 
     def _wanted(self) -> str:
+        if self.among:
+            return f"one of {', '.join(self.among)}"
         kinds = " or ".join(
             f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}".replace("a text", "text")
             for kind in self.kinds
@@ -268,13 +273,59 @@ _GENERATE: Final[dict[str, Param]] = {
     "serviceTier": _TEXT,
 }
 
+# of inferenceConfig, and the fields beside it (botocore, bedrock-runtime, Converse)
+_CONVERSE: Final[dict[str, Param]] = {
+    "maxTokens": _COUNT,
+    "temperature": Param(("number",), 0, 1),
+    "topP": _SAMPLING["top_p"],
+    "stopSequences": _LIST,
+    "toolConfig": _OBJECT,
+    "guardrailConfig": _OBJECT,
+    "additionalModelRequestFields": _OBJECT,
+    "additionalModelResponseFieldPaths": _LIST,
+    "requestMetadata": _OBJECT,
+    "performanceConfig": _OBJECT,
+    "serviceTier": _OBJECT,
+    "outputConfig": _OBJECT,
+}
+
+_TRANSCRIPTIONS: Final[dict[str, Param]] = {
+    "language": _TEXT,
+    "languages": _LIST,
+    "keywords": _LIST,
+    "response_format": Param(("text",), among=("json", "verbose_json", "diarized_json")),
+    "temperature": Param(("number",), 0, 1),
+    "timestamp_granularities": _LIST,
+    "include": _LIST,
+    "chunking_strategy": _CHOICE,
+    "known_speaker_names": _LIST,
+    "known_speaker_references": _LIST,
+}
+_IMAGES: Final[dict[str, Param]] = {
+    "background": _TEXT,
+    "input_fidelity": _TEXT,
+    "moderation": _TEXT,
+    "n": Param(("integer",), 1, 10),
+    "output_compression": Param(("integer",), 0, 100),
+    "output_format": _TEXT,
+    "quality": _TEXT,
+    "response_format": Param(("text",), among=("url", "b64_json")),
+    "size": _TEXT,
+    "style": _TEXT,
+    "user": _TEXT,
+}
+
 _BY_ENDPOINT: Final[dict[str, Mapping[str, Param]]] = {
     "/chat/completions": _CHAT,
     "/messages": _MESSAGES,
     "/generateContent": _GENERATE,
+    "/converse": _CONVERSE,
     "/completions": _COMPLETIONS,
     "/responses": _RESPONSES,
     "/embeddings": _EMBEDDINGS,
+    "/audio/transcriptions": _TRANSCRIPTIONS,
+    "/images/generations": _IMAGES,
+    "/images/edits": _IMAGES,
 }
 _FIELDS_OF_THE_BODY: Final = frozenset(
     {"model", "messages", "input", "prompt", "instructions", "system"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Annotated, Any, Final
@@ -18,6 +19,10 @@ from penstock_producer.prices import (
     without_date,
 )
 
+Region = Annotated[str, Field(pattern=r"^[a-z]{2,}(-[a-z]+)*-?\d{0,2}$")] | None
+_AT_BEDROCK: Final = re.compile(
+    r"https://bedrock-runtime(?:-fips)?\.([a-z0-9-]+)\.(?:amazonaws\.com|api\.aws)(?:/|$)"
+)
 # models of the table that are kept with another discount; one more is made again
 KNOWN: Final = 1_024
 
@@ -28,6 +33,9 @@ class ProviderFacts(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
     kind: Kind = "openai"
+    # of Amazon Bedrock and Vertex AI, which their address is made of: "eu-central-1"
+    region: Region = None
+    project: str | None = None  # of Vertex AI
     base_url: str = ""  # its host says whose prices they are
     # paths that jobs may ask besides those of its dialect, such as /v1/rerank
     endpoints: tuple[str, ...] = ()
@@ -103,6 +111,10 @@ class ProviderFacts(BaseModel):
     @classmethod
     def _place_of_its_kind(cls, given: Any) -> Any:
         kind = given.get("kind") if isinstance(given, dict) else None
+        if kind == "bedrock":
+            return _in_its_region(given)
+        if kind == "vertex":
+            return _in_its_project(given)
         if isinstance(kind, str) and kind in BASE_URLS and given.get("base_url") is None:
             return {**given, "base_url": BASE_URLS[kind]}
         return given
@@ -111,6 +123,39 @@ class ProviderFacts(BaseModel):
     @classmethod
     def _check_endpoints(cls, endpoints: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(check_path(endpoint) for endpoint in endpoints)
+
+
+def _in_its_region(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a Bedrock with its address and its region, either from the other."""
+    region, base_url = given.get("region"), given.get("base_url")
+    if base_url is None and isinstance(region, str):
+        return {**given, "base_url": f"https://bedrock-runtime.{region}.amazonaws.com"}
+    found = _AT_BEDROCK.match(base_url) if isinstance(base_url, str) else None
+    there = None if found is None else found[1]
+    if region is None and there is None:
+        raise ValueError(
+            'kind bedrock needs its region: region = "eu-central-1" in [providers.NAME], or a '
+            "base_url such as https://bedrock-runtime.eu-central-1.amazonaws.com"
+        )
+    if region is not None and there not in (None, region):
+        raise ValueError(
+            f"base_url is in {there}, and region says {region}: a request that is signed for "
+            "another region is refused; leave one of them out"
+        )
+    return {**given, "region": region or there}
+
+
+def _in_its_project(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a Vertex AI with its address."""
+    region, project = given.get("region"), given.get("project")
+    if not isinstance(region, str) or not isinstance(project, str) or not project:
+        raise ValueError(
+            'kind vertex needs its project and region: project = "my-project" and region = '
+            '"europe-west4", or "global", in [providers.NAME]'
+        )
+    host = "aiplatform" if region == "global" else f"{region}-aiplatform"
+    usual = f"https://{host}.googleapis.com"
+    return {**given, "base_url": given.get("base_url") or usual}
 
 
 @lru_cache(maxsize=KNOWN)

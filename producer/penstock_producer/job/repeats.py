@@ -1,8 +1,9 @@
 """Equal requests of a job are sent once, where its options allow it.
 
 Several documents may make the same request. An answer may stand for another where the same request
-is answered alike each time. Embeddings and scores are; a text is at temperature 0, or with a seed
-where no temperature is given. `always` says that any answer to the same request will do.
+is answered alike each time. Embeddings and scores are, and transcripts at temperature 0, which is
+theirs; a text is at temperature 0, or with a seed where no temperature is given. `always` says that
+any answer to the same request will do.
 """
 
 from __future__ import annotations
@@ -11,7 +12,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal
 
 from penstock_producer.errors import Problem
-from penstock_producer.job.endpoints import CHAT, EMBEDDINGS, GENERATE, MESSAGES, SCORING
+from penstock_producer.job.endpoints import (
+    CHAT,
+    CONVERSE,
+    EMBEDDINGS,
+    GENERATE,
+    MESSAGES,
+    SCORING,
+    TRANSCRIPTIONS,
+)
 
 __all__ = ["CACHE_MAX_S", "answers_alike"]
 
@@ -20,7 +29,7 @@ Dedup = Literal["off", "on", "always"]
 CACHE_MIN_S: Final = 60.0
 CACHE_MAX_S: Final = 30 * 86_400.0
 
-_TEXTS: Final = frozenset({CHAT, GENERATE, MESSAGES, "/v1/completions", "/v1/responses"})
+_TEXTS: Final = frozenset({CHAT, CONVERSE, GENERATE, MESSAGES, "/v1/completions", "/v1/responses"})
 _COMPUTED: Final = SCORING | {EMBEDDINGS, "/v1/moderations"}
 _NUMBERS: Final = ("n", "best_of", "candidateCount")  # of answers to one request
 
@@ -30,11 +39,11 @@ def answers_alike(endpoint: str, body: Mapping[str, Any]) -> bool:
 
     It is so as far as its endpoint and parameters say.
     """
-    if endpoint in _COMPUTED:
+    if endpoint in _COMPUTED or (endpoint == TRANSCRIPTIONS and not body.get("temperature")):
         return True
-    config = body.get("generationConfig")  # where requests to Gemini have their parameters
-    if isinstance(config, Mapping):
-        body = {**body, **config}
+    for name in ("generationConfig", "inferenceConfig"):  # where Gemini and Bedrock have them
+        config = body.get(name)
+        body = {**body, **config} if isinstance(config, Mapping) else body
     if endpoint not in _TEXTS or any(body.get(name) not in (None, 1) for name in _NUMBERS):
         return False
     temperature = body.get("temperature")

@@ -6,15 +6,26 @@ OpenAI's kind answers jobs on: which others a provider answers, no file may say.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import orjson
 
 from penstock_ledger.texts import SetOption, SetParam, Text
 from penstock_producer.dialects.to_anthropic import Conversation, conversation_of, parts_of
 from penstock_producer.errors import Problem, SpecError, seen
-from penstock_producer.job.endpoints import CHAT, OPENAI, SCORING, generate_path
+from penstock_producer.job.endpoints import (
+    CHAT,
+    CONVERSE,
+    EMBEDDINGS,
+    GENERATE,
+    IMAGE_EDITS,
+    OPENAI,
+    PATHS_OF_MODELS,
+    SCORING,
+    TRANSCRIPTIONS,
+    UPLOADS,
+)
 from penstock_producer.job.lanes import can_answer
 from penstock_producer.job.params import as_sent, params_of
 from penstock_producer.job.response_format import FIELD
@@ -22,15 +33,19 @@ from penstock_producer.job.spec import JobSpec
 from penstock_producer.job.tiers import TIER_FIELDS
 from penstock_producer.prompts.messages import BadMessages, leading_system
 
-__all__ = ["url_refusal"]
+__all__ = ["nested_of", "url_refusal"]
 
 # Where the text of a document goes, by the end of the endpoint's path.
 _TEXT_FIELDS = {
     "/chat/completions": "messages",
     "/messages": "messages",
     "/generateContent": "contents",
+    "/converse": "messages",
     "/completions": "prompt",
     "/responses": "input",
+    "/audio/transcriptions": "prompt",
+    "/images/generations": "prompt",
+    "/images/edits": "prompt",
     "/embeddings": "input",
     "/moderations": "input",
     "/classify": "input",
@@ -55,19 +70,79 @@ def is_anthropic(endpoint: str) -> bool:
     return endpoint.endswith("/messages")
 
 
-def is_gemini(endpoint: str) -> bool:
-    """Return whether requests to it are Gemini's."""
-    return endpoint.endswith("/generateContent")
+class Nested(NamedTuple):
+    """An API whose requests have parameters in one field, and the model in their path."""
+
+    endpoint: str
+    config: str  # the field of the parameters
+    beside: Collection[str]  # parameters that stand beside it
+    system: Callable[[str], dict[str, Any]]  # the field of a system text
+    before: bytes  # what stands between the fields before the document's text and the text itself
+    example: str  # of a model's name, in refusals
+
+    def names(self, model: object) -> bool:
+        """Return whether a model can be named so."""
+        return PATHS_OF_MODELS[self.endpoint](model) is not None
+
+    def placed(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the parameters for its field of them, and those that stand beside it."""
+        beside = {name: value for name, value in params.items() if name in self.beside}
+        return {name: value for name, value in params.items() if name not in beside}, beside
+
+    def with_params(self, request: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a request with these parameters, which go before its own."""
+        config, beside = self.placed(params)
+        found, own = {**request, **beside}, request.get(self.config, {})
+        if config and isinstance(own, dict):
+            found[self.config] = {**own, **config}
+        return found
+
+    def with_defaults(
+        self, given: dict[str, Any], model: str | None, params: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return a body with what the job says where the body does not."""
+        own, (config, beside) = given.get(self.config, {}), self.placed(params)
+        filled = beside | ({} if model is None else {"model": model}) | given
+        if config and isinstance(own, dict):
+            filled[self.config] = {**config, **own}
+        return filled
+
+
+_NESTED: Final = (
+    Nested(
+        GENERATE,
+        "generationConfig",
+        TIER_FIELDS,
+        lambda text: {"systemInstruction": {"parts": [{"text": text}]}},
+        b',"contents":[{"role":"user","parts":[{"text":',
+        "gemini-2.5-flash or models/gemini-2.5-flash",
+    ),
+    Nested(
+        CONVERSE,
+        "inferenceConfig",
+        frozenset(params_of(CONVERSE) or ())
+        - {"maxTokens", "temperature", "topP", "stopSequences"},
+        lambda text: {"system": [{"text": text}]},
+        b',"messages":[{"role":"user","content":[{"text":',
+        "amazon.nova-lite-v1:0, or that or the ARN of an inference profile",
+    ),
+)
+
+
+def nested_of(endpoint: str) -> Nested | None:
+    """Return the API of requests to an endpoint, where it is one of these."""
+    return next((one for one in _NESTED if endpoint == one.endpoint), None)
 
 
 def prompt_bodies(
     spec: JobSpec, examples: Sequence[Mapping[str, Any]]
-) -> BodyBuilder | GeminiBodies:
+) -> BodyBuilder | NestedBodies:
     """Return what makes the body of each prompt. Raises SpecError."""
-    if not is_gemini(spec.endpoint):
+    nested = nested_of(spec.endpoint)
+    if nested is None:
         return BodyBuilder(spec, examples)
     _checked_field(spec)
-    return GeminiBodies(spec)
+    return NestedBodies(spec, nested)
 
 
 _dump = orjson.dumps
@@ -92,6 +167,9 @@ class BodyBuilder:
         }
         self._system: list[Mapping[str, Any]] = []
         self._examples = examples
+        self._files_field = UPLOADS.get(spec.endpoint)
+        self._embeds = spec.endpoint == EMBEDDINGS
+        self._filled = {**head, **spec.sent_params()}
         self._is_anthropic = is_anthropic(spec.endpoint)
         self._system_text = spec.system
         before, after = b"", b""
@@ -120,10 +198,35 @@ class BodyBuilder:
 
         ``params`` are the document's own, as they are sent.
         """
+        if self._files_field is not None:
+            return self._with_files(content, params)
+        if self._embeds and not isinstance(content, str):
+            return self._with_images(content, params)
         if self._is_anthropic:
             content = parts_of(content, "content")
         end = self._end(self._after, params) if params or self._defaults else self._after
         return b"".join((self._before, _dump(content), end))
+
+    def _with_images(
+        self, content: list[dict[str, Any]], params: Mapping[str, Any] | None
+    ) -> bytes:
+        """Return the body that embeds images, as vLLM has it: a chat, the text behind them."""
+        parts = [part for part in (*content[1:], content[0]) if part.get("text") != ""]
+        messages = [{"role": "user", "content": parts}]
+        return _dump({**self._filled, **(params or {}), "messages": messages})
+
+    def _with_files(
+        self, content: str | list[dict[str, Any]], params: Mapping[str, Any] | None
+    ) -> bytes:
+        """Return the body of a form: its text, if any, and the files behind it."""
+        parts: list[dict[str, Any]] = (
+            [{"type": "text", "text": content}] if isinstance(content, str) else content
+        )
+        text = "".join(part["text"] for part in parts if part["type"] == "text")
+        files = [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
+        told = {"prompt": text} if text else {}
+        given: Any = files[0] if len(files) == 1 else files
+        return _dump({**self._filled, **(params or {}), **told, self._files_field or "": given})
 
     def of_messages(
         self, messages: list[dict[str, Any]], params: Mapping[str, Any] | None = None
@@ -184,9 +287,12 @@ def _problem(spec: JobSpec, field: str | None) -> Problem | None:
         return Problem(
             "invalid_value", "/endpoint", f"a prompt cannot be sent to {spec.endpoint}", fix
         )
-    if field != "messages":
+    if spec.endpoint in UPLOADS and (problem := _file_problem(spec)) is not None:
+        return problem
+    nested = nested_of(spec.endpoint)
+    if field != "messages" or nested is not None:
         for name in _OF_CHATS:
-            if getattr(spec, name):
+            if getattr(spec, name) and name != _FILE_FIELDS.get(spec.endpoint, ""):
                 why = f"{spec.endpoint} takes no chat messages"
                 return Problem(
                     "invalid_value", f"/{name}", why, "use the endpoint /v1/chat/completions"
@@ -208,15 +314,15 @@ def _problem(spec: JobSpec, field: str | None) -> Problem | None:
     if spec.model is None and spec.asks_a_provider:
         fix = Text("name one (", SetOption("model"), ")")
         return Problem("missing_field", "/model", "a prompt needs a model", fix)
-    if is_gemini(spec.endpoint) and generate_path(spec.model) is None:
-        fix = "write its name, such as gemini-2.5-flash or models/gemini-2.5-flash"
-        return Problem(
-            "invalid_value", "/model", f"{seen(spec.model)} is no name of a model of Gemini", fix
-        )
+    if nested is not None and not nested.names(spec.model):
+        fix = f"write its name, such as {nested.example}"
+        why = f"{seen(spec.model)} is no name of a model there"
+        return Problem("invalid_value", "/model", why, fix)
     if (
         spec.system is not None
         and field != "messages"
-        and not spec.endpoint.endswith(("/responses", "/generateContent"))
+        and nested is None
+        and not spec.endpoint.endswith("/responses")
     ):
         return Problem(
             "invalid_value",
@@ -227,17 +333,34 @@ def _problem(spec: JobSpec, field: str | None) -> Problem | None:
     return None
 
 
-class GeminiBodies:
+_FILE_FIELDS: Final = {
+    TRANSCRIPTIONS: "audio_fields",
+    IMAGE_EDITS: "image_fields",
+    EMBEDDINGS: "image_fields",
+}
+
+
+def _file_problem(spec: JobSpec) -> Problem | None:
+    """Return what is wrong with the columns of a form's files; None for those that will do."""
+    name = _FILE_FIELDS[spec.endpoint]
+    columns = len(getattr(spec, name))
+    if columns == 1 or (columns and spec.endpoint == IMAGE_EDITS):
+        if spec.prompt is not None or spec.endpoint == TRANSCRIPTIONS:
+            return None
+        fix = Text("say what to do (", SetOption("prompt"), ")")
+        return Problem("missing_field", "/prompt", f"{spec.endpoint} needs a prompt", fix)
+    fix = Text("name one column of files (", SetOption(name), ")")
+    return Problem("missing_field", f"/{name}", f"{spec.endpoint} sends a file", fix)
+
+
+class NestedBodies:
     """Builds the body for one rendered text."""
 
-    def __init__(self, spec: JobSpec) -> None:
-        system = (
-            {} if spec.system is None else {"systemInstruction": {"parts": [{"text": spec.system}]}}
-        )
-        head = _dump({"model": spec.model} | system)
-        self._head = head[:-1] + b',"contents":[{"role":"user","parts":[{"text":'
-        self._params = spec.sent_params()
-        self._end = _config(self._params)
+    def __init__(self, spec: JobSpec, nested: Nested) -> None:
+        system = {} if spec.system is None else nested.system(spec.system)
+        self._head = _dump({"model": spec.model} | system)[:-1] + nested.before
+        self._nested, self._params = nested, spec.sent_params()
+        self._end = self._of(self._params)
 
     def __call__(
         self, content: str | list[dict[str, Any]], params: Mapping[str, Any] | None = None
@@ -246,34 +369,12 @@ class GeminiBodies:
 
         ``content`` is a text. ``params`` are the document's own, as they are sent.
         """
-        end = _config({**self._params, **params}) if params else self._end
+        end = self._of({**self._params, **params}) if params else self._end
         return b"".join((self._head, _dump(content), b"}]}]", end))
 
-
-def with_defaults(
-    given: dict[str, Any], model: str | None, params: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return a body with what the job says where the body does not."""
-    filled = {**({} if model is None else {"model": model}), **given}
-    own, (config, beside) = given.get("generationConfig", {}), _placed(params)
-    filled = beside | filled
-    return (
-        filled | {"generationConfig": {**config, **own}}
-        if config and isinstance(own, dict)
-        else filled
-    )
-
-
-def _config(params: Mapping[str, Any]) -> bytes:
-    config, beside = _placed(params)
-    fields = ({"generationConfig": config} if config else {}) | beside
-    return b"," + _dump(fields)[1:] if fields else b"}"
-
-
-def _placed(params: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the parameters for `generationConfig`, and those that a request has beside it."""
-    beside = {name: value for name, value in params.items() if name in TIER_FIELDS}
-    return {name: value for name, value in params.items() if name not in beside}, beside
+    def _of(self, params: Mapping[str, Any]) -> bytes:
+        fields = self._nested.with_params({}, params)
+        return b"," + _dump(fields)[1:] if fields else b"}"
 
 
 # whose answers have a text to check

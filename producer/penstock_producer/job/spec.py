@@ -28,7 +28,13 @@ from pydantic_core import PydanticKnownError
 from penstock_ledger.redaction import redact
 from penstock_ledger.vectors import VectorType
 from penstock_producer.errors import Problem, SpecError, pointer_to, seen
-from penstock_producer.job.endpoints import CHAT, MAX_PATH_CHARS, check_path
+from penstock_producer.job.endpoints import (
+    CHAT,
+    EMBEDDINGS,
+    MAX_PATH_CHARS,
+    UPLOADS,
+    check_path,
+)
 from penstock_producer.job.fallback import (
     MAX_FALLBACKS,
     USUAL_REASONS,
@@ -290,7 +296,13 @@ class JobSpec(BaseModel):
     @property
     def takes_records(self) -> bool:
         """Return whether the rows of the source are plain records, not OpenAI Batch lines."""
-        return self.prompt is not None or self.messages_field is not None
+        made = self.prompt is not None or self.messages_field is not None
+        return made or (self.sends_files and bool(self.image_fields or self.audio_fields))
+
+    @property
+    def sends_files(self) -> bool:
+        """Return whether its requests may be made of files alone."""
+        return self.endpoint in UPLOADS or self.endpoint == EMBEDDINGS
 
     @property
     def has_rules(self) -> bool:
@@ -386,7 +398,8 @@ class JobSpec(BaseModel):
             *needs,
             *(() if self.prompt is not None else _NEEDS_PROMPT.items()),
         ):
-            if getattr(self, field):
+            is_file = self.sends_files and field in ("image_fields", "audio_fields")
+            if getattr(self, field) and not is_file:
                 yield Problem("invalid_value", f"/{field}", message, fix)
 
     @field_validator("lane", mode="plain", json_schema_input_type=LaneAsked)
@@ -532,7 +545,7 @@ class JobSpec(BaseModel):
         known = params_of(self.endpoint)
         if self.response_format == "json_schema" and self.response_schema is None:
             message, fix = "there is no schema to ask for", "give the schema: response_schema"
-        elif known is not None and FIELD not in known:
+        elif known is not None and (FIELD not in known or known[FIELD].among):
             message, fix = f"{self.endpoint} has no parameter {FIELD}", "leave it out"
         elif self.asked_format.format is None:
             message, fix = self.asked_format.why, "keep one of them"

@@ -158,6 +158,7 @@ class RunSection(BaseModel):
     concurrency: Annotated[int, Field(strict=True, ge=1)] | None = _of("concurrency")
     sample: Annotated[int, Field(strict=True, ge=1, le=10_000)] | None = _of("sample")
     no_progress: Annotated[bool, Field(strict=True)] | None = _of("no_progress")
+    wait: Annotated[bool, Field(strict=True)] | None = _of("wait")
     api: Kind | None = _of("api")
     base_url: Text | None = _of("base_url")
     api_key_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")] | None = _of(

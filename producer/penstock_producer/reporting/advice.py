@@ -143,9 +143,16 @@ _HTTP: Final[_Table] = {
 }
 # What stands above the fields of the form for a new job.
 _FORM: Final[Mapping[str, str]] = {
+    "dedup": "Equal requests",
+    "degrade": "Degrade",
     "encoding": "Encoding",
+    "escalate": "Escalate",
     "id_field": "Column of ids",
+    "lane": "Lane",
     "max_bad_rows": "Rows that may be unusable",
+    "prompt_cache": "Provider's cache",
+    "routes": "Routes",
+    "tier": "Service tier",
 }
 
 

@@ -41,6 +41,7 @@ _BOUND_BY = {
     "engine": "the engine: it has all it can do",
     "queue": "the queue: too few items reach it",
     "memory": "memory: its KV cache is full",
+    "interactive": "interactive traffic: others at its server go first",
     "starting": "its start: the engine loads",
 }
 

@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from penstock_ledger import RETRIED
 from penstock_ledger.texts import Command, Run, SetOption, Text
@@ -56,6 +56,7 @@ __all__ = [
     "unserved_models",
     "wait_for_model",
     "waits",
+    "yields_line",
 ]
 
 if TYPE_CHECKING:
@@ -530,3 +531,66 @@ def _documents(number: int) -> str:
 
 def _megabytes(size: int) -> str:
     return count(round(size / 1_000_000))
+
+
+class Yields(Protocol):
+    """A decision of the limiter: ``penstock_ratelimit.shared.interactive`` explains its fields."""
+
+    @property
+    def code(self) -> str: ...
+
+    @property
+    def ceiling(self) -> float: ...
+
+    @property
+    def target_s(self) -> float: ...
+
+    @property
+    def ttft_s(self) -> float | None: ...
+
+    @property
+    def why(self) -> str: ...
+
+    @property
+    def binds(self) -> bool: ...
+
+
+_YIELDS: Final[Mapping[str, str]] = {
+    "start": "{most} until its server has said how long others wait",
+    "under": "{ttft} of {target}, {most}, growing while that lasts",
+    "quiet": "{most}, growing while others ask for little",
+    "near": "{ttft} of {target}, {most}",
+    "over": "{ttft} over {target}, {most}",
+    "least": (
+        "{ttft} over {target} although {most}: others alone are too many for the server, or the "
+        "target is less than it can do; raise interactive_ttft_s, or give the server more room"
+    ),
+    "long": (
+        "{ttft} over {target}, and fewer calls did not help: prompts are long; {most}, raise "
+        "interactive_ttft_s to what the server can do"
+    ),
+    "unread": (
+        "{most} while the server's figures cannot be read ({why}); correct metrics_url, or look at "
+        "the server"
+    ),
+}
+
+
+def yields_line(yields: Yields | None) -> str | None:
+    """Say why a fleet is held back for interactive traffic at its server; None where it is not."""
+    if yields is None or not (yields.binds or yields.code == "unread"):
+        return None
+    code = "quiet" if yields.code == "under" and yields.ttft_s is None else yields.code
+    if code not in _YIELDS:
+        return None
+    said = _YIELDS[code].format(
+        most=f"{counted(int(yields.ceiling), 'call')} at most",
+        ttft=f"TTFT p95 {_short(yields.ttft_s or 0.0)}",
+        target=_short(yields.target_s),
+        why=one_line(yields.why, WORDS_CHARS),
+    )
+    return f"held back for interactive traffic: {said}"
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds < 10 else duration(seconds)

@@ -21,7 +21,7 @@ from penstock_ledger.lone_surrogates import parse_json
 from penstock_ledger.model import DeadLetter, Result
 from penstock_ledger.vectors import MAGIC, DamagedVectors, Vectors, unpack
 from penstock_producer.dialects.pieces import answer_text
-from penstock_producer.job.endpoints import EMBEDDINGS
+from penstock_producer.job.endpoints import EMBEDDINGS, IMAGE_EDITS, IMAGES, TRANSCRIPTIONS
 from penstock_producer.prices import usd_of_outcome
 from penstock_producer.rows import Column, Kind
 
@@ -39,7 +39,9 @@ __all__ = [
 
 
 FLOAT32_BYTES: Final = 4
-_TEXT: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
+_TEXT: Final = frozenset(
+    {"/v1/chat/completions", "/v1/completions", "/v1/responses", TRANSCRIPTIONS}
+)
 _LETTERS: Final = {"float16": "e", "int8": "b", "binary": "b", "ubinary": "B"}
 
 
@@ -69,7 +71,16 @@ def text_of(endpoint: str, body: bytes) -> str | None:
         return None
     if endpoint in _TEXT:
         return answer_text(parsed(body))
+    if endpoint in (IMAGES, IMAGE_EDITS):
+        return "\n".join(_objects(parsed(body)))
     return None if endpoint == "/v1/embeddings" else body.decode("utf-8", "replace")
+
+
+def _objects(answer: Any) -> list[str]:
+    """Return where the images of an answer lie."""
+    rows = answer.get("data") if isinstance(answer, dict) else None
+    found = [row.get("object") for row in rows if isinstance(row, dict)] if rows else []
+    return [one for one in found if isinstance(one, str)]
 
 
 def vectors_of(body: bytes) -> list[bytes]:

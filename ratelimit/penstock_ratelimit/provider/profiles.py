@@ -247,6 +247,10 @@ PROFILES: Final[Mapping[str, Profile]] = {
         # counts as a token, and of failed requests, is not said: as generic, within the second. 429
         # `rate_limited`, code 1300.
         Profile("mistral", _RPM_TPM, Output.EXPECTED, settles=True, horizon_s=0.4),
+        # Requests per second and tokens per minute: prompt, answer and reasoning all count
+        # (docs.x.ai/developers/rate-limits); what is charged at admission, of failed requests, and
+        # which headers tell of limits, is not said: as generic, within the second.
+        Profile("xai", _RPM_TPM, Output.EXPECTED, settles=True, horizon_s=0.4),
         # Nothing is charged and nothing refused: an unbounded queue (vllm#13395, #18826), which
         # only concurrency control keeps short. The charges are for limits that you declare
         # yourself.
@@ -275,6 +279,7 @@ _HOSTS: Final = (
     ("api.mistral.ai", "mistral"),
     ("api.together.xyz", "together"),
     ("api.together.ai", "together"),
+    ("api.x.ai", "xai"),
 )
 
 

@@ -8,6 +8,7 @@ beginning of its own sentence, because what follows may quote the request.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -100,6 +101,7 @@ _BROKEN: Final = Meaning("server_error", Signal.TRANSIENT)
 _TOO_LARGE: Final = Meaning("request_too_large", Signal.REFUSED)
 _TOO_LONG: Final = Meaning("context_overflow", Signal.REFUSED)
 _FILTERED: Final = Meaning("content_filter", Signal.REFUSED)
+_UNFIT: Final = Meaning("unprocessable", Signal.REFUSED)
 _PAGE: Final = Meaning("foreign_page", Signal.REFUSED)
 
 CODES: Final[Mapping[str, Meaning]] = {
@@ -142,12 +144,30 @@ CODES: Final[Mapping[str, Meaning]] = {
     "1300": _THROTTLED,
     # Groq (console.groq.com/docs/flex-processing): status 498
     "capacity_exceeded": _BUSY,
+    # TGI `error_type`: 429, though it has no limits (router/src/infer/mod.rs)
+    "overloaded": _BUSY,
+    # llama.cpp's server: 400 (tools/server/server-common.cpp)
+    "exceed_context_size_error": _TOO_LONG,
     # Bedrock `x-amzn-errortype`, see
     # docs.aws.amazon.com/bedrock/latest/userguide/troubleshooting-api-error-codes.html
     "ThrottlingException": _THROTTLED,
     "ServiceUnavailableException": _BUSY,
     "ModelNotReadyException": _BUSY,  # 429
     "ModelErrorException": _BROKEN,  # 424
+    "ModelTimeoutException": _BROKEN,  # 408
+    "ServiceQuotaExceededException": _THROTTLED,  # 400
+    # of all AWS APIs, 403: docs.aws.amazon.com/bedrock/latest/APIReference/CommonErrors.html
+    "UnrecognizedClientException": _NO_KEY,
+    "InvalidSignatureException": _NO_KEY,
+    "IncompleteSignature": _NO_KEY,
+    "InvalidClientTokenId": _NO_KEY,
+    "ExpiredTokenException": _NO_KEY,
+    "MissingAuthenticationToken": _NO_KEY,
+    # of S3: docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
+    "InvalidAccessKeyId": _NO_KEY,
+    "SignatureDoesNotMatch": _NO_KEY,
+    "ExpiredToken": _NO_KEY,
+    "SlowDown": _THROTTLED,
 }
 """What a provider's error code means, wherever in the answer it stands. Goes before the status."""
 
@@ -155,6 +175,9 @@ TEXTS: Final[Mapping[str, Meaning]] = {
     # Anthropic: 400 invalid_request_error (anthropics/claude-code#66314, #88711)
     "your credit balance is too low": _BROKE,
     "you have reached your specified api usage limits": _BROKE,
+    # xAI: 400 with a sentence for a code; 403 of an account without credits
+    "incorrect api key provided": _NO_KEY,
+    "your newly created team": _BROKE,
     # Google AI Studio: 429 RESOURCE_EXHAUSTED like any other (JeffOtano/roni#125)
     "your prepayment credits are depleted": _BROKE,
     # OpenAI flex, in the words of its guide
@@ -170,16 +193,37 @@ TEXTS: Final[Mapping[str, Meaning]] = {
     "too many tokens per day": _DAILY,
     # vLLM: 400 BadRequestError; Anthropic: 400 invalid_request_error
     "this model's maximum context length": _TOO_LONG,
+    "input length (#) exceeds model's maximum context length": _TOO_LONG,
     "prompt is too long": _TOO_LONG,
+    # SGLang: 400 BadRequestError (sglang:srt/managers/tokenizer_manager.py)
+    "the input (# tokens) is longer than the model's context length": _TOO_LONG,
+    "requested token count exceeds the model's maximum context length": _TOO_LONG,
+    # TGI: 422 `validation` (router/src/validation.rs)
+    "input validation error: `inputs` tokens + `max_new_tokens` must be <=": _TOO_LONG,
+    "input validation error: `inputs` must have less than": _TOO_LONG,
+    # and the rest of TGI's, in streams: there it says 422 of a full queue, too
+    "input validation error:": _UNFIT,
+    "model is overloaded": _BUSY,
+    # TensorRT-LLM: 400 BadRequestError (TensorRT-LLM:llmapi/llm.py, :executor/base_worker.py)
+    "the sum of prompt length (#), query length (#)": _TOO_LONG,
+    "`default_max_tokens` (#) must be greater than #": _TOO_LONG,
+    # Ollama: 400, where the model does not cut prompts in silence (llm/llama_server.go)
+    "the prompt is longer than the context length": _TOO_LONG,
+    "the input length exceeds the context length": _TOO_LONG,
+    # Triton's OpenAI frontend: 500 for all that its backends say (vllm_backend:src/model.py,
+    # core:src/scheduler_utils.cc)
+    "error generating stream: the decoder prompt (length #) is longer than": _TOO_LONG,
+    "[request id: <id_unknown>] exceeds maximum queue size": _BUSY,
 }
-"""How a message begins, in lower case, where no code says it; believed with ``SPOKEN`` only. Goes
-before the codes.
+"""How a message begins, in lower case with # for numbers, where no code says it; believed with
+``SPOKEN`` only. Goes before the codes.
 
 Not here, on purpose: "You exceeded your current quota, please check your plan and billing details"
 means no credit at OpenAI (which sends a code) and any limit per minute at Gemini.
 """
 
-SPOKEN: Final = frozenset({400, 413, 429, 503})
+SPOKEN: Final = frozenset({400, 403, 413, 422, 429, 500, 503})
+_NUMBER: Final = re.compile(r"-?\d+(?:\.\d+)?")
 
 STATUSES: Final[Mapping[int, Meaning]] = {
     400: Meaning("bad_request", Signal.REFUSED),
@@ -191,7 +235,8 @@ STATUSES: Final[Mapping[int, Meaning]] = {
     408: Meaning("request_conflict", Signal.TRANSIENT),
     409: Meaning("request_conflict", Signal.REFUSED),
     413: _TOO_LARGE,
-    422: Meaning("unprocessable", Signal.REFUSED),
+    422: _UNFIT,
+    424: _BROKEN,  # TGI: generation failed
     425: Meaning("request_conflict", Signal.REFUSED),
     429: _THROTTLED,
     498: _BUSY,  # Groq: flex tier capacity exceeded
@@ -248,7 +293,8 @@ def is_page(headers: Mapping[str, str], body: bytes | Mapping[str, Any] | None) 
 def _row(status: int, headers: Mapping[str, str], answer: Mapping[str, Any]) -> Meaning:
     text = _message(answer).lower()
     if status in SPOKEN:
-        spoken = next((row for start, row in TEXTS.items() if text.startswith(start)), None)
+        said = _NUMBER.sub("#", text)
+        spoken = next((row for start, row in TEXTS.items() if said.startswith(start)), None)
         if spoken is not None:
             return spoken
     # Anthropic: no code of its own (.../api/rate-limits)
@@ -316,7 +362,7 @@ def _codes(headers: Mapping[str, str], answer: Mapping[str, Any]) -> Iterator[st
         detail.get(name) for detail in _details(answer) for name in ("error_code", "reason")
     ]
     found += [error.get(name) for name in ("code", "type", "status")]
-    found += [answer.get(name) for name in ("code", "type")]
+    found += [answer.get(name) for name in ("code", "type", "error_type")]
     found.append((header(headers, "x-amzn-errortype") or "").partition(":")[0])
     for code in found:
         if isinstance(code, str):
@@ -327,8 +373,9 @@ def _codes(headers: Mapping[str, str], answer: Mapping[str, Any]) -> Iterator[st
 
 def _message(answer: Mapping[str, Any]) -> str:
     error = answer.get("error")
-    message = error if isinstance(error, str) else _error(answer).get("message")
-    return message[:DETAIL_CHARS] if isinstance(message, str) else ""
+    # `detail`: what FastAPI says, as in Triton's frontend
+    found = (error, _error(answer).get("message"), answer.get("detail"))
+    return next((text[:DETAIL_CHARS] for text in found if isinstance(text, str)), "")
 
 
 def _retry_info(answer: Mapping[str, Any]) -> float | None:

@@ -254,6 +254,8 @@ class InFlight:
             else AdaptiveConcurrency(maximum=quota.concurrency, clock=clock)
         )
         self.count = 0
+        self.ceiling = UNBOUNDED
+        """Requests in flight that are left to this process while others use the server, too."""
         self._probing_since = 0.0  # loop time
         self._proven = False  # as Redis last said, or by a good answer since
 
@@ -265,7 +267,9 @@ class InFlight:
     @property
     def limit(self) -> int | None:
         """Requests in flight allowed by the server's behaviour; None = not controlled."""
-        return None if self.control is None else self.control.limit
+        most = UNBOUNDED if self.control is None else self.control.limit
+        bound = min(most, self.ceiling)
+        return None if bound == UNBOUNDED else bound
 
     @property
     def most(self) -> int | None:
@@ -282,9 +286,12 @@ class InFlight:
 
     def places(self) -> int:
         """Return how many more may be granted now."""
+        most = self.ceiling
         if self._probe and not self._proven and not self._probe_is_accepted():
-            return 1 - self.count
-        return UNBOUNDED if self.control is None else self.control.limit - self.count
+            most = min(most, 1)
+        elif self.control is not None:
+            most = min(most, self.control.limit)
+        return most - self.count
 
     def _probe_is_accepted(self) -> bool:
         return self.count > 0 and self._clock() >= self._probing_since + PROBE_S

@@ -182,8 +182,10 @@ def declares_the_same(declared_terms: Terms, in_force: Terms) -> bool:
     """Return whether the terms in force follow from this process's declaration.
 
     What headers stated is left aside."""
-    mine = (declared_terms.margin, declared_terms.slope, _declared(declared_terms))
-    return mine == (in_force.margin, in_force.slope, _declared(in_force))
+    mine, theirs = (
+        (one.margin, one.slope, one.reserve, _declared(one)) for one in (declared_terms, in_force)
+    )
+    return mine == theirs
 
 
 def with_discovered(declared_terms: Terms, in_force: Terms) -> Terms:

@@ -15,9 +15,10 @@ from math import inf
 from typing import Any, Final
 
 from penstock_ratelimit.errors import LimiterClosed
-from penstock_ratelimit.limiter import StartRequest
+from penstock_ratelimit.limiter import ServerGauges, StartRequest
 from penstock_ratelimit.provider.profiles import PROFILES
 from penstock_ratelimit.quota import Quota
+from penstock_ratelimit.shared.ceiling import Ceiling
 from penstock_ratelimit.shared.discovery import Answers, Discovery, learned
 from penstock_ratelimit.shared.quota_state import QuotaState
 from penstock_ratelimit.shared.redis_outage import AWAY, RedisOutage
@@ -166,7 +167,17 @@ class Dispatcher:
         self._outage = RedisOutage(self._state, self.profile)
         self._free = FreeStarts(self._state, self._outage)
         self._failure: Exception | None = None  # set once: the dispatcher has stopped
-        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"quota {quota.id}")
+        self._ceiling = (
+            None
+            if quota.interactive is None
+            else Ceiling(quota.interactive, self._state, process, self._nudge)
+        )
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._run(), name=f"quota {quota.id}")]
+        if self._ceiling is not None:
+            self._tasks.append(
+                loop.create_task(self._ceiling.follow(), name=f"ceiling of quota {quota.id}")
+            )
 
     # --- what callers use
     # ----------------------------------------------------------------------------------------------
@@ -182,6 +193,8 @@ class Dispatcher:
             return ticket
         waiter = Waiter(ask, state.terms, asyncio.get_running_loop().create_future())
         state.callers.arrive(waiter)
+        if self._ceiling is not None:
+            self._ceiling.called()
         self._nudge()
         try:
             await waiter.future
@@ -218,9 +231,19 @@ class Dispatcher:
         """End a hold for the whole fleet. Raises what the client raises when Redis is away."""
         await self._state.hash.lift()
 
-    def gauge(self, running: float, waiting: float) -> None:
-        if self._state.in_flight.control is not None:
-            self._state.in_flight.control.gauge(running, waiting)
+    @property
+    def looks(self) -> bool:
+        return self._ceiling is None or self._ceiling.looks
+
+    def gauge(self, gauges: ServerGauges) -> None:
+        if self._ceiling is not None:
+            self._ceiling.gauge(gauges)
+        elif self._state.in_flight.control is not None:
+            self._state.in_flight.control.gauge(gauges.running, gauges.waiting)
+
+    def unread(self, why: str) -> None:
+        if self._ceiling is not None:
+            self._ceiling.unread(why)
 
     def stats(self) -> QuotaStats:
         return self._state.stats(degraded=self._outage.share is not None)
@@ -360,7 +383,8 @@ class Dispatcher:
             )
 
     async def aclose(self) -> None:
-        await cancel_and_wait(self._task)
+        for task in self._tasks:
+            await cancel_and_wait(task)
         state = self._state
         self._stop(LimiterClosed(state.quota.id))
         try:

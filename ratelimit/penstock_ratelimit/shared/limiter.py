@@ -46,6 +46,13 @@ class SharedLimiter(QuotasLimiter):
         """Return the figures of the quotas that were used."""
         return {quota_id: dispatcher.stats() for quota_id, dispatcher in self._dispatchers.items()}
 
+    def looks(self, quota_id: str) -> bool:
+        """See ``Limiter``. A quota that was not used yet has nothing at its server."""
+        dispatcher, quota = self._dispatchers.get(quota_id), self._quotas.get(quota_id)
+        if dispatcher is None and quota is not None:
+            return quota.interactive is None
+        return super().looks(quota_id)
+
     async def aclose(self) -> None:
         """See ``Limiter``. The client stays open."""
         self._closed = True

@@ -202,6 +202,7 @@ _PRELUDES: Final[Mapping[str, tuple[str, ...]]] = {
     "lift": ("clock",),
     "confirm": ("clock",),
     "enlist": (),
+    "interactive": ("clock",),
 }
 """What is put before each script: Redis has no modules."""
 
@@ -225,6 +226,20 @@ def lift_hold(client: ScriptClient, quota_id: str, *, prefix: str = "penstock:")
     return bool(
         client.register_script(_script("lift"))(keys=[f"{prefix}{{q:{quota_id}}}"], args=[""])
     )
+
+
+class Turn(NamedTuple):
+    """A process's part of a ceiling, and whether it is the one to look at the server."""
+
+    looks: bool
+    part: int | None
+    """Requests that it may have in flight; None = that is not known yet."""
+    granted: int = 0
+    """Tickets of the fleet so far."""
+    decided: str = ""
+    """The latest decision, as JSON."""
+    said: Mapping[str, str] = {}
+    """The words of each process on itself, as JSON."""
 
 
 class QuotaHash:
@@ -251,6 +266,7 @@ class QuotaHash:
         self._lift = client.register_script(_script("lift"))
         self._confirm = client.register_script(_script("confirm"))
         self._enlist = client.register_script(_script("enlist"))
+        self._interactive = client.register_script(_script("interactive"))
 
     async def reserve(self, ask: Reserve) -> Reserved:
         args = arguments(ask, self._now())
@@ -276,6 +292,7 @@ class QuotaHash:
             account,
             terms.margin,
             len(terms.dims),
+            terms.reserve or 0,
         ]
         for row in zip(terms.dims, terms.rates, terms.bursts, terms.caps, strict=True):
             args += row
@@ -303,6 +320,30 @@ class QuotaHash:
         async with asyncio.timeout(CALL_TIMEOUT_S):
             ages = await self._confirm(keys=[self.key], args=args)
         return {dim: age / _US for dim, age in zip(learned, ages, strict=True)}
+
+    async def look(
+        self,
+        process: str,
+        lasts_s: float,
+        decided: str = "",
+        parts: Mapping[str, int] | None = None,
+    ) -> Turn:
+        """Ask for this process's part of the ceiling, and whether it is the one to look.
+
+        That one tells what it ``decided``, and the ``parts`` of all."""
+        args: list[Any] = [self._now(), process, int(lasts_s * _US), decided]
+        for name, part in (parts or {}).items():
+            args += (name, part)
+        keys = [self.key, self._processes_key, self._stats_key, f"{self.key}:i"]
+        async with asyncio.timeout(CALL_TIMEOUT_S):
+            looks, part, *rest = await self._interactive(keys=keys, args=args)
+        known = None if part < 0 else int(part)
+        if not looks:
+            return Turn(False, known)
+        granted, stored, *said = rest
+        words = [text(one) for one in said]
+        pairs = dict(zip(words[::2], words[1::2], strict=True))
+        return Turn(True, known, int(granted), text(stored), pairs)
 
     async def lift(self) -> bool:
         """End a hold or a pause; True when there was a hold.

@@ -11,13 +11,14 @@ from __future__ import annotations
 import base64
 import math
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import shake_256
 from typing import Any
 
 import orjson
 
 from penstock_simulate.answers.structured import instance
+from penstock_simulate.choices import BadSetting
 from penstock_simulate.reply import Usage
 
 CHARS_PER_TOKEN = 4
@@ -131,8 +132,30 @@ _CATEGORIES: Mapping[str, Sequence[str]] = {
 _BY_WORD = {word: category for category, words in _CATEGORIES.items() for word in words}
 
 
+_count: Callable[[str], int] | None = None  # of this process; None: by characters
+
+
+def count_as(encoding: str) -> None:
+    """Count tokens as an encoding of tiktoken does, from now on in this process.
+
+    Raises BadSetting where tiktoken, or its file, is not there."""
+    global _count
+    try:
+        import tiktoken  # pyright: ignore[reportMissingImports]
+
+        encode = tiktoken.get_encoding(encoding).encode_ordinary
+    except Exception as error:  # tiktoken fetches a file that is missing, and says so in many ways
+        raise BadSetting(f"--encoding {encoding} cannot be used: {error!r}") from error
+    _count = lambda text: len(encode(text))  # noqa: E731 -- one more name would say no more
+
+
 def tokens_of(text: str) -> int:
-    return -(-len(text) // CHARS_PER_TOKEN)
+    return -(-len(text) // CHARS_PER_TOKEN) if _count is None else _count(text)
+
+
+def chars_per_token(text: str) -> float:
+    """Return how many characters of a text a token has."""
+    return CHARS_PER_TOKEN if _count is None or not text else len(text) / _count(text)
 
 
 def prompt_of(body: Mapping[str, Any]) -> str:
@@ -187,8 +210,8 @@ def forced_function(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def cut_answer(text: str, max_tokens: int | None) -> tuple[str, str]:
     """Return the answer within ``max_tokens``, and its finish reason."""
-    if max_tokens is not None and len(text) > max_tokens * CHARS_PER_TOKEN:
-        return text[: max_tokens * CHARS_PER_TOKEN], "length"
+    if max_tokens is not None and len(text) > max_tokens * chars_per_token(text):
+        return text[: int(max_tokens * chars_per_token(text))], "length"
     return text, "stop"
 
 

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import orjson
 
-from penstock_simulate.answers import gemini, messages, refusals
+from penstock_simulate.answers import bedrock, gemini, media, messages, refusals
 from penstock_simulate.answers.answers import (
-    CHARS_PER_TOKEN,
     EMBEDDING_DIMENSIONS,
     MAX_EMBEDDING_DIMENSIONS,
+    chars_per_token,
     cut_answer,
     last_of,
     prompt_of,
@@ -37,6 +37,7 @@ from penstock_simulate.reply import STANDARD_TIER
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 MESSAGES = "/v1/messages"  # Anthropic's
 GENERATE = ":generateContent"  # Gemini's, behind the name of a model
+CONVERSE = "/converse"  # Bedrock's, likewise
 # what tokens cost in a service tier, as a part of the ordinary price
 FLEX_TIER: Final = "flex"
 TIER_PRICES: Final[Mapping[str, float]] = {FLEX_TIER: 0.5, "priority": 2.0}
@@ -64,6 +65,7 @@ class Call:
     fault: Refusal | None = None  # of its headers
     prefixes: Sequence[Prefix] = ()  # of the prompt, that may be cached
     cache: CacheUse = NO_CACHE
+    host: str = ""  # the name that the client called us by
     declines: bool = False  # whether the answer is a polite no
     _answer: tuple[str, str] | None = None
 
@@ -91,22 +93,29 @@ class Call:
                 {**messages.wanted(body), "model": self.model}, last_of(body, self.texts[0])
             )
             return messages.cut(body, *cut_answer(text, _max_tokens(body)))
-        if self.endpoint == GENERATE:
+        if (api := _APART.get(self.endpoint)) is not None:
             return cut_answer(
-                write_answer({**gemini.wanted(body), "model": self.model}, gemini.last_of(body)),
-                gemini.max_tokens(body),
+                write_answer({**api.wanted(body), "model": self.model}, api.last_of(body)),
+                api.max_tokens(body),
             )
         return cut_answer(write_answer(body, last_of(body, self.texts[0])), _max_tokens(body))
 
     def output_tokens(self) -> int:
+        if self.endpoint in media.MEDIA:
+            return media.answer(self.endpoint, self.body, "")[1].completion
         return 0 if self.endpoint == EMBEDDINGS else tokens_of(self.answer()[0])
 
     def most_output_tokens(self, unset: int) -> int:
         """Return what `max_tokens` allows, or ``unset`` where the request does not name it."""
         if self.endpoint == EMBEDDINGS:
             return 0
-        most = gemini.max_tokens(self.body) if self.endpoint == GENERATE else _max_tokens(self.body)
+        api = _APART.get(self.endpoint)
+        most = _max_tokens(self.body) if api is None else api.max_tokens(self.body)
         return unset if most is None else most
+
+
+_APART = {GENERATE: gemini, CONVERSE: bedrock}
+"""APIs that have parameters in a field of their own."""
 
 
 def at_admission(mode: Mode, call: Call, unset_max_tokens: int) -> Charge:
@@ -179,7 +188,9 @@ def _message_prompt(call: Call) -> Refusal | None:
     if refusal is None:
         parts = list(messages.segments(call.body))
         call.texts, call.prefixes = [messages.text_of(parts)], prefixes(parts)
-        call.prompt_tokens = max(1, sum(len(part.text) for part in parts) // CHARS_PER_TOKEN)
+        call.prompt_tokens = max(
+            1, int(sum(len(part.text) for part in parts) // chars_per_token(call.texts[0]))
+        )
     return refusal
 
 
@@ -192,8 +203,18 @@ def _generate_prompt(call: Call) -> Refusal | None:
     return refusal
 
 
+def _converse_prompt(call: Call) -> Refusal | None:
+    refusal = bedrock.refusal_of(call.body)
+    if refusal is None:
+        call.texts = [bedrock.text_of(call.body)]
+        call.prompt_tokens = max(1, tokens_of(call.texts[0]))
+    return refusal
+
+
 def _embedding_texts(call: Call) -> Refusal | None:
     given = call.body.get("input")
+    if given is None and call.body.get("messages"):  # of images, as vLLM takes them: one input
+        given = orjson.dumps(call.body["messages"]).decode()
     texts: list[Any] = given if isinstance(given, list) else [given]
     if not 0 < len(texts) <= MAX_INPUTS or not all(
         isinstance(text, str) and text for text in texts
@@ -211,8 +232,17 @@ def _embedding_texts(call: Call) -> Refusal | None:
     return None
 
 
+def _media_request(call: Call) -> Refusal | None:
+    refusal = media.refusal_of(call.endpoint, call.body)
+    if refusal is None:
+        call.prompt_tokens = media.tokens_in(call.endpoint, call.body)
+    return refusal
+
+
 _PROMPTS: Mapping[str, Callable[[Call], Refusal | None]] = {
     EMBEDDINGS: _embedding_texts,
     MESSAGES: _message_prompt,
     GENERATE: _generate_prompt,
+    CONVERSE: _converse_prompt,
+    **dict.fromkeys(media.MEDIA, _media_request),
 }

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
-from penstock_simulate.answers.answers import CHARS_PER_TOKEN
+from penstock_simulate.answers.answers import CHARS_PER_TOKEN, chars_per_token
 
 LEAST_TOKENS = 1024  # a shorter beginning is not cached
 LEAST_OF_GEMINI = 2048
@@ -57,11 +57,12 @@ def prefixes(parts: Iterable[tuple[str, float | None]], model: str = "") -> Sequ
     """Return the marked prefixes that are long enough, the shortest first.
 
     Each part has its text, and how long what is marked behind it is kept; None where no mark is."""
-    found, chars, digest = [], 0, _digest_of(model)
+    found, chars, digest, parts = [], 0, _digest_of(model), list(parts)
+    each = chars_per_token("".join(text for text, _ in parts))
     for text, kept_s in parts:
         digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
         chars += len(text)
-        tokens = chars // CHARS_PER_TOKEN
+        tokens = int(chars // each)
         if kept_s is not None and tokens >= LEAST_TOKENS:
             price = HOUR_PRICE if kept_s == HOUR_S else WRITE_PRICE
             found.append(Prefix(digest.copy().digest(), tokens, kept_s, price))
@@ -70,14 +71,16 @@ def prefixes(parts: Iterable[tuple[str, float | None]], model: str = "") -> Sequ
 
 def steps_of(model: str, text: str, least: int = LEAST_TOKENS) -> Sequence[Prefix]:
     """Return the prefixes of a prompt that are kept without marks; of models one by one."""
-    if len(text) < least * CHARS_PER_TOKEN:
+    each = chars_per_token(text)
+    if len(text) < least * each:
         return ()
+    # steps are as long for all prompts, whatever their tokens are
     step, found = STEP_TOKENS * CHARS_PER_TOKEN, []
     digest = _digest_of(model)
     for end in range(step, len(text) + 1, step):
         digest.update(text[end - step : end].encode("utf-8", "surrogatepass"))
-        if end >= least * CHARS_PER_TOKEN:
-            found.append(Prefix(digest.copy().digest(), end // CHARS_PER_TOKEN))
+        if end >= least * each:
+            found.append(Prefix(digest.copy().digest(), int(end // each)))
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import orjson
@@ -41,6 +41,10 @@ class Refusal:
     code: str | None = None
     param: str | None = None
     wait_s: float | None = None
+    tokens: int = 0  # of a prompt that is too long
+
+
+ABORTED = "aborted"  # the code of an answer that the server gave up after its beginning
 
 
 def invalid(
@@ -120,6 +124,7 @@ def no_room_in_flex(wait_s: float | None) -> Refusal:
     return Refusal(429, message, "resource_unavailable", "resource_unavailable", wait_s=wait_s)
 
 
+DEMANDED_TOKENS = 4_097  # of a prompt that is too long on demand
 # What can be asked for by name: POST /control {"refuse": {"kind": …, "calls": …}}. Given the wait
 # that the answer names.
 BY_NAME: Mapping[str, Callable[[float], Refusal]] = {
@@ -132,6 +137,11 @@ BY_NAME: Mapping[str, Callable[[float], Refusal]] = {
         529, "Overloaded", "overloaded_error", "overloaded_error", None, wait_s
     ),
     "resource_unavailable": no_room_in_flex,
+    "context_length_exceeded": lambda _: poisoned(Poison.CONTEXT, DEMANDED_TOKENS),
+    "model_not_found": lambda _: Refusal(
+        404, "The model does not exist.", "invalid_request_error", "model_not_found"
+    ),
+    ABORTED: lambda _: Refusal(500, "The server is shutting down.", "server_error", ABORTED),
     "server_error": lambda _: failed(),
     **{code: partial(_no_money_now, code) for code in CREDIT_ERRORS},
 }
@@ -145,7 +155,7 @@ def poisoned(poison: Poison, prompt_tokens: int) -> Refusal:
                 f"However, your messages resulted in {prompt_tokens} tokens. Please reduce the "
                 "length of the messages."
             )
-            return invalid(message, "messages", poison.value)
+            return replace(invalid(message, "messages", poison.value), tokens=prompt_tokens)
         case Poison.FILTER:
             return invalid(
                 "The prompt was rejected by the content policy.", "messages", poison.value
@@ -215,6 +225,43 @@ def gemini(refusal: Refusal, _: str) -> tuple[int, bytes]:
         "status": google_status(refusal.status),
     }
     return refusal.status, orjson.dumps({"error": error})
+
+
+AMAZON_TYPES: Mapping[int, str] = {
+    400: "ValidationException",
+    401: "UnrecognizedClientException",
+    402: "AccessDeniedException",
+    403: "AccessDeniedException",
+    404: "ResourceNotFoundException",
+    408: "ModelTimeoutException",
+    409: "ConflictException",
+    429: "ThrottlingException",
+    503: "ServiceUnavailableException",
+    529: "ServiceUnavailableException",
+}
+
+
+def bedrock(refusal: Refusal, _: str) -> tuple[int, bytes]:
+    """Write the body, which has a message alone; ``amazon_header`` has the name of the error."""
+    status = {401: 403, 402: 403, OVERLOADED: 503}.get(refusal.status, refusal.status)
+    return status, orjson.dumps({"message": refusal.message})
+
+
+def s3(refusal: Refusal, _: str) -> tuple[int, bytes]:
+    """Write the body as S3 does, in XML; a wrong key has a name of its own there."""
+    status, code = refusal.status, refusal.code or "InternalError"
+    if status == 401:
+        status, code = 403, "InvalidAccessKeyId"
+    message = refusal.message.replace("<", "(")
+    xml = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{message}</Message></Error>"
+    return status, xml.encode()
+
+
+def amazon_header(refusal: Refusal) -> dict[str, str]:
+    """Return the header that names an error. A code that is Amazon's own word stays."""
+    code = refusal.code or ""
+    own = AMAZON_TYPES.get(refusal.status, "InternalServerException")
+    return {"x-amzn-ErrorType": code if code[:1].isupper() else own}
 
 
 def google_status(status: int) -> str:

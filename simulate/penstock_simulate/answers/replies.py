@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from penstock_simulate.answers import gemini, refusals
+from penstock_simulate.answers import bedrock, gemini, media, refusals
 from penstock_simulate.answers.answers import (
     EMBEDDING_DIMENSIONS,
     chat_body,
@@ -22,6 +22,7 @@ from penstock_simulate.answers.answers import (
 from penstock_simulate.answers.calls import (
     CHAT,
     COMPLETIONS,
+    CONVERSE,
     EMBEDDINGS,
     FLEX_TIER,
     GENERATE,
@@ -32,6 +33,7 @@ from penstock_simulate.answers.faults import Draw, Fates, Fault, Poison, documen
 from penstock_simulate.answers.headers import WRITERS, Meters, RetryHeaders
 from penstock_simulate.answers.messages import Answer, forced_tool, message_body
 from penstock_simulate.answers.refusals import Refusal
+from penstock_simulate.answers.servers import SERVERS
 from penstock_simulate.choices import HeaderStyle, RetryStyle
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.hostile import Asked, Kind
@@ -50,10 +52,13 @@ class Api(NamedTuple):
     headers: HeaderStyle
     write_error: refusals.Dialect
     id_header: str = "x-request-id"
+    # the header with the name of an error, which is not in its body
+    error_type: Callable[[Refusal], Mapping[str, str]] = lambda _: {}
 
 
 ANTHROPIC = Api(HeaderStyle.ANTHROPIC, refusals.anthropic, "request-id")
 GEMINI = Api(HeaderStyle.NONE, refusals.gemini)
+BEDROCK = Api(HeaderStyle.NONE, refusals.bedrock, "x-amzn-requestid", refusals.amazon_header)
 
 
 def poison_of(call: Call, fates: Fates) -> Poison | None:
@@ -64,7 +69,7 @@ def poison_of(call: Call, fates: Fates) -> Poison | None:
 
 def declines(call: Call, poison: Poison | None) -> bool:
     """Return whether the model answers that it will not, where other APIs refuse the request."""
-    return poison is Poison.FILTER and call.endpoint in (MESSAGES, GENERATE)
+    return poison is Poison.FILTER and call.endpoint in (MESSAGES, GENERATE, CONVERSE)
 
 
 class Replies:
@@ -88,21 +93,33 @@ class Replies:
         self._fates = Fates(config)
         metering = config.metering
         given = HeaderStyle(metering.headers)
+        # what is asked in another API, such as Anthropic's, is answered in that
+        self._server = SERVERS.get(config.like or "") if api is None else None
         api = api or Api(
             given, refusals.anthropic if given is HeaderStyle.ANTHROPIC else refusals.openai
         )
         self._write_headers = WRITERS[
             HeaderStyle.NONE if given is HeaderStyle.NONE else api.headers
         ]
-        self._write_error, self._id_header = api.write_error, api.id_header
+        self._write_error = api.write_error if self._server is None else self._server.refuse
+        self._id_header = api.id_header
+        self._error_type = api.error_type
         self._retry = RetryHeaders(RetryStyle(metering.retry_style), wall)
 
-    def refuse(self, refusal: Refusal, meters: Meters, now: float, latency_s: float = 0.0) -> Reply:
+    def refuse(
+        self, refusal: Refusal, call: Call, meters: Meters, now: float, latency_s: float = 0.0
+    ) -> Reply:
         """Reply with a refusal.
 
         Those by limit or key are immediate, those by the model take their time."""
         headers = self._headers(meters, now)
+        if self._server is not None and is_streamed(call):
+            events = self._server.refuse_in_stream(refusal)
+            if events is not None:
+                headers |= {"Content-Type": "text/event-stream; charset=utf-8"}
+                return Reply(200, events, headers, latency_s, code=refusal.code)
         status, body = self._write_error(refusal, headers[self._id_header])
+        headers |= self._error_type(refusal)
         if refusal.wait_s is not None:
             headers |= self._retry.write(refusal.wait_s)
         return Reply(status, body, headers, latency_s, outcome=str(status), code=refusal.code)
@@ -116,7 +133,7 @@ class Replies:
         if poison is None or call.declines:
             return self._infer(call, draw, meters, now)
         return self.refuse(
-            refusals.poisoned(poison, call.prompt_tokens), meters, now, draw.latency_s
+            refusals.poisoned(poison, call.prompt_tokens), call, meters, now, draw.latency_s
         )
 
     def hostile(self, kind: Kind, call: Call, host: str, meters: Meters, now: float) -> Reply:
@@ -133,18 +150,18 @@ class Replies:
         config = self._config
         if call.tier == FLEX_TIER and self._fates.is_flex_full(call.document, call.number):
             full = refusals.no_room_in_flex if call.endpoint == CHAT else refusals.overloaded
-            return self.refuse(full(config.retry_after_s), meters, now)
+            return self.refuse(full(config.retry_after_s), call, meters, now)
         match draw.fault:
             case None | Fault.TRUNCATE | Fault.DROP:
                 return self._answer(call, draw, meters, now)
             case Fault.THROTTLE:
-                return self.refuse(refusals.throttled(config.retry_after_s), meters, now)
+                return self.refuse(refusals.throttled(config.retry_after_s), call, meters, now)
             case Fault.OVERLOAD:
                 return self.refuse(
-                    refusals.overloaded(config.retry_after_s), meters, now, draw.latency_s
+                    refusals.overloaded(config.retry_after_s), call, meters, now, draw.latency_s
                 )
             case Fault.ERROR:
-                return self.refuse(refusals.failed(), meters, now, draw.latency_s)
+                return self.refuse(refusals.failed(), call, meters, now, draw.latency_s)
             case Fault.HTML:
                 headers = self._headers(meters, now) | {"Content-Type": "text/html"}
                 return Reply(502, refusals.HTML_PAGE, headers, draw.latency_s, outcome="502")
@@ -156,6 +173,8 @@ class Replies:
     def _answer(self, call: Call, draw: Draw, meters: Meters, now: float) -> Reply:
         """Answer; with a fault drawn the work is done, and its result does not arrive whole."""
         body, usage = answer_body(call)
+        if self._server is not None and call.endpoint in _KINDS:
+            body = self._server.answered(body)
         headers = self._headers(meters, now)
         delay_s = draw.latency_s + usage.completion * self._config.latency_ms_per_token / 1000
         if draw.fault is None:
@@ -175,6 +194,8 @@ class Replies:
 def answer_body(call: Call, tier: str = "standard") -> tuple[bytes, Usage]:
     """Return a good answer, in the words of the call's endpoint."""
     cache = call.cache
+    if call.endpoint in media.MEDIA:
+        return media.answer(call.endpoint, call.body, f"http://{call.host}")
     usage = Usage(call.prompt_tokens, call.output_tokens(), cache.read, cache.written, cache.extra)
     if call.endpoint == EMBEDDINGS:
         dimensions = call.body.get("dimensions") or EMBEDDING_DIMENSIONS
@@ -198,6 +219,7 @@ def _ident(call: Call) -> str:
 _FUNCTIONS = {
     CHAT: (chat_body, forced_function),
     GENERATE: (gemini.content_body, gemini.forced_tool),
+    CONVERSE: (bedrock.converse_body, bedrock.forced_tool),
 }
 
 

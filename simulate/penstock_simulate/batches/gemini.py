@@ -42,6 +42,11 @@ RPC_CODES = {
 }
 
 
+def rpc_code(status: str) -> int:
+    """Return the number of a status of google.rpc.Code."""
+    return RPC_CODES.get(status, INTERNAL)
+
+
 def read_request(given: dict[str, Any], model: str) -> Asked:
     """Read a line; a document is known by its key or, without one, by what is asked."""
     key, body = given.get("key"), given["request"]
@@ -108,7 +113,7 @@ class GeminiWording:
 
     def refused(self, asked: Asked, refusal: Refusal, request_id: str) -> bytes:
         error = orjson.loads(gemini(refusal, request_id)[1])["error"]
-        return _failed(asked, RPC_CODES.get(error["status"], INTERNAL), error["message"])
+        return _failed(asked, rpc_code(error["status"]), error["message"])
 
     def undone(self, asked: Asked, why: Undone, request_id: str) -> bytes:
         if why is Undone.TIMED_OUT:

@@ -22,16 +22,9 @@ from penstock_simulate.batches.openai_files import (
     OpenAIFiles,
     key_in,
 )
-from penstock_simulate.batches.openai_lines import (
-    ENDPOINTS,
-    OPENAI,
-    RELATIVES,
-    OpenAIReader,
-    OpenAIWording,
-    Relative,
-    no_room,
-)
-from penstock_simulate.batches.sent import in_words_of, json
+from penstock_simulate.batches.openai_lines import ENDPOINTS, OpenAIReader, no_room
+from penstock_simulate.batches.relatives import OPENAI, RELATIVES, Relative
+from penstock_simulate.batches.sent import in_words_of, json, results_page
 from penstock_simulate.batches.timeline import Status
 from penstock_simulate.reply import Usage
 
@@ -164,15 +157,17 @@ class OpenAIBatches:
         self._batches: dict[str, OpenAIBatch] = {}
 
     def routes(self) -> list[web.RouteDef]:
+        relative = self._relative
         return [
             route
-            for root in self._relative.roots
-            for path in [root + self._relative.batches]
+            for root in relative.roots
+            for path in [root + relative.batches]
             for route in (
                 web.post(path, self.create),
                 web.get(path, self.page),
                 web.get(path + "/{id}", self.look),
-                web.post(path + "/{id}/cancel", self.cancel),
+                web.post(path + "/{id}" + relative.cancel, self.cancel),
+                *((web.get(path + "/{id}/results", self.results),) if relative.results else ()),
             )
         ]
 
@@ -186,7 +181,7 @@ class OpenAIBatches:
             given.get("input_file_id"), now, relative, self._service.config.batch_step_s
         )
         added = {"method": "POST", "url": endpoint} if relative.bare_lines else {}
-        dialect = Dialect("openai", OpenAIReader(endpoint, added), OpenAIWording(added), no_room)
+        dialect = Dialect("openai", OpenAIReader(endpoint, added), relative.wording(added), no_room)
         # the client may delete its file while the batch runs
         kept = self._service.folder.link(source.path)
         batch = self._service.submit("batch_" + uuid4().hex, dialect, kept, metadata)
@@ -222,6 +217,14 @@ class OpenAIBatches:
             )
         return await self._answer(found)
 
+    async def results(self, request: web.Request) -> web.StreamResponse:
+        """Return a page of results, where they are no files."""
+        self._enter("batches.results", request)
+        batch = self._batch(request).batch
+        results = await self._service.results(batch, self._service.now())
+        path = None if results is None else results.answers
+        return await results_page(self._service, request, batch, path)
+
     def _enter(self, call: str, request: web.Request, *, spends: bool = False) -> None:
         self._service.enter(call, key_in(request, self._relative), spends=spends)
 
@@ -241,7 +244,7 @@ class OpenAIBatches:
         """Show a batch; one that is over shows its files, so they are there by then."""
         now = self._service.now()
         results = await self._service.results(found.batch, now)
-        if results is not None and not found.filed:
+        if results is not None and not found.filed and not self._relative.results:
             found.filed = True
             found.output_file_id = self._file(found, results.answers, "output", now)
             found.error_file_id = self._file(found, results.errors, "error", now)

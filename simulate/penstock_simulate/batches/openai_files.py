@@ -14,7 +14,7 @@ from penstock_simulate.answers import refusals
 from penstock_simulate.batches.batch import Batch, Refused
 from penstock_simulate.batches.batch_service import BatchService
 from penstock_simulate.batches.folder import Folder, TooLarge
-from penstock_simulate.batches.openai_lines import Relative
+from penstock_simulate.batches.relatives import Relative
 from penstock_simulate.batches.sent import CHUNK_BYTES, LINES, download, json
 
 BATCH, OUTPUT = "batch", "batch_output"

@@ -40,7 +40,9 @@ class Wording(Protocol):
 
     def refused(self, asked: Asked, refusal: Refusal, request_id: str) -> bytes: ...
 
-    def undone(self, asked: Asked, why: Undone, request_id: str) -> bytes: ...
+    def undone(self, asked: Asked, why: Undone, request_id: str) -> bytes:
+        """Return the result of what was not done; empty where it has none."""
+        ...
 
     def unknown(self, line: bytes, asked: Asked) -> bytes:
         """Return the same result under a custom_id that was never given."""
@@ -108,7 +110,7 @@ class ResultWriter:
             good = files.enter_context(answers.open("wb"))
             bad = files.enter_context(errors.open("wb")) if self._wording.apart else good
             for asked, line, ok in self._lines(job, found):
-                for each in self._spoiler.lines(line, asked):
+                for each in self._spoiler.lines(line, asked) if line else ():
                     (good if ok else bad).write(each + b"\n")
         self._account.answered(self._good)
         found.answers = self._kept(answers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import islice
@@ -13,7 +14,7 @@ import orjson
 from aiohttp import web
 
 from penstock_simulate.answers import refusals
-from penstock_simulate.answers.refusals import Dialect
+from penstock_simulate.answers.refusals import Dialect, Refusal
 from penstock_simulate.batches.batch import Batch, Refused
 from penstock_simulate.batches.batch_service import BatchService
 
@@ -78,22 +79,31 @@ def json(shown: Any, status: int = 200) -> web.Response:
     )
 
 
-def in_words_of(write_error: Dialect, routes: Iterable[web.RouteDef]) -> list[web.RouteDef]:
-    """Return the routes, with refusals answered as the dialect writes them."""
+def in_words_of(
+    write_error: Dialect,
+    routes: Iterable[web.RouteDef],
+    named: Callable[[Refusal], Mapping[str, str]] = lambda _: {},
+) -> list[web.RouteDef]:
+    """Return the routes, with refusals answered as the dialect writes them.
+
+    ``named`` gives the headers that name an error, where they do."""
     return [
-        web.route(route.method, route.path, _in_words_of(write_error, route.handler))
-        for route in routes
+        web.route(one.method, one.path, _in_words_of(write_error, one.handler, named))
+        for one in routes
     ]
 
 
-def _in_words_of(write_error: Dialect, handler: Handler) -> Handler:
+def _in_words_of(
+    write_error: Dialect, handler: Handler, named: Callable[[Refusal], Mapping[str, str]]
+) -> Handler:
     async def answer(request: web.Request) -> web.StreamResponse:
         try:
             return await handler(request)
         except Refused as refused:
             request_id = "req_" + uuid4().hex
             status, body = write_error(refused.refusal, request_id)
-            return web.Response(status=status, body=body, headers={**JSON, **ids(request_id)})
+            headers = {**JSON, **ids(request_id), **named(refused.refusal)}
+            return web.Response(status=status, body=body, headers=headers)
 
     return answer
 
@@ -111,6 +121,40 @@ async def download(
         return await _first_half(request, path)
     batch.reads += 1
     return web.FileResponse(path, headers=LINES)
+
+
+MAX_RESULTS = 1_000  # of a page
+
+
+async def results_page(
+    service: BatchService, request: web.Request, batch: Batch, path: Path | None
+) -> web.StreamResponse:
+    """Send a page of results, whose token is the number of the line that comes next.
+
+    A spoilt line is a text in it. Raises Refused."""
+    limit, start = limit_of(request.query, 100, MAX_RESULTS), request.query.get("pagination_token")
+    is_whole = path is None or service.read(batch, path.name)
+    if service.strikes("download", service.config.batch_cut_share) and request.transport:
+        request.transport.abort()
+        return web.Response()
+    lines = [] if path is None else await asyncio.to_thread(_lines, path)
+    lines = lines if is_whole else lines[: len(lines) // 2]
+    begins = int(start) if start and start.isdecimal() else 0
+    page, ends = lines[begins : begins + limit], begins + limit
+    batch.reads += is_whole
+    token = str(ends) if ends < len(lines) else None
+    return json({"results": [_result(line) for line in page], "pagination_token": token})
+
+
+def _lines(path: Path) -> list[bytes]:
+    return path.read_bytes().splitlines()
+
+
+def _result(line: bytes) -> Any:
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return line.decode("utf-8", "replace")
 
 
 async def _broken_off(request: web.Request, path: Path) -> web.StreamResponse:

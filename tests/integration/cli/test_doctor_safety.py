@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from machine import simulator
 from servers import RedisServer, S3Server
 
 from penstock_cli.doctor import checks
@@ -245,3 +246,30 @@ def test_what_is_accepted_is_a_warning(tmp_path: Path, monkeypatch: pytest.Monke
     assert {one.subject: one for one in checks.examine(None, knock=False)}[
         "disk"
     ].verdict is Verdict.BAD
+
+
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [
+        ("/metrics", "has the server's figures"),
+        ("/stats", "the page has no vllm:num_requests_running"),
+        ("/gone", "it answers 404"),
+    ],
+)
+def test_the_figures_of_a_server_are_read(
+    page: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page that cannot hold a target for people is found by the doctor and not in the night, and
+    its password is hidden."""
+    for name in checks_of_proxies():
+        monkeypatch.delenv(name, raising=False)
+    with simulator("--like", "vllm") as provider:
+        root = provider.url.removesuffix("/v1")
+        asked = ProviderSettings(
+            base_url=provider.url,
+            metrics_url=root.replace("//", f"//me:{CANARY}@") + page,
+            interactive_ttft_s=0.5,
+        )
+        _, found = of_provider(asked)
+    assert (said in found.seen, CANARY in found.seen + found.fix) == (True, False)
+    assert found.verdict is (Verdict.GOOD if page == "/metrics" else Verdict.WARNING)

@@ -514,6 +514,48 @@ def test_a_messy_file_becomes_a_job_too(
     assert OutcomeStore(house.database).counts(job.job_id).dead == 20
 
 
+def test_rules_and_limits_of_a_job_are_given_in_the_form(
+    house: House, context: BrowserContext, tmp_path: Path
+) -> None:
+    """What most jobs leave empty is folded up; what is refused says so at its field, and the job
+    has what was typed."""
+    table = tmp_path / "rules.csv"
+    table.write_text(
+        "id,text,lang\n" + "".join(f"{n},x,{'de' if n % 2 else 'en'}\n" for n in range(9))
+    )
+    page = context.new_page()
+    page.goto(f"{house.url}/ui/new")
+    assert not page.get_by_label("Routes").is_visible()
+    page.get_by_label("Prompt").fill("Summarise: {text}")
+    page.get_by_label("Model").fill("gpt-5-mini")
+    page.get_by_text("More options").click()
+    page.get_by_label("Routes").fill("lang=de -> model=gpt-5\n")
+    page.get_by_label("Degrade").fill("model=gpt-5-nano at 80% of deadline")
+    page.get_by_label("Escalate").fill("score under 3 -> model=gpt-5")
+    page.get_by_label("Provider's cache").select_option("auto")
+    page.get_by_label("File").set_input_files(table)
+    page.get_by_role("button", name="Upload and preview").click()
+    assert "the job has no deadline" in page.locator("#e-degrade").inner_text()
+    assert "'score under 3'" in page.locator("#e-escalate").inner_text()
+    assert page.locator("#e-routes").count() == 0
+    assert page.get_by_label("Degrade").get_attribute("aria-invalid") == "true"
+    assert not Axe().run(page, options={"resultTypes": ["violations"]}).violations_count
+    page.get_by_label("Escalate").fill("score<0.5 -> model=gpt-5")
+    page.get_by_label("Deadline").fill("soon")
+    page.get_by_role("button", name="Preview again").click()
+    assert "is not a duration" in page.locator("#e-deadline_s").inner_text()
+    page.get_by_label("Deadline").fill("6h")
+    page.get_by_role("button", name="Preview again").click()
+    assert page.get_by_role("alert").count() == 0
+    page.get_by_role("button", name="Submit the job").click()
+    page.wait_for_url("**/ui/jobs/job_*")
+    job = JobStore(house.database).get(page.url.rpartition("/")[2].partition("?")[0])
+    assert job.spec["routes"] == ["lang=de -> model=gpt-5"]
+    assert job.spec["escalate"] == "score<0.5 -> model=gpt-5"
+    assert job.spec["degrade"] == ["model=gpt-5-nano at 80% of deadline"]
+    assert (job.spec["deadline_s"], job.spec["prompt_cache"]) == (21_600.0, "auto")
+
+
 def test_schedules_are_paused_and_resumed(house: House, browser: Browser) -> None:
     """The list says when the next job starts; a schedule is paused and resumed there and on its own
     page, without scripts, and by no form of another site."""

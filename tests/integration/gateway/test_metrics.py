@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import openai
 import pytest
-from doors import asked, door, door_settings, new_key
+from doors import asked, door, door_process, door_settings, new_key
 from metrics_page import read, value
+from otlp import ENDPOINT, Collector
 from servers import RedisServer
 
 from penstock_gateway.metrics import CATALOGUE
@@ -74,3 +76,28 @@ def test_metrics_need_the_key_of_an_administrator(
         assert asked(f"{url}/metrics").status == 401
         assert asked(f"{url}/metrics", x_api_key=reader).status == 403
         assert asked(f"{url}/metrics", x_api_key=admin).status == 200
+
+
+def test_a_door_sends_what_it_has_counted_as_it_ends(
+    tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At SIGTERM a collector gets, by OTLP, what the page showed, and the door ends as without
+    one."""
+    with Collector() as collector:
+        for name, said in {
+            ENDPOINT: collector.url,
+            "OTEL_METRICS_EXPORTER": "otlp",
+            "OTEL_METRIC_EXPORT_INTERVAL": "3600000",
+        }.items():
+            monkeypatch.setenv(name, said)
+        with door_process(door_settings(tmp_path, redis_server.url)) as (url, process):
+            asked(f"{url}/v1/nothing")
+            page = read(asked(f"{url}/metrics").body.decode())
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        (report,) = collector.figures()["penstock-gateway"]
+    sent = report.page()
+    assert sent.keys() == {name for name in page if not name.endswith("_created")}
+    refused = "penstock_door_refused_total"
+    assert sent[refused] == page[refused]
+    assert value(sent, "penstock_door_requests_total", route="/metrics", method="GET", status="200")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -39,18 +40,21 @@ from penstock_ledger import (
     NothingToReplay,
     OutcomeStore,
     Paid,
+    PaidBeside,
     Provenance,
     Result,
     Spool,
     SpoolConflict,
+    TenantCosts,
     Vectors,
     made_by,
+    month_of,
     open_database,
     purge_job,
 )
 from penstock_ledger.reasons import by_hand
 from penstock_ledger.sql.database import WRITE_ATTEMPTS
-from penstock_ledger.sql.tables import meta
+from penstock_ledger.sql.tables import meta, paid_beside
 from penstock_ledger.sql.tables import outcomes as outcome_rows
 from penstock_ledger.vectors import pack
 
@@ -847,6 +851,21 @@ def test_a_purged_job_gets_no_outcomes(
     assert (counts.calls, counts.cost_microusd) == (1 + 1 + 4, 5 + 5), (
         "what late answers cost was paid, too"
     )
+
+
+def test_what_late_attempts_of_a_purged_job_have_cost_is_in_its_account(
+    db: Database, jobs: JobStore, outcomes: OutcomeStore
+) -> None:
+    """A worker thaws with a try that failed and was paid for, or one that its job's move has ended:
+    no row of a job that no person can see or delete is left, and its tenant has spent the money."""
+    jobs.create(new_job("job-a", spec={"tenant": "acme"}))
+    purge_job(db, "job-a")
+    paid = PaidBeside(key("late"), 1, 10, 5, 70)
+    outcomes.settle([], [], retried=[("retried-1", paid)], left=[paid._replace(key=key("left"))])
+    with db.engine.connect() as connection:
+        assert connection.execute(select(paid_beside)).all() == []
+    assert outcomes.counts("job-a").cost_microusd == 70 + 70
+    assert TenantCosts(db).usd_of("acme", month_of(time.time())) == pytest.approx(140e-6)
 
 
 def test_what_results_were_made_with_is_kept_once(db: Database, jobs: JobStore) -> None:

@@ -79,6 +79,9 @@ def ledger(client: Any) -> RedisLedger:
     hot = RedisLedger(client, "epoch")
     hot.install_epoch()
     client.set("penstock:epoch:rebuilt", "one name", keepttl=True)
+    client.set("penstock:epoch:name", "one name")
+    for _ in range(2):
+        hot.check_epoch()  # it has seen that name
     hot.publish(
         QUEUE, [Publish(key(f"d{n}"), f"at {n}", message(f"d{n}")) for n in (1, 2, 3, 4)], BUCKETS
     )
@@ -402,12 +405,12 @@ SAYS_IT_IS_DONE: dict[str, Any] = {
     "LeaseScripts.restore": -1,  # someone has just swept
 }
 # Keys that a second time changes, and why that harms nothing.
-TWICE = {
+TWICE: dict[str, str | tuple[str, ...]] = {
     "CauseBook.note": "penstock:failing:default",  # a count for people
     "RedisLedger.note_drain": "penstock:drains:api",  # the same
     "RedisLedger.settle, counted": "penstock:job-a:",  # the same
     # another name for the same rebuild: workers renew their leases once more
-    "RedisLedger.install_epoch": "penstock:epoch:rebuilt",
+    "RedisLedger.install_epoch": ("penstock:epoch:rebuilt", "penstock:epoch:name"),
     # a second message of a document is dropped where it is claimed
     "RedisLedger.park": "penstock:job-a:parked",
     # a charge given twice makes the next call wait; a refund is not given twice, see Reserving.call
@@ -427,7 +430,7 @@ READS = {
     RedisLedger: {
         "begin_rebuild",  # a mark that only this process reads, and that expires
         *("begun", "bound", "check_epoch", "depth", "depths", "drains", "finished_of", "front"),
-        "last_rebuild",
+        *("in_window", "last_rebuild"),
         *("held", "lately", "memory", "missing", "next_of", "outstanding", "outstanding_of"),
         *("parked", "parked_unknown", "preflight", "see", "stats", "under_way", "window"),
         "workers",

@@ -234,6 +234,24 @@ def test_nothing_is_published_into_a_redis_that_forgot(
     assert client.dbsize() == before
 
 
+def test_nothing_is_published_that_was_looked_at_before_a_rebuild(
+    hot: RedisLedger, client: Any
+) -> None:
+    """A process that stood still since it looked at a job may find that the job has ended and that
+    Redis was rebuilt without it: nothing in Redis would keep its documents from being called
+    again. Once it has looked again, it publishes."""
+    late = RedisLedger(client, "epoch-1")
+    assert late.check_epoch()
+    client.flushall()
+    hot.install_epoch()
+    for _ in range(2):  # also where it stood still between its look at the jobs and this one
+        with pytest.raises(RedisForgot):
+            late.publish(QUEUE, [publish("a")], BUCKETS)
+        assert client.llen(QUEUE) == 0
+        late.check_epoch()
+    assert late.publish(QUEUE, [publish("a")], BUCKETS).published == 1
+
+
 # -- begin and settle ------------------------------------------------------------------------------
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from fleet import Fleet, Process, until
-from metrics_page import parsed, scrape, selectors, value
+from metrics_page import Page, parsed, scrape, selectors, value
+from otlp import ENDPOINT, Collector, Figures
 from servers import free_port
 
 from penstock_ledger.model import JobState
@@ -32,9 +33,16 @@ class House:
     """One worker that also leads the jobs, on a provider that refuses some calls for now and some
     for good."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, collector: Collector) -> None:
         self.port = free_port()
-        self.fleet = Fleet(folder)
+        self.collector = collector
+        variables = {
+            ENDPOINT: collector.url,
+            "OTEL_METRICS_EXPORTER": "otlp",
+            "OTEL_METRIC_EXPORT_INTERVAL": "1000",
+            "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=test",
+        }
+        self.fleet = Fleet(folder, variables=variables)
 
     def run(self) -> None:
         self.fleet.provider.start(
@@ -67,10 +75,11 @@ class House:
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    house = House(tmp_path_factory.mktemp("metrics"))
-    with house.fleet:
-        house.run()
-        yield house
+    with Collector() as collector:
+        house = House(tmp_path_factory.mktemp("metrics"), collector)
+        with house.fleet:
+            house.run()
+            yield house
 
 
 def test_what_was_done_is_on_the_page(house: House) -> None:
@@ -141,6 +150,46 @@ def test_everything_in_the_catalogue_is_there_and_nothing_else(house: House) -> 
     for name, labels in expected.items():
         for sample in page[name]:
             assert {label for label, _ in sample} - {"le"} == labels, name
+
+
+def test_a_collector_is_sent_what_the_page_shows(house: House) -> None:
+    """By OTLP the families, labels, buckets and values of a worker at rest are those of its page,
+    each second, and the resource says which process they are of."""
+
+    def at_rest(page: Page) -> Page:
+        return {
+            name: samples
+            for name, samples in page.items()
+            if not re.search("^process_|_timestamp_|_tick|_use_ratio|_reconciles", name)
+        }
+
+    def last() -> Page:
+        return at_rest(house.collector.figures()["penstock-api"][-1].page())
+
+    until(lambda: last() == at_rest(scrape(house.port)), 30, "the collector knows the end")
+    assert len(last()) > 50
+    reports = house.collector.figures()["penstock-api"]
+    assert reports[-1].page().keys() == scrape(house.port).keys()
+    for name in ("service.version", "service.instance.id", "deployment.environment.name"):
+        assert len({report.resource[name] for report in reports}) == 1, name
+    assert str(house.worker.popen.pid) in reports[-1].resource["service.instance.id"]
+
+
+def test_every_process_sends_its_last_metrics_as_it_ends(house: House) -> None:
+    """At SIGTERM a control process sends what it has counted since its last report, and ends."""
+    control = house.fleet.control()
+
+    def sent() -> list[Figures]:
+        return house.collector.figures()["penstock-control"]
+
+    until(sent, 60, "it reports")
+    before = len(sent())
+    control.send(signal.SIGTERM)
+    assert control.wait(20) == 0
+    assert len(sent()) > before
+    page = sent()[-1].page()
+    assert page["penstock_worker_info"]
+    assert "penstock_control_ticks_total" in page
 
 
 def test_every_expression_asks_for_what_a_real_page_shows(house: House) -> None:

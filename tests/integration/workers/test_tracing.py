@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from fleet import Fleet, until
 from forked import run
+from metrics_page import value
 from otlp import ENDPOINT, CallAnswer, Collector
 from prometheus_client.parser import text_string_to_metric_families
 from servers import free_port
@@ -285,8 +286,8 @@ def _lost(port: int) -> dict[str, float]:
 def test_one_machine_mode_tells_all_before_it_ends(
     night: Night, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`penstock run` feeds and its workers work: when it has ended, every span of both has
-    arrived."""
+    """`penstock run` feeds and its workers work: when it has ended, every span and the last metrics
+    of both have arrived."""
     source = tmp_path / "docs.jsonl"
     source.write_text("".join(f'{{"id":"doc-{n}","text":"a"}}\n' for n in range(10)))
     words = [
@@ -309,9 +310,13 @@ def test_one_machine_mode_tells_all_before_it_ends(
     with Collector() as collector:
         monkeypatch.setenv(ENDPOINT, collector.url)
         monkeypatch.setenv("PENSTOCK_TRACE_SHARE", "1")
+        monkeypatch.setenv("OTEL_METRICS_EXPORTER", "otlp")
         done = run(words, 120)
     # 3: the provider refuses some documents for good
     assert done.returncode in (0, 3), done.stdout + done.stderr
+    last = {service: reports[-1].page() for service, reports in collector.figures().items()}
+    assert value(last["penstock-api"], "penstock_commit_items_sum", lane="api") >= 10
+    assert value(last["penstock-control"], "penstock_fed_total", lane="api") == 10
     traces = collector.traces()
     assert traces.keys() == {f"doc-{n}" for n in range(10)}
     for spans in traces.values():

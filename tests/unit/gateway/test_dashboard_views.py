@@ -35,6 +35,7 @@ from penstock_ledger import (
     Spending,
     WorkerSeen,
 )
+from penstock_ledger.in_redis.seen import YieldsSeen
 from penstock_producer import SpecError
 from penstock_producer.reporting.timeline import Stretch
 from penstock_producer.sources.overrides import Overrides
@@ -311,6 +312,20 @@ def test_a_held_quota_comes_with_its_fix() -> None:
     )
     assert list(row.limits) == ["120 requests a minute", "86,400 tokens a day"]
     assert (row.state, row.kind) == ("held", "bad")
+
+
+def test_a_quota_that_is_held_back_for_people_says_so() -> None:
+    """On the page of quotas and, by the same words, on that of a job."""
+    yields = YieldsSeen("over", 26.0, 0.5, 1.25, "", True)
+    seen = QuotaSeen("vllm", {}, 5, 0, 0, "", 0.0, 0.0, 0.0, False, yields)
+    (row,) = quota_rows([seen], {}, 0.0)
+    assert row.stops == [
+        (
+            "held back for interactive traffic: TTFT p95 1.2 s over 0.5 s, 26 calls at most",
+            "",
+            "",
+        )
+    ]
 
 
 def test_spending_is_told_by_tenant_and_price() -> None:

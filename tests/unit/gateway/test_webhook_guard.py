@@ -13,12 +13,12 @@ from penstock_gateway.webhook_delivery import (
     NotAllowed,
     check_host,
     check_url,
-    is_public,
     pause_after,
     send,
     trusted,
 )
 from penstock_ledger import DueDelivery
+from penstock_producer.public_hosts import is_public
 
 
 @pytest.mark.parametrize(

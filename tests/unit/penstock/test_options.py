@@ -84,7 +84,7 @@ def test_what_is_wrong_is_named_as_it_was_typed(more: dict[str, Any], says: str)
 
 def test_no_option_of_a_run_is_out_of_reach() -> None:
     """Each flag of `penstock run` is a keyword argument, or has a reason to be none."""
-    apart = {"out", "sample", "no_progress", "state"}
+    apart = {"out", "sample", "no_progress", "wait", "state"}
     for name in RUN_OPTIONS.keys() - apart:
         assert options_of({**CALL, name: None}).spec.model == "m"
     with pytest.raises(BadCall, match="no option"):

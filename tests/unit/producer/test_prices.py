@@ -265,13 +265,13 @@ def test_every_row_of_the_table_can_be_used_and_says_when_it_was_checked() -> No
         assert provider["source"].startswith("https://")
         names = [name for row in provider["prices"] for name in row["models"]]
         assert len(names) == len(set(names))
-        assert all(row["checked"] <= datetime.date(2026, 11, 22) for row in provider["prices"])
+        assert all(row["checked"] <= datetime.date(2026, 11, 28) for row in provider["prices"])
         if "batches" in provider:
             assert (
                 known_discount(f"https://{provider['hosts'][0]}/v1")
                 == provider["batches"]["discount"]
             )
-            assert provider["batches"]["checked"] <= datetime.date(2026, 11, 22)
+            assert provider["batches"]["checked"] <= datetime.date(2026, 11, 28)
         for name in names:
             assert known_prices(f"https://{provider['hosts'][0]}/v1", name) is not None
 

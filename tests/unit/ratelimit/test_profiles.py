@@ -128,7 +128,7 @@ def test_a_profile_is_usable_as_it_is(name: str) -> None:
 def test_per_second_providers_get_no_more_than_a_second_ahead() -> None:
     """Burst and horizon together stay within the smallest bucket that these providers are known to
     have."""
-    for name in ("together", "azure", "mistral"):
+    for name in ("together", "azure", "mistral", "xai"):
         assert PROFILES[name].burst_s + PROFILES[name].horizon_s < 1.0
 
 
@@ -146,6 +146,7 @@ def test_per_second_providers_get_no_more_than_a_second_ahead() -> None:
         ("https://api.groq.com/openai/v1", "groq"),
         ("https://api.together.xyz/v1", "together"),
         ("https://api.mistral.ai/v1", "mistral"),
+        ("https://api.x.ai/v1", "xai"),
         ("http://127.0.0.1:8000/v1", "generic"),
         ("https://api.openai.com.evil.example/v1", "generic"),
         ("https://notapi.openai.com/v1", "generic"),

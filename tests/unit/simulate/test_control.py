@@ -90,6 +90,9 @@ def test_a_refusal_means_to_our_pacing_what_its_name_says(kind: str, like: str) 
         "overloaded_error": Signal.OVERLOADED,
         "resource_unavailable": Signal.OVERLOADED,
         "server_error": Signal.TRANSIENT,
+        "aborted": Signal.TRANSIENT,
+        "context_length_exceeded": Signal.REFUSED,
+        "model_not_found": Signal.REFUSED,
     }.get(kind, Signal.OUT_OF_MONEY)
     assert refusal.signal is expected
 

@@ -10,6 +10,7 @@ import pytest
 from penstock_ratelimit.provider.headers import STYLES, read_limits
 from penstock_ratelimit.provider.profiles import PROFILES
 from penstock_simulate.answers.headers import ABSURD_VALUES, WRITERS, RetryHeaders, go_duration
+from penstock_simulate.answers.servers import SERVERS
 from penstock_simulate.choices import PRESETS, HeaderStyle, RetryStyle
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.limits import KeyLimits, charge
@@ -93,13 +94,13 @@ def test_azures_headers_show_the_window_that_is_enforced() -> None:
     }
 
 
-@pytest.mark.parametrize("like", ["bedrock", "gemini", "vllm"])
+@pytest.mark.parametrize("like", ["bedrock", "gemini", "vllm", *SERVERS])
 def test_some_tell_nothing(like: str) -> None:
     """Limits that hold and are in no header."""
     assert headers_after(1, 100, 0, like=like, rpm=600, tpm=60_000) == {}
 
 
-@pytest.mark.parametrize("like", PRESETS)
+@pytest.mark.parametrize("like", [name for name in PRESETS if name not in SERVERS])
 def test_what_is_told_is_what_our_reader_reads(like: str) -> None:
     """Every limit that a provider tells is read with its dimension and its rate; Azure alone hides
     its window."""

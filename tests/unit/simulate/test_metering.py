@@ -153,11 +153,46 @@ def test_vllm_refuses_nobody_and_shows_its_queue() -> None:
     """No 429 however many come; running and waiting are in the metrics."""
     provider = Provider(SimulatorConfig(like="vllm", max_concurrency=8, **SECOND))
     assert all(start(provider, 0.0, number).good for number in range(40))
-    lines = provider.metrics(1.5).splitlines()
-    assert [line.rpartition(" ")[2] for line in lines if not line.startswith("#")] == [
-        "8.0",
-        "24.0",
-    ]
+    text = provider.metrics(1.5)
+    assert text is not None
+    lines = text.splitlines()
+    shown = [line.rpartition(" ")[2] for line in lines if "num_requests" in line and "{" in line]
+    assert shown == ["8.0", "24.0"]
+
+
+def test_vllms_histograms_count_first_tokens_as_they_come_and_queues_as_calls_end() -> None:
+    """Of two calls for one place, the second has its first token after the whole of the first."""
+    provider = Provider(
+        SimulatorConfig(
+            like="vllm",
+            max_concurrency=1,
+            latency_ms=500,
+            latency_sigma=0,
+            latency_ms_per_token=0.001,
+        )
+    )
+    for number in range(2):
+        start(provider, 0.0, number)
+
+    counts = []
+    for now in (0.4, 0.6, 1.1):
+        text = provider.metrics(now)
+        assert text is not None
+        page = dict(line.rsplit(" ", 1) for line in text.splitlines())
+        shown = {
+            name.partition("{")[0]: float(value)
+            for name, value in page.items()
+            if name[:1] != "#" and "bucket" not in name
+        }
+        counts.append(
+            tuple(
+                shown[f"vllm:{name}_seconds_count"]
+                for name in ("time_to_first_token", "request_queue_time")
+            )
+        )
+    assert counts == [(0, 0), (1, 1), (2, 2)]
+    assert shown["vllm:time_to_first_token_seconds_sum"] == pytest.approx(1.5, abs=0.01)
+    assert shown["vllm:request_queue_time_seconds_sum"] == pytest.approx(0.5, abs=0.01)
 
 
 @pytest.mark.parametrize(

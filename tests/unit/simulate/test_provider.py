@@ -13,6 +13,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel, Field
 
+from penstock_simulate.answers.answers import chars_per_token, count_as
 from penstock_simulate.answers.calls import CHAT, COMPLETIONS, EMBEDDINGS, GENERATE
 from penstock_simulate.choices import BadSetting
 from penstock_simulate.config import SimulatorConfig
@@ -386,3 +387,10 @@ def test_a_log_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         BadSetting, match=r"--call-log: cannot write '.*missing/calls': No such file"
     ):
         Provider(SimulatorConfig(call_log=tmp_path / "missing" / "calls"))
+
+
+def test_an_encoding_that_cannot_be_used_is_refused() -> None:
+    """Before anything is served, with the name: tiktoken knows no such one, or is not there."""
+    with pytest.raises(BadSetting, match="--encoding no-such-one cannot be used"):
+        count_as("no-such-one")
+    assert chars_per_token("six letters") == 4  # and characters count on

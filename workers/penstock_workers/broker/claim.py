@@ -18,12 +18,7 @@ from typing import Any, Literal
 from kombu.transport import redis as kombu_redis
 from redis.exceptions import NoScriptError
 
-from penstock_workers.broker.connections import (
-    IDLE_POLL_MAX_S,
-    IDLE_POLL_S,
-    ConnectingChannel,
-    Pause,
-)
+from penstock_workers.broker.connections import IDLE_POLL_S, ConnectingChannel, Pause
 from penstock_workers.broker.lease_scripts import PARKED_KEY, Claim, Claimed, ClaimScript
 from penstock_workers.broker.leases import BROKER_ERRORS, BrokerAction
 from penstock_workers.broker.messages import Message, QoS, payload_of
@@ -79,8 +74,7 @@ class ClaimingChannel(ConnectingChannel):
     def _brpop_read(self, **options: Any) -> Literal[True]:
         messages = self._read_claim(**options)
         if not messages:
-            longest_s = IDLE_POLL_MAX_S if self.connection.is_woken() else self.idle_poll_s
-            self.pause.found_nothing(self.idle_poll_s, longest_s)
+            self.pause.found_nothing(self.idle_poll_s, is_woken=self.connection.is_woken())
             raise Empty
         self.pause.found_some()
         self._queue_cycle.rotate(messages[0].queue)

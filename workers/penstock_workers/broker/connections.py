@@ -134,8 +134,9 @@ class Pause:
     def found_some(self) -> None:
         self._pause_s = 0.0
 
-    def found_nothing(self, usual_s: float, longest_s: float) -> None:
-        """Ask again after ``usual_s``, and later each further time, up to ``longest_s``."""
+    def found_nothing(self, usual_s: float, *, is_woken: bool) -> None:
+        """Ask again after ``usual_s``, and where marks wake this worker later each further time."""
+        longest_s = IDLE_POLL_MAX_S if is_woken else usual_s
         self._pause_s = max(usual_s, min(longest_s, self._pause_s * SLOWER))
         self._over_at = 0.0 if self._is_woken else monotonic() + self._pause_s
 

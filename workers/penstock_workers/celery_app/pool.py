@@ -11,6 +11,8 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from threading import Thread
+from time import monotonic
 from typing import Any
 
 from celery.exceptions import ImproperlyConfigured
@@ -109,7 +111,8 @@ class AsyncioPool(ItemPool):
         self.on_stop()
 
     def finish(self, timeout_s: float) -> None:
-        """Send the last events and conclusions."""
+        """Send the last events and conclusions, and metrics if time is left for them."""
+        ends_at = monotonic() + timeout_s
         self._threads.stop()
         self.deliver()
         if self._consumer is not None and self._consumer.event_dispatcher is not None:
@@ -120,7 +123,9 @@ class AsyncioPool(ItemPool):
             )
         if self._watch is not None:
             self._watch.stop()
-        self._page.close()
+        closing = Thread(target=self._page.close, name="metrics-end", daemon=True)
+        closing.start()
+        closing.join(max(0.0, ends_at - monotonic()))
 
     def is_idle(self) -> bool:
         """Return whether no ordinary task is running."""

@@ -24,7 +24,7 @@ from penstock_ledger import (
     RemainderStore,
 )
 from penstock_ledger.model import Feed, FeedKind, Job
-from penstock_producer.feed.feeder import Feeder
+from penstock_producer.feed.feeder import Feeder, FeedStep
 from penstock_producer.feed.leased_feed import publish_waiting
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.pins import AWAITED
@@ -41,6 +41,9 @@ from penstock_workers.item.settling.stop_loss import Bounds, accepted_of, decide
 
 # documents published per job and round, so that no job holds up the others for long
 FEED_MAX = 5_000
+# of one round and job, for rows that are finished or queued: where a feed was rewound all of them
+# come first, and its room may be a few documents
+WALK_S = 0.05
 # of reading what waits, one by one, per job and round: the leases of feeds are renewed between
 # rounds
 WAITING_S = 0.5
@@ -160,11 +163,12 @@ class Feeding:
         documents = self._limits.within_budget(job, room_of(part.place, part.of, room))
         if documents:
             most = min(documents, max(1, FEED_MAX // part.led_here))
-            fed = (
-                feeder.advance(most, partial(self._publish_new, feeder))
+            step = (
+                partial(feeder.advance, most, partial(self._publish_new, feeder))
                 if in_batches
-                else feeder.step(most)
+                else partial(feeder.step, most)
             )
+            fed = _first_new(step)
             self.windows.note_fed(job, fed.published)
             self._counters.add("fed", job.lane, fed.published)
 
@@ -219,3 +223,12 @@ class Feeding:
 
         It publishes them to the same place as its shards do."""
         _, led.feeder.urgent = self.windows.for_feed(job, led.feeder.feed.generation)
+
+
+def _first_new(step: Callable[[], FeedStep]) -> FeedStep:
+    """Step over what is finished or queued, for ``WALK_S`` at most; return the last step."""
+    until = time.monotonic() + WALK_S
+    done = step()
+    while done.read and not (done.published or done.exhausted) and time.monotonic() < until:
+        done = step()
+    return done

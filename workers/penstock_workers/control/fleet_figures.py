@@ -129,6 +129,11 @@ def _of_quota(view: QuotaView, before: QuotaView | None) -> Iterator[Sample]:
     yield catalogue.QUOTA_FAILURES(view.failures, name)
     yield catalogue.QUOTA_OPEN(view.breaker is not Breaker.CLOSED, name)
     yield catalogue.QUOTA_HELD(bool(view.hold), name)
+    if view.yields is not None:
+        yield catalogue.QUOTA_CEILING(int(view.yields.ceiling), name)
+        yield catalogue.QUOTA_TARGET(view.yields.target_s, name)
+        if view.yields.ttft_s is not None:
+            yield catalogue.QUOTA_TTFT(view.yields.ttft_s, name)
     traffic = view.since(before) if before is not None else None
     for dimension in view.dimensions:
         yield catalogue.QUOTA_LIMIT(dimension.limit, name, dimension.name)

@@ -1,6 +1,6 @@
 """A good answer is read, whatever API gave it, and its tokens are counted.
 
-The forms are OpenAI's chat and completions, Anthropic's Messages, and Gemini's.
+The forms are OpenAI's chat and completions, Anthropic's Messages, Gemini's, and Bedrock's Converse.
 """
 
 from __future__ import annotations
@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from penstock_producer.dialects.answers import geminis_usage, in_openais_words
+from penstock_producer.dialects.answers import bedrocks_usage, geminis_usage, in_openais_words
 from penstock_producer.prices import TokensUsed
 from penstock_ratelimit.for_penstock import MAX_TOKENS_BELIEVED
 
 _READ: Final = "cache_read_input_tokens"  # as Anthropic has them: beside `input_tokens`
 _WRITTEN: Final = "cache_creation_input_tokens"
 _TIER: Final = "service_tier"
+_SECONDS: Final = "duration"  # of a transcript, beside it
+MOST_SECONDS: Final = 1_000_000.0  # of one recording: a figure above is a mistake
 
 
 def tokens_used(
@@ -42,7 +44,18 @@ def tokens_used(
         usage, "completion_tokens_details", "output_tokens_details", "reasoning_tokens"
     )
     written = _detail(usage, "prompt_tokens_details", "input_tokens_details", "cache_write_tokens")
-    return TokensUsed(prompt or 0, completion or 0, cached, written, reasoning)
+    media = _detail(usage, "input_token_details", "input_tokens_details", "audio_tokens")
+    media += _detail(usage, "input_token_details", "input_tokens_details", "image_tokens")
+    used = TokensUsed(prompt or 0, completion or 0, cached, written, reasoning, media=media)
+    return used._replace(seconds=seconds_of(usage))
+
+
+def seconds_of(usage: Mapping[str, Any] | None) -> float:
+    """Return the length of a recording that is paid by the minute; 0 of anything else."""
+    seconds = None if usage is None else usage.get("seconds")
+    if isinstance(seconds, int | float) and not isinstance(seconds, bool):
+        return float(seconds) if 0 <= seconds <= MOST_SECONDS else 0.0
+    return 0.0
 
 
 def counts_cache_beside(usage: Mapping[str, Any]) -> bool:
@@ -97,7 +110,9 @@ def read_form(parsed: dict[str, Any]) -> Said:
         return _of_message(parsed)
     if "candidates" in parsed or "promptFeedback" in parsed:
         return _of_candidates(parsed)
-    return Said()
+    if "stopReason" in parsed:
+        return _of_converse(parsed)
+    return Said(content=_text(parsed.get("text")))  # of a transcript
 
 
 def usage_of(parsed: Mapping[str, Any]) -> Usage:
@@ -105,14 +120,32 @@ def usage_of(parsed: Mapping[str, Any]) -> Usage:
 
     The service tier stands in it, as with Anthropic and Gemini: OpenAI has it beside."""
     usage = parsed.get("usage")
+    if isinstance(usage, dict) and "stopReason" in parsed:
+        tier = parsed.get("serviceTier")
+        return bedrocks_usage(usage) | {_TIER: tier.get("type") if isinstance(tier, dict) else None}
+    if usage is None and _SECONDS in parsed and "text" in parsed:  # of a transcript by Whisper
+        usage = {"type": "duration", "seconds": parsed[_SECONDS]}
     if isinstance(usage, dict):
-        tier = parsed.get(_TIER)
-        return usage if tier is None else usage | {_TIER: tier}
+        tier, written = parsed.get(_TIER), _with_thoughts(usage)
+        return usage | written if tier is None else usage | written | {_TIER: tier}
     gemini = parsed.get("usageMetadata")
     if not isinstance(gemini, dict):
         return None
     tier = gemini.get("serviceTier", gemini.get("trafficType"))
     return geminis_usage(gemini) | {_TIER: tier}
+
+
+def _with_thoughts(usage: Mapping[str, Any]) -> dict[str, int]:
+    """Return the completion with its reasoning, where a provider counts that beside it, as xAI.
+
+    The total says so."""
+    prompt, written, total = (
+        believed(usage.get(f"{name}_tokens")) for name in ("prompt", "completion", "total")
+    )
+    thought = _detail(usage, "completion_tokens_details", "", "reasoning_tokens")
+    if prompt is None or written is None or not thought or total != prompt + written + thought:
+        return {}
+    return {"completion_tokens": written + thought}
 
 
 def tier_of(usage: Usage) -> str | None:
@@ -161,6 +194,16 @@ def _of_message(message: dict[str, Any]) -> Said:
     ]
     usable = texts or any(block.get("type") == "tool_use" for block in blocks)
     return Said(_reason(message.get("stop_reason")), "".join(texts) if texts else None, not usable)
+
+
+def _of_converse(answer: dict[str, Any]) -> Said:
+    """Return what Bedrock's answer says: its message has a list of blocks, each of one field."""
+    output = answer.get("output")
+    message = output.get("message") if isinstance(output, dict) else None
+    blocks = _rows(message.get("content") if isinstance(message, dict) else None)
+    texts = [text for block in blocks if (text := _text(block.get("text"))) is not None]
+    usable = texts or any("toolUse" in block for block in blocks)
+    return Said(_reason(answer.get("stopReason")), "".join(texts) if texts else None, not usable)
 
 
 def _of_candidates(answer: dict[str, Any]) -> Said:

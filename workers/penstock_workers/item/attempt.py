@@ -38,6 +38,7 @@ class Item(Struct, eq=False):
     spent: Spent = NOTHING_SPENT  # by this attempt
     # why its body cannot be read any more, where it cannot: a row of a table that is gone
     lost: str = ""
+    files_room: Room | None = None  # that a body with files in it takes, until it is settled
 
     @classmethod
     def of(cls, delivery: Delivery, message: ItemMessage, marks: Marks | None = None) -> Item:
@@ -130,6 +131,7 @@ class Attempt(Item, kw_only=True, eq=False):
             item.key,
             item.marks,
             lost=item.lost,
+            files_room=item.files_room,
             job=job,
             given=given,
             body=given,

@@ -119,18 +119,22 @@ def name_failure(tried: Tried, now: float) -> Failure | Reply:
         )
         return replace(failure, page=is_page(tried.headers, tried.body))
     if parsed.get("error"):
-        return _with_cost(_failure_inside(tried, now), parsed)
+        return _with_cost(_failure_inside(tried, parsed["error"], now), parsed)
     return _read_reply(tried, parsed)
 
 
-# Finish reasons of answers that are none, with the name and the words of the failure. vLLM's server
-# says `abort` as it ends.
+# Finish reasons of answers that are none, with the name and the words of the failure. The servers
+# of vLLM and SGLang say `abort` as they end, TensorRT-LLM's says `cancelled` and `timeout`.
 _STOPPED: Mapping[str | None, tuple[str, str]] = {
     "content_filter": (
         "content_filter",
         "the provider stopped the answer: finish_reason content_filter",
     ),
     "abort": ("engine_aborted", "the server ended the request before its end: finish_reason abort"),
+    **{
+        reason: ("engine_aborted", f"the server ended the request early: finish_reason {reason}")
+        for reason in ("cancelled", "timeout")
+    },
     "error": ("error_in_answer", "the server gave the request up: finish_reason error"),
 }
 
@@ -154,15 +158,24 @@ def _refused(answer: Answer, status: int, now: float) -> Failure:
     )
 
 
-def _failure_inside(answer: Answer, now: float) -> Failure:
-    """Name a 200 whose body is an error, by its code where the table knows it."""
-    inside = _refused(answer, _NO_STATUS, now)
+def _failure_inside(answer: Answer, error: object, now: float) -> Failure:
+    """Name a 200 whose body is an error, by the status or the code that it names.
+
+    A stream has its 200 before its server knows; OpenRouter and SGLang write the status inside."""
+    status = _status_inside(error)
+    inside = _refused(answer, status, now)
     if inside.name == "server_error":
-        return Failure("error_in_answer", inside.detail.removeprefix(f"HTTP {_NO_STATUS}: "), 200)
+        return Failure("error_in_answer", inside.detail.removeprefix(f"HTTP {status}: "), 200)
     return replace(inside, status=200)
 
 
 _NO_STATUS = 500  # in place of the 200: it names nothing by itself, so the code in the body decides
+
+
+def _status_inside(error: object) -> int:
+    """Return the HTTP status that an error in a body names; _NO_STATUS where it names none."""
+    status = error.get("code") if isinstance(error, dict) else None
+    return status if type(status) is int and 400 <= status < 600 else _NO_STATUS
 
 
 def _read_reply(answer: Answer, parsed: dict[str, Any]) -> Failure | Reply:
@@ -221,7 +234,8 @@ def _with_cost(failure: Failure, parsed: Mapping[str, Any]) -> Failure:
 
 def _request_id(headers: Mapping[str, str]) -> str | None:
     """Return the one header that is stored."""
-    found = headers.get("x-request-id") or headers.get("request-id")
+    named = ("x-request-id", "request-id", "x-amzn-requestid")
+    found = next((found for name in named if (found := headers.get(name))), None)
     return None if found is None else replace_surrogates(redact(found))
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 import orjson
 
 from penstock_ledger import Asked, RequestName, keys
+from penstock_producer.job.endpoints import UPLOAD_BODY_BYTES
 from penstock_producer.job.repeats import CACHE_MAX_S, answers_alike
 from penstock_producer.job.spec import JobSpec
 from penstock_workers.settings import ProviderSettings
@@ -41,11 +42,12 @@ class ReusePolicy:
     always: bool
     across_jobs: bool
     endpoint: str
+    most_bytes: int  # of a request that is compared: files are compared whatever their size
     same: bytes  # what equal requests have in common beside their bodies
 
     def asked(self, body: bytes) -> Asked | None:
         """Return the request by its name; None where this one is sent in any case."""
-        if len(body) > REQUEST_BYTES_MAX:
+        if len(body) > self.most_bytes:
             return None
         try:
             fields = orjson.loads(body)
@@ -104,5 +106,8 @@ def policy_of(
         always=spec.dedup == "always",
         across_jobs=across_jobs,
         endpoint=spec.endpoint,
+        most_bytes=UPLOAD_BODY_BYTES
+        if spec.image_fields or spec.audio_fields
+        else REQUEST_BYTES_MAX,
         same=hashlib.sha256(orjson.dumps(same, option=orjson.OPT_SORT_KEYS)).digest(),
     )

@@ -23,11 +23,13 @@ from penstock_workers.lanes.gpu.row import GPU
 from penstock_workers.lanes.row import LaneRow
 from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.samples import Sample
+from penstock_workers.provider_calls import signer_of
 from penstock_workers.settings import CONTROL_LANE, WorkerSettings
 
 __all__ = [
     "REGISTRY",
     "check_lane",
+    "check_provider",
     "check_settings",
     "home_queue",
     "lane_row",
@@ -95,7 +97,18 @@ def make_lane(settings: WorkerSettings) -> Lane:
     return lane
 
 
-BOUND_BY: Final = ("queue", "quota", "slots", "engine", "memory", "starting")
+def check_provider(settings: WorkerSettings, name: str) -> None:
+    """Check that a worker of the lane can call a provider; may ask for credentials.
+
+    Raises MissingApiKey, PlainHttp, NoCredentials and what the lane's own needs are."""
+    provider, row = settings.provider(name), lane_row(settings.lane)
+    provider.api_key(name)
+    signer_of(name, provider)
+    if row.takes is not None:
+        row.takes(name, provider)
+
+
+BOUND_BY: Final = ("queue", "quota", "slots", "engine", "memory", "interactive", "starting")
 
 
 def engine_figures(lane: str, gauges: Mapping[str, float | str]) -> Iterator[Sample]:

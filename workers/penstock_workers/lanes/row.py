@@ -14,7 +14,7 @@ from penstock_workers.item.lane import Lane
 from penstock_workers.lanes.lane_settings import LaneSettings
 from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.samples import Metric, Sample
-from penstock_workers.settings import WorkerSettings
+from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 if TYPE_CHECKING:
     from penstock_workers.children.child_pool import ChildPool
@@ -137,6 +137,8 @@ class LaneRow(Generic[L]):
     slots: Callable[[WorkerSettings, L], int | None] | None = None
     # the field of WorkerSettings that is named as the lane
     settings: type[LaneSettings] | None = None
+    # checks, without a call, that it can work for a provider; raises WorkerError
+    takes: Callable[[str, ProviderSettings], object] | None = None
     # what its start needs, imported ahead where a worker waits for its settings
     modules: tuple[str, ...] = ()
     # by the names that ``Lane.gauges`` gives

@@ -121,7 +121,8 @@ ADMITTING = _worker(
 BOUND = _worker(
     "penstock_bound",
     "1 for what limits the worker now: `queue` (too few items reach it), `quota`, `slots` (more "
-    "could be in flight), `engine`, `memory` (its KV cache) or `starting`.",
+    "could be in flight), `engine`, `memory` (its KV cache), `interactive` (others at the server "
+    "go first) or `starting`.",
     "lane",
     "by",
 )
@@ -362,6 +363,23 @@ QUOTA_OPEN = _control(
 )
 QUOTA_HELD = _control(
     "penstock_quota_held", "1 while the quota is held: no credit, or a refused key.", "quota"
+)
+QUOTA_CEILING = _control(
+    "penstock_quota_interactive_calls",
+    "Requests that may be in flight beside interactive traffic at the same server.",
+    "quota",
+)
+QUOTA_TTFT = _control(
+    "penstock_quota_interactive_ttft_seconds",
+    "The 95th percentile of the time to the first token there; no sample while it is unknown.",
+    "quota",
+    unit="seconds",
+)
+QUOTA_TARGET = _control(
+    "penstock_quota_interactive_target_seconds",
+    "What that is to stay under (interactive_ttft_s).",
+    "quota",
+    unit="seconds",
 )
 
 # -- batches at providers --------------------------------------------------------------------------

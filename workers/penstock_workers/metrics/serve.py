@@ -1,4 +1,4 @@
-"""The metrics page: reads every source when Prometheus asks."""
+"""The metrics of a worker: reads every source when they are asked for, or sent."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import contextlib
 import logging
 from collections.abc import Iterable, Iterator
 
-from prometheus_client import (
-    CollectorRegistry,
-    PlatformCollector,
-    ProcessCollector,
-    start_http_server,
-)
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from penstock_ledger.telemetry.metrics import push_metrics, serve_page
+from penstock_workers.metrics.catalogue import CATALOGUE
 from penstock_workers.metrics.samples import Metric, Sample, Source, Spread
 from penstock_workers.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
+
+# of the fleet, in Redis and SQL (a control loop's own are among them)
+LASTING = frozenset(
+    metric.name for metric in CATALOGUE if metric.kind == "counter" and metric.source == "control"
+)
 
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
@@ -62,33 +64,13 @@ class SourcesCollector(Collector):
 
 @contextlib.contextmanager
 def start_metrics(settings: WorkerSettings, *sources: Source) -> Iterator[int | None]:
-    """Serve the page until the block ends, and give its port.
-
-    It is that of ``metrics_port``, or a free one for 0. A port that is taken costs the page, not
-    the work: the log says so.
-    """
-    if settings.metrics_port is None:
-        yield None
-        return
+    """Show what the sources count until the block ends, and give the port of the page."""
     registry = registry_of(*sources)
-    try:
-        server, thread = start_http_server(settings.metrics_port, settings.metrics_host, registry)
-    except OSError as error:
-        log.error(
-            "no metrics: metrics_port=%d on metrics_host=%s cannot be opened (%s); give each "
-            "process of a machine its own",
-            settings.metrics_port,
-            settings.metrics_host,
-            error,
-        )
-        yield None
-        return
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with (
+        serve_page(settings.metrics_host, settings.metrics_port, registry) as port,
+        push_metrics(registry, f"penstock-{settings.lane}", lasting=LASTING),
+    ):
+        yield port
 
 
 def registry_of(*sources: Source) -> CollectorRegistry:

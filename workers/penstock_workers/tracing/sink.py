@@ -1,7 +1,5 @@
 """Sends spans out, by OpenTelemetry's batch processor and OTLP exporter with Penstock's limits.
 
-The only module that imports OpenTelemetry.
-
 Spans are built when an item is settled, with ids and times of their own, so they are handed to the
 processor as finished ``ReadableSpan`` instead of going through a tracer: a tracer would draw the
 ids, and takes several times as long. tests/integration/workers/test_tracing.py checks this with a
@@ -14,21 +12,23 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
-from importlib.metadata import version
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode, TraceFlags
 from opentelemetry.trace import SpanContext as OtelContext
 
+from penstock_ledger.telemetry.collector import (
+    FLUSH_S,
+    SCOPE,
+    Outage,
+    bounded_session,
+    resource_of,
+)
 from penstock_producer.feed.tracing import SpanContext
 from penstock_workers.metrics import catalogue
 from penstock_workers.metrics.samples import Sample
-from penstock_workers.settings import process_name
 from penstock_workers.tracing.traces import Kind, Span
 
 log = logging.getLogger(__name__)
@@ -36,9 +36,6 @@ log = logging.getLogger(__name__)
 SPANS_HELD = 8_192  # waiting and on their way; spans beyond that are dropped and counted
 SPANS_PER_EXPORT = 512
 EXPORT_EACH_MS = 1_000  # at the latest; sooner once there are enough for an export
-# at the end of a process, for what waits; two sinks of one process fit into the drain's stop
-# timeout
-FLUSH_S = 2.0
 RESULTS = ("delivered", "failed", "dropped")
 
 _KINDS = {kind: SpanKind[kind.value] for kind in Kind}
@@ -53,9 +50,8 @@ class SpanSink:
 
     def __init__(self, lane: str, exporter: SpanExporter | None = None) -> None:
         self._lane = lane
-        self._exports = _Exports(exporter or OTLPSpanExporter())
-        self._resource = _resource(lane)
-        self._scope = InstrumentationScope("penstock", version("penstock"))
+        self._exports = _Exports(exporter or OTLPSpanExporter(session=bounded_session()))
+        self._resource = resource_of(f"penstock-{lane}")
         self._lock = threading.Lock()
         self._taken = self._dropped = 0
         self._erred = False
@@ -121,7 +117,7 @@ class SpanSink:
             status=_ERROR if span.error else _UNSET,
             start_time=span.began_ns,
             end_time=span.ended_ns,
-            instrumentation_scope=self._scope,
+            instrumentation_scope=SCOPE,
         )
 
 
@@ -132,9 +128,8 @@ class _Exports(SpanExporter):
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
-        self._words = _last_words(type(exporter).__module__)
         self.counts: Counter[str] = Counter(delivered=0, failed=0)
-        self._failing = False
+        self._outage = Outage("traces", "spans", "they are lost", type(exporter).__module__)
 
     @property
     def concluded(self) -> int:
@@ -148,57 +143,15 @@ class _Exports(SpanExporter):
             self.counts["delivered" if result is SpanExportResult.SUCCESS else "failed"] += len(
                 spans
             )
-        self._tell(result is not SpanExportResult.SUCCESS)
+        self._outage.note(
+            taken=result is SpanExportResult.SUCCESS,
+            since=f"{self.counts['failed']} were lost so far",
+        )
         return result
 
     def shutdown(self) -> None:
         self._exporter.shutdown()
 
-    def _tell(self, failing: bool) -> None:
-        """Log when an outage begins and ends, not for each batch."""
-        if failing and not self._failing:
-            log.warning(
-                "traces: the collector does not take spans (%s); they are lost, the work goes on",
-                self._words,
-            )
-        elif self._failing and not failing:
-            log.info(
-                "traces: the collector takes spans again; %d were lost so far",
-                self.counts["failed"],
-            )
-        self._failing = failing
-
-
-class _LastWords(logging.Filter):
-    """Keeps an exporter's log, several lines per batch of an outage, to its last line."""
-
-    _said = "no reason given"
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        self._said = record.getMessage()
-        return False
-
-    def __str__(self) -> str:
-        return self._said
-
-
-@cache
-def _last_words(logger: str) -> _LastWords:
-    """Filter a logger once: a second filter would see no records."""
-    words = _LastWords()
-    logging.getLogger(logger).addFilter(words)
-    return words
-
 
 def _context(context: SpanContext, *, remote: bool) -> OtelContext:
     return OtelContext(context.trace_id, context.span_id, remote, _SAMPLED)
-
-
-def _resource(lane: str) -> Resource:
-    """Describe the process; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win."""
-    attributes = {
-        "service.name": f"penstock-{lane}",
-        "service.version": version("penstock"),
-        "service.instance.id": process_name(),
-    }
-    return Resource.create().merge(Resource(attributes)).merge(OTELResourceDetector().detect())

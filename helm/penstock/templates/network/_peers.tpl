@@ -43,8 +43,17 @@ podSelector:
 {{- end }}
 {{- end -}}
 
-{{/* The port of tracing.endpoint, which its scheme tells where it is left out. */}}
-{{- define "penstock.tracingPort" -}}
-{{- $url := urlParse .Values.tracing.endpoint -}}
-{{- default (ternary "443" "80" (eq $url.scheme "https")) (regexFind "[0-9]+$" (regexFind ":[0-9]+$" $url.host)) -}}
+{{/* Rules to the collectors of traces and metrics, whose ports their schemes tell where they are left out. */}}
+{{- define "penstock.collectorEgress" -}}
+{{- $endpoints := list -}}
+{{- if .Values.tracing.share }}{{ $endpoints = append $endpoints .Values.tracing.endpoint }}{{ end -}}
+{{- if .Values.metrics.otlp.enabled }}{{ $endpoints = append $endpoints (include "penstock.metricsCollector" .) }}{{ end -}}
+{{- $ports := list -}}
+{{- range $endpoints -}}
+{{- $url := urlParse . -}}
+{{- $ports = append $ports (default (ternary "443" "80" (eq $url.scheme "https")) (regexFind "[0-9]+$" (regexFind ":[0-9]+$" $url.host))) -}}
+{{- end -}}
+{{- range uniq $ports }}
+{{ include "penstock.storeEgress" (dict "root" $ "bundled" false "bundledPort" 0 "at" (dict "cidrs" $.Values.networkPolicy.egress.tracing.cidrs "port" .)) }}
+{{- end }}
 {{- end -}}

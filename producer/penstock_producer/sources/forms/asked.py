@@ -67,8 +67,8 @@ def asked_of(spec: JobSpec, max_body_bytes: int, tally: Tally, media: Attachment
     """
     if spec.messages_field is not None:
         return MessagesColumn(spec, spec.messages_field, max_body_bytes, tally)
-    assert spec.prompt is not None
-    return RenderedPrompt(spec, prompt_of(spec.prompt, spec.template), max_body_bytes, tally, media)
+    prompt = prompt_of(spec.prompt or "", spec.template)  # forms with files may have none
+    return RenderedPrompt(spec, prompt, max_body_bytes, tally, media)
 
 
 class RenderedPrompt:

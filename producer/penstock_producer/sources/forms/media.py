@@ -13,9 +13,11 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from penstock_producer.errors import seen
+from penstock_producer.job.endpoints import MAX_UPLOAD_BYTES, UPLOAD_BODY_BYTES, UPLOADS
 from penstock_producer.job.spec import JobSpec
+from penstock_producer.public_hosts import NotFetched, fetch
 from penstock_producer.rows import MISSING_FIELD
-from penstock_producer.sources.forms.media_places import MediaPlaces
+from penstock_producer.sources.forms.media_places import SMALLER, MediaPlaces
 from penstock_producer.sources.forms.strict_json import RowFault, columns_of, meant, too_large
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "MAX_BYTES",
     "Kind",
     "MediaParts",
+    "body_limit",
     "either_of",
     "is_media",
     "kind_of",
@@ -36,12 +39,25 @@ __all__ = [
 IMAGE: Final = "image"
 AUDIO: Final = "audio"
 EITHER: Final = "image or audio"
+RECORDING: Final = "recording"  # what is transcribed: sounds, and containers that chats do not take
 LOOKED_AT: Final = 1024  # bytes, for the beginning of an SVG
 
 
 class Kind(NamedTuple):
-    modality: str  # `image` or `audio`
+    modality: str  # `image`, `audio` or `recording`
     name: str  # as in `image/png`, and in the `format` of a sound
+
+    @property
+    def media_type(self) -> str:
+        """A type such as `image/png`."""
+        name = {"mp3": "mpeg", "m4a": "mp4"}.get(self.name, self.name)
+        return f"{'image' if self.modality == IMAGE else 'audio'}/{name}"
+
+    def fits(self, modality: str) -> bool:
+        """Return whether a column of this modality may hold it."""
+        if modality == EITHER:
+            return self.modality in (IMAGE, AUDIO)
+        return self.modality == modality or (modality == RECORDING and self.modality == AUDIO)
 
 
 _STARTS: Final = (
@@ -52,12 +68,19 @@ _STARTS: Final = (
     (b"ID3", Kind(AUDIO, "mp3")),
     (b"fLaC", Kind(AUDIO, "flac")),
     (b"OggS", Kind(AUDIO, "ogg")),
+    (b"\x1aE\xdf\xa3", Kind(RECORDING, "webm")),
 )
 _IN_RIFF: Final = {b"WEBP": Kind(IMAGE, "webp"), b"WAVE": Kind(AUDIO, "wav")}
-_WORDS: Final = {IMAGE: "images", AUDIO: "sounds", EITHER: "images and sounds"}
+_WORDS: Final = {
+    IMAGE: "images",
+    AUDIO: "sounds",
+    RECORDING: "recordings",
+    EITHER: "images and sounds",
+}
 _READABLE: Final = {
     IMAGE: "PNG, JPEG, GIF or WebP",
     AUDIO: "WAV, MP3, FLAC or Ogg",
+    RECORDING: "WAV, MP3, M4A, MP4, FLAC, Ogg or WebM",
     EITHER: "PNG, JPEG, GIF, WebP, WAV, MP3, FLAC or Ogg",
 }
 
@@ -69,6 +92,8 @@ def kind_of(data: bytes) -> Kind | None:
             return kind
     if data[:4] == b"RIFF":
         return _IN_RIFF.get(data[8:12])
+    if data[4:8] == b"ftyp":
+        return Kind(RECORDING, "m4a" if data[8:11] == b"M4A" else "mp4")
     # a frame of MPEG layer III
     if len(data) > 1 and data[0] == 0xFF and data[1] & 0xE6 == 0xE2 and data[1] & 0x18 != 0x08:
         return Kind(AUDIO, "mp3")
@@ -83,9 +108,7 @@ def is_media(start: bytes, *, whole: bool) -> bool:
 def media_type_of(data: bytes) -> str | None:
     """Return a type such as `image/png`; None for what models do not take."""
     kind = kind_of(data)
-    return (
-        None if kind is None else f"{kind.modality}/{'mpeg' if kind.name == 'mp3' else kind.name}"
-    )
+    return None if kind is None else kind.media_type
 
 
 def refusal_of(data: bytes, modality: str) -> tuple[str, str] | None:
@@ -94,7 +117,7 @@ def refusal_of(data: bytes, modality: str) -> tuple[str, str] | None:
     None where they may be one.
     """
     kind = kind_of(data)
-    if kind is not None and modality in (kind.modality, EITHER):
+    if kind is not None and kind.fits(modality):
         return None
     wanted = _READABLE[modality]
     if kind is not None:
@@ -121,12 +144,18 @@ class MediaParts:
     """Puts the images and sounds that a row names behind its text."""
 
     def __init__(
-        self, fields: Sequence[tuple[str, str]], places: MediaPlaces, max_body_bytes: int
+        self,
+        fields: Sequence[tuple[str, str]],
+        places: MediaPlaces,
+        max_body_bytes: int,
+        most_bytes: int = MAX_BYTES,
     ) -> None:
-        """``fields``: columns, each with what it holds."""
+        """``fields``: columns, each with what it holds; ``most_bytes``: of one file."""
         self._fields = fields
         self._places = places
         self._max_body_bytes = max_body_bytes
+        self._most_bytes = most_bytes
+        self._are_sent = most_bytes == MAX_UPLOAD_BYTES  # as files, which have no address
 
     def content(self, text: str, record: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the text with the record's images and sounds as parts. Raises RowFault."""
@@ -143,6 +172,10 @@ class MediaParts:
                     )
                 parts.append(self._part(where, modality, name, left))
                 left -= _size(parts[-1])
+            if self._are_sent and (len(parts) < 2 or (modality == RECORDING and len(parts) > 2)):
+                wanted = "one file" if modality == RECORDING else "a file"
+                given = f"{len(parts) - 1} files"
+                raise _invalid(name, given, f"The request sends {wanted}.", f"name {wanted}")
         return parts
 
     def texts(self, record: Mapping[str, Any], used: Collection[str]) -> Mapping[str, Any]:
@@ -171,8 +204,10 @@ class MediaParts:
             return _inlined(_bounded(where, self._most(left, field), field), where, modality, field)
         found = _SCHEME.match(where)
         scheme = "" if found is None else found[1].lower()
+        if scheme == "https" and self._are_sent:
+            return _inlined(_fetched(where, self._most(left, field), field), where, modality, field)
         if scheme in ("https", "http"):
-            return _passed_on(where, scheme, modality, field)
+            return _passed_on(where, scheme, AUDIO if self._are_sent else modality, field)
         if scheme and scheme not in ("data", "s3"):
             fix = "give an https:// address, a path, or s3://bucket/key"
             raise _invalid(field, where, f"{scheme}: is not read.", fix)
@@ -189,10 +224,15 @@ class MediaParts:
 
         Base64 has four characters for three of them.
         """
-        most = min(MAX_BYTES, left * 3 // 4)
+        most = min(self._most_bytes, left * 3 // 4)
         if most <= 0:
             raise too_large(f"more than {self._max_body_bytes} bytes", self._max_body_bytes, field)
         return most
+
+
+def body_limit(spec: JobSpec, max_body_bytes: int) -> int:
+    """Return how large a request may be: with room for a file where it is a form with one."""
+    return max(max_body_bytes, UPLOAD_BODY_BYTES) if spec.endpoint in UPLOADS else max_body_bytes
 
 
 def media_of(spec: JobSpec, places: MediaPlaces | None, max_body_bytes: int) -> MediaParts | None:
@@ -202,11 +242,14 @@ def media_of(spec: JobSpec, places: MediaPlaces | None, max_body_bytes: int) -> 
     """
     if not spec.image_fields and not spec.audio_fields:
         return None
+    is_upload = spec.endpoint in UPLOADS
     fields = (
         *((name, IMAGE) for name in spec.image_fields),
-        *((name, AUDIO) for name in spec.audio_fields),
+        *((name, RECORDING if is_upload else AUDIO) for name in spec.audio_fields),
     )
-    return MediaParts(fields, places or MediaPlaces(), max_body_bytes)
+    most_bytes = MAX_UPLOAD_BYTES if is_upload else MAX_BYTES
+    limit = body_limit(spec, max_body_bytes)
+    return MediaParts(fields, places or MediaPlaces(), limit, most_bytes)
 
 
 def either_of(field: str, max_body_bytes: int) -> MediaParts:
@@ -235,9 +278,11 @@ def _inlined(data: bytes, where: str | bytes, modality: str, field: str) -> dict
         message, fix = refusal or ("", "")
         raise _invalid(field, where, message, fix)
     text = base64.b64encode(data).decode()
-    if kind.modality == AUDIO:
+    if kind.modality == AUDIO and modality != RECORDING:
         return {"type": "input_audio", "input_audio": {"data": text, "format": kind.name}}
-    return {"type": "image_url", "image_url": {"url": f"data:image/{kind.name};base64,{text}"}}
+    # of a recording it is a file that is sent, of an image that or a part of a chat message
+    url = f"data:{kind.media_type};base64,{text}"
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _bounded(data: bytes, most: int, field: str) -> bytes:
@@ -245,7 +290,7 @@ def _bounded(data: bytes, most: int, field: str) -> bytes:
         raise RowFault(
             "media_too_large",
             f"It has {len(data)} bytes, and {most} may still go into this request.",
-            fix="make it smaller, or give an https:// address",
+            fix=SMALLER,
             field=field,
             value=f"{len(data)} bytes",
         )
@@ -298,6 +343,20 @@ def _passed_on(url: str, scheme: str, modality: str, field: str) -> dict[str, An
         fix = f"write https://host/path, of at most {MAX_URL_CHARS} characters, without a password"
         raise _invalid(field, url, "Providers cannot fetch this address.", fix)
     return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _fetched(url: str, most: int, field: str) -> bytes:
+    try:
+        return fetch(url, most)
+    except NotFetched as error:
+        fix = "check the address; redirects, other ports and networks of your own are not followed"
+        raise RowFault(
+            "media_unavailable",
+            f"The file cannot be fetched: {error}.",
+            fix=fix,
+            field=field,
+            value=seen(url),
+        ) from None
 
 
 def _decoded(url: str, most: int, field: str) -> bytes:

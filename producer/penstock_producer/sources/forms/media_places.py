@@ -22,6 +22,7 @@ from penstock_producer.sources.forms.strict_json import RowFault
 __all__ = ["MediaPlaces", "places_of"]
 
 S3: Final = "s3://"
+SMALLER: Final = "make it smaller: cut a recording into parts, give an image's https:// address"
 
 
 class MediaPlaces:
@@ -82,7 +83,7 @@ class MediaPlaces:
             raise RowFault(
                 "media_too_large",
                 f"The file has {size} bytes, and {most} may still go into this request.",
-                fix="make it smaller, or give an https:// address",
+                fix=SMALLER,
                 field=field,
                 value=seen(where),
             )

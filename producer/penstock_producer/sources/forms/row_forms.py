@@ -16,15 +16,14 @@ import orjson
 from penstock_ledger.texts import SetOption, SetParam, Text
 from penstock_producer.dialects.translation import is_translated, request_for
 from penstock_producer.errors import SourceError, seen
-from penstock_producer.job.endpoints import generate_path
+from penstock_producer.job.endpoints import UPLOADS
 from penstock_producer.job.params import as_sent, read_from_column, value_fault
 from penstock_producer.job.request_body import (
     at_endpoint,
     is_anthropic,
-    is_gemini,
+    nested_of,
     text_field,
     url_refusal,
-    with_defaults,
 )
 from penstock_producer.job.response_format import CONSTRAINTS, FIELD
 from penstock_producer.job.routing import ROUTE_FIELD
@@ -32,6 +31,7 @@ from penstock_producer.job.spec import JobSpec
 from penstock_producer.prompts.messages import BadMessages
 from penstock_producer.rows import DEFAULT_MAX_BODY_BYTES, ROW_ID, Tally, id_fault
 from penstock_producer.sources.forms.asked import Attachments, asked_of
+from penstock_producer.sources.forms.media import body_limit
 from penstock_producer.sources.forms.strict_json import RowFault, bounded, columns_of
 
 
@@ -74,11 +74,8 @@ def form_of(
     A row whose request would be larger than ``max_body_bytes`` is refused. ``media``: what reads
     the images and sounds that rows name, where the spec has columns of them.
     """
-    return (
-        PlainRecords(spec, max_body_bytes, media)
-        if spec.takes_records
-        else BatchLines(spec, max_body_bytes)
-    )
+    limit = body_limit(spec, max_body_bytes)
+    return PlainRecords(spec, limit, media) if spec.takes_records else BatchLines(spec, limit)
 
 
 def columns_read(spec: JobSpec) -> tuple[str, ...] | None:
@@ -137,7 +134,8 @@ class BatchLines:
         self._defaults = ({} if spec.model is None else {"model": spec.model}) | spec.sent_params()
         self._asks_for_form = FIELD in self._defaults
         self._text_field = text_field(spec.endpoint)
-        self._is_anthropic, self._is_gemini = is_anthropic(spec.endpoint), is_gemini(spec.endpoint)
+        self._files_field = UPLOADS.get(spec.endpoint)
+        self._is_anthropic, self._nested = is_anthropic(spec.endpoint), nested_of(spec.endpoint)
         self._model, self._params = spec.model, spec.sent_params()
         self.tally = Tally()
 
@@ -180,8 +178,8 @@ class BatchLines:
         request = {**self._defaults, **given} if self._defaults else given
         if self._asks_for_form and FIELD not in given and not CONSTRAINTS.isdisjoint(given):
             del request[FIELD]  # the line says in another field what its answer looks like
-        if self._is_gemini:
-            request = with_defaults(given, self._model, self._params)
+        if self._nested is not None:
+            request = self._nested.with_defaults(given, self._model, self._params)
         self._check_request(request)
         return bounded(orjson.dumps(request), self._max_body_bytes)
 
@@ -260,12 +258,8 @@ class BatchLines:
                 model,
                 Text("name a model here, or one for all lines (", SetOption("model"), ")"),
             )
-        if self._is_gemini and generate_path(model) is None:
-            raise _invalid_request(
-                "model",
-                model,
-                "write its name, such as gemini-2.5-flash or models/gemini-2.5-flash",
-            )
+        if self._nested is not None and not self._nested.names(model):
+            raise _invalid_request("model", model, f"write its name: {self._nested.example}")
         longest = request.get("max_tokens")
         if self._is_anthropic and (type(longest) is not int or longest < 1):
             raise _invalid_request(
@@ -273,10 +267,24 @@ class BatchLines:
                 longest,
                 Text("give it here, or for all lines (", SetParam("max_tokens", 1024), ")"),
             )
-        if self._text_field is not None and not request.get(self._text_field):
+        if self._files_field is not None:
+            self._check_files(request.get(self._files_field))
+        elif self._text_field is not None and not request.get(self._text_field):
             raise _invalid_request(
                 self._text_field, request.get(self._text_field), "give the text to work on"
             )
+
+    def _check_files(self, given: Any) -> None:
+        files = given if isinstance(given, list) else [given]
+        if files and all(isinstance(one, str) and one.startswith("data:") for one in files):
+            return
+        fix = Text(
+            "a line holds the file itself, data:audio/mpeg;base64,…; rows that name files have a "
+            "column for them (",
+            SetOption("image_fields" if self._files_field == "image" else "audio_fields"),
+            ")",
+        )
+        raise _invalid_request(self._files_field or "", given, fix)
 
 
 class PlainRecords:

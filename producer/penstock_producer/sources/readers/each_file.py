@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import seen
+from penstock_producer.job.endpoints import MAX_UPLOAD_BYTES, UPLOADS
 from penstock_producer.job.request_body import is_anthropic
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.source_formats import TEXT, UTF_8
@@ -112,7 +113,8 @@ class MediaFiles(WholeFiles):
                 else either_of(FILE, max_body_bytes)
             )
         if options.pin is None:  # the limit of rows is for texts
-            options = replace(options, max_file_bytes=MAX_BYTES)
+            most = MAX_UPLOAD_BYTES if spec.endpoint in UPLOADS else MAX_BYTES
+            options = replace(options, max_file_bytes=most)
         super().__init__(chosen, asked, form_of(asked, max_body_bytes, media), options)
 
     def _row(self, entry: Entry, data: bytes) -> dict[str, Any]:

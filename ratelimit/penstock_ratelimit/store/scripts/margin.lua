@@ -12,6 +12,11 @@ local function margin_at(margin, moved_at, now)
   return math.min(1, margin + MARGIN_GROWTH * math.floor((now - moved_at) / MINUTE_US))
 end
 
+-- What others who use the key were promised (Quota.reserve) is no part of it: neither refusals nor time move that.
+local function without_reserve(margin, reserve)
+  return margin * (1 - (tonumber(reserve) or 0))
+end
+
 local function margin_cut(margin)
   return math.max(math.min(margin, MARGIN_FLOOR), margin - MARGIN_CUT)
 end

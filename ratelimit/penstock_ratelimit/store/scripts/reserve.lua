@@ -15,6 +15,7 @@
 --   n        tickets granted so far, here or by processes that may start without asking        ng  latest start time granted
 --   nb       no request starts before this time
 --   lt       latest time seen                                              also written by install
+--   rs       part of every limit left to others; absent = none              written by install
 --   mg mga   margin at the last 429 or install, and when that was          also written by install
 --   rf ra rd the slope, see slope.lua; absent = whole rate
 --   bs bg    breaker: 0 closed, 1 open, 2 half-open; generation. bu open until, half-open since   bk times opened in a row
@@ -52,7 +53,7 @@ for i = 1, n do dims[i] = ARGV[LISTS_AT + 2 * (i - 1)] end
 
 -- --- read ----------------------------------------------------------------------------------------------------------
 
-local fields = {'v', 'lt', 'nb', 'n', 'ng', 'mg', 'mga', 'rf', 'ra', 'rd', 'hold', 'ok', 'rb', unpack(BREAKER_FIELDS)}
+local fields = {'v', 'lt', 'nb', 'n', 'ng', 'mg', 'mga', 'rf', 'ra', 'rd', 'hold', 'ok', 'rb', 'rs', unpack(BREAKER_FIELDS)}
 local before_breaker, shared_fields = #fields - #BREAKER_FIELDS, #fields
 for i = 1, n do
   local dim, at = dims[i], #fields
@@ -73,6 +74,7 @@ end
 
 local pause_at, granted_ever, last_start = tonumber(state[3]) or 0, tonumber(state[4]) or 0, tonumber(state[5])
 local margin = margin_at(tonumber(state[6]), tonumber(state[7]), now)
+local usable = without_reserve(margin, state[14])
 local slope = stored_slope(state[8], state[9], state[10])
 local hold, proven_at, budget = state[11] or '', tonumber(state[12]), tonumber(state[13]) or FULL_BUDGET
 local report = arg.reports == '1' and {throttled = tonumber(arg.throttled), ramp = tonumber(arg.ramp), wins = tonumber(arg.wins),
@@ -99,8 +101,8 @@ local function settle()
   for i = 1, n do
     local row, settlement = shared_fields + ROW * (i - 1), tonumber(ARGV[LISTS_AT + 2 * (i - 1) + 1])
     limit[i] = tonumber(state[row + 1]) / 1000000
-    rate[i] = limit[i] * margin
-    burst[i] = tonumber(state[row + 2]) * margin
+    rate[i] = limit[i] * usable
+    burst[i] = tonumber(state[row + 2]) * usable
     -- a refund is worth nothing once the bucket is full again: the provider's own would have run over too
     tat[i] = math.max(math.max(tonumber(state[row + 3]) + lost, now) + settlement / rate[i], now)
     mean[i] = tonumber(state[row + 4])
@@ -290,7 +292,7 @@ local proven = proven_at and now - proven_at <= PROVEN_US and 1 or 0
 local values = {granted = granted, retry_us = retry_us, pause_left_us = math.max(0, math.ceil(pause_at - now)),
   pause_at_us = pause_at, pace_us = pace_us, processes = redis.call('ZCARD', KEYS[2]), breaker = breaker.state,
   generation = breaker.generation, breaker_left_us = left_us, hold = hold, proven = proven,
-  retry_budget = string.format('%.1f', budget), share = string.format('%.4f', share * margin)}
+  retry_budget = string.format('%.1f', budget), share = string.format('%.4f', share * usable)}
 local reply = {}
 for place, name in ipairs(REPLY) do reply[place] = values[name] end
 for i = 1, n do reply[#reply + 1] = counters[i] end

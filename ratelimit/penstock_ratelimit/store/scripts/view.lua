@@ -15,6 +15,7 @@ if not field.v or not field.mg then return {} end
 local last_seen = tonumber(field.lt)
 local now = math.max(clock_us(ARGV[1]), last_seen)
 local margin = margin_at(tonumber(field.mg), tonumber(field.mga), now)
+local usable = without_reserve(margin, field.rs)
 local slope = stored_slope(field.rf, field.ra, field.rd)
 
 local function us(number)
@@ -25,7 +26,7 @@ end
 local lost = now - last_seen - work_between(slope, last_seen, now)
 local levels = {}
 for dim in pairs(cjson.decode(field.config).dims) do
-  local rate, burst = margin * tonumber(field['r:' .. dim]) / 1000000, margin * tonumber(field['b:' .. dim])
+  local rate, burst = usable * tonumber(field['r:' .. dim]) / 1000000, usable * tonumber(field['b:' .. dim])
   local tat = math.max(tonumber(field['t:' .. dim]) + lost, now)
   levels[#levels + 1] = dim
   levels[#levels + 1] = string.format('%.3f', burst - (tat - now) * rate)

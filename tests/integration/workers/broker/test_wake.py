@@ -95,15 +95,15 @@ def test_a_worker_that_finds_nothing_asks_less_often() -> None:
     pause = connections.Pause()
     pauses = []
     for _ in range(20):
-        pause.found_nothing(0.05, 0.5)
+        pause.found_nothing(0.05, is_woken=True)
         pauses.append(round(pause.left_s(), 2))
     assert pauses == sorted(pauses)
     assert (pauses[0], pauses[-1]) == (0.05, 0.5)
     pause.found_some()
-    pause.found_nothing(0.05, 0.5)
+    pause.found_nothing(0.05, is_woken=True)
     assert pause.left_s() <= 0.05
     for _ in range(20):
-        pause.found_nothing(0.05, 0.05)
+        pause.found_nothing(0.05, is_woken=False)
     assert pause.left_s() <= 0.05
 
 

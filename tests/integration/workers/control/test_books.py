@@ -209,6 +209,31 @@ def test_a_replay_that_begins_while_its_job_is_completed_is_fed(
     assert house.now(job)[0] is JobState.COMPLETED
 
 
+def test_a_replay_that_begins_before_its_job_is_counted_reads_no_source_again(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A person replays dead letters between the look at a job and its count: that their outcomes
+    are gone is no loss, and no million documents are read for it."""
+    job = house.submit(2)
+    house.control.tick()
+    house.settle(job, ["d0", "d1"], dead=True)
+    before, close = house.fences(job), Balance.close
+
+    def replayed_before_the_count(balance: Balance, found: Job) -> object:
+        if house.jobs.get(job.job_id).generation == 1:
+            house.producer.replay(job.job_id)
+        return close(balance, found)
+
+    monkeypatch.setattr(Balance, "close", replayed_before_the_count)
+    for _ in range(3):
+        house.control.tick()
+    assert house.fences(job)[:1] == before
+    house.settle(job, ["d0", "d1"], generation=2)
+    for _ in range(3):
+        house.control.tick()
+    assert house.now(job)[0] is JobState.COMPLETED
+
+
 def test_a_read_only_redis_is_told_once_for_all_jobs(
     house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

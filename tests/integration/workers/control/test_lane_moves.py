@@ -65,6 +65,7 @@ from penstock_workers.heartbeat import KNOWS_MOVES
 from penstock_workers.item.attempt import Item, Settled
 from penstock_workers.item.outcome import Dead, Skipped
 from penstock_workers.item.settling.records import Records
+from penstock_workers.item.spent import spent_before
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 API, GPU = queue_name("api"), queue_name("gpu", "m")
@@ -544,7 +545,8 @@ def test_documents_of_a_queue_wait_to_be_packed(house: House) -> None:
 
 def test_what_batches_left_is_fed_with_what_it_has_cost(house: House) -> None:
     """A document that waited for a batch comes into the queue once; its message says how often it
-    was tried, and the job's figures what that has cost, before its outcome and after it."""
+    was tried, and that its answer went on to a better model, and the job's figures what that has
+    cost, before its outcome and after it."""
     job = house.submit(3, lane="batch")
     feed = house.jobs.lease_feed(job.job_id, 1, ME, 30.0)
     assert feed is not None
@@ -557,16 +559,23 @@ def test_what_batches_left_is_fed_with_what_it_has_cost(house: House) -> None:
     positions = {"d0": "0", "d1": "1"} | _positions(house, source)
     house.remainders.add(
         [
-            Remainder(ItemKey(job.job_id, 1, doc), positions[doc], 2, 3, 10, 5, 40, "batch_expired")
+            Remainder(
+                ItemKey(job.job_id, 1, doc),
+                positions[doc],
+                *(2, 3, 10, 5, 40, "batch_expired"),
+                escalations=int(doc == "d1"),
+            )
             for doc in positions
         ]
     )
     packed.tick()
     house.move(job, "api")
     house.tick_until(lambda: len(house.queued(API)) == 3)
-    raw = orjson.loads(as_bytes(house.redis.lindex(API, 0)))
-    assert (raw["headers"]["retries"], raw["headers"]["x-penstock-calls"]) == (2, 3)
-    assert not any(raw["headers"].get("x-penstock-spent") or ()), "it is counted already"
+    found = [orjson.loads(as_bytes(one))["headers"] for one in house.redis.lrange(API, 0, -1)]
+    assert {(one["retries"], one["x-penstock-calls"]) for one in found} == {(2, 3)}
+    spent = [spent_before(one.get("x-penstock-spent")) for one in found]
+    assert sorted(one.escalations for one in spent) == [0, 0, 1]
+    assert not any(any(one[:3]) for one in spent), "it is counted already"
     assert ProviderBatchStore(house.database).spent(job.job_id) == 3 * 40
     assert house.waiting(job) == []
     for _ in range(5):

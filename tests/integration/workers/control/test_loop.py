@@ -44,7 +44,7 @@ from penstock_ratelimit import PerSecond, Quota
 from penstock_ratelimit.store.messages import ProviderReport, Reserve
 from penstock_ratelimit.store.quota_hash import QuotaHash
 from penstock_ratelimit.testing import BlockingScripts
-from penstock_workers.control import fleet_figures, loop
+from penstock_workers.control import feeding, fleet_figures, loop
 from penstock_workers.control.feeding import FED, MORE_EVERY_S, FirstHundred
 from penstock_workers.control.feeds import feed_windows
 from penstock_workers.control.feeds.feed_windows import ACTIVE_S, LOOK_EVERY_S, FeedWindows
@@ -345,6 +345,27 @@ def test_a_control_loop_with_nothing_to_do_rests_until_something_is_committed(
     assert rounds[-1] == rounds[29] + 1
 
 
+def test_a_rewound_feed_walks_over_what_is_finished_at_once(
+    redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With room for few documents, too: a round goes on while it finds none that is new."""
+    house = House(redis_server, tmp_path, window=2)
+    job = house.producer.open_job(SPEC).job
+    for number in range(41):
+        house.producer.push(job.job_id, f"d{number:02}", {"text": "x"})
+    for number in range(40):
+        while not house.queued():
+            house.control.tick()
+        house.finish(job, f"d{number:02}")
+        house.redis.rpop(QUEUE)
+    house.redis.flushall()
+    monkeypatch.setattr(feeding, "WALK_S", 600.0)
+    house.control.tick()
+    house.control.tick()
+    assert house.queued() == ["d40"]
+    house.close()
+
+
 def test_a_job_in_prefix_order_is_fed_in_steps_worth_ordering(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
@@ -427,6 +448,19 @@ def test_a_lost_message_is_published_again(house: House) -> None:
     house.submit(5)
     house.control.tick()
     house.redis.rpop(QUEUE)
+    for _ in range(4):
+        house.control.tick()
+    assert sorted(house.queued()) == [f"d{n}" for n in range(5)]
+
+
+def test_a_message_that_one_look_misses_is_not_lost(house: House) -> None:
+    """It may just be moving from one place to another: it is there at the next look, and is not
+    there twice."""
+    house.submit(5)
+    house.control.tick()
+    moving = as_bytes(house.redis.rpop(QUEUE))
+    house.control.tick()
+    house.redis.rpush(QUEUE, moving)
     for _ in range(4):
         house.control.tick()
     assert sorted(house.queued()) == [f"d{n}" for n in range(5)]

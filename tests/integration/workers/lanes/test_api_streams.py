@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from msgspec.structs import replace
 
 from penstock_ledger.model import ItemKey
 from penstock_producer.dialects.pieces import decode_piece
@@ -20,7 +21,7 @@ from penstock_workers.item.failures import Failure, name_failure
 from penstock_workers.item.lane import Prepared, Request
 from penstock_workers.item.passing import Passing
 from penstock_workers.lanes.api.api_lane import ApiLane
-from penstock_workers.lanes.api.requests import as_sent
+from penstock_workers.lanes.api.requests import as_sent, put_behind
 from penstock_workers.lanes.api.streamed import Pace
 from penstock_workers.settings import ProviderSettings
 
@@ -126,6 +127,21 @@ async def test_a_stream_is_asked_for_and_becomes_a_whole_answer(house: House) ->
     assert content(await house.ask()) == house.passed == TEXT
     assert house.asked["stream"] is True
     assert house.asked["stream_options"] == {"include_usage": True}
+
+
+def test_documents_are_put_behind_the_requests_of_others() -> None:
+    """vLLM's `priority`, but for what is urgent or names one itself; the rest of the body stays as
+    it came."""
+    asked = Request("t", "default", CHAT, b'{"model":"m","seed":1.50,"messages":[]}', WAIT_S)
+    assert put_behind(asked, 10).body == b'{"priority":10,"model":"m","seed":1.50,"messages":[]}'
+    assert put_behind(asked, None) is asked
+    urgent = replace(asked, priority="urgent")
+    assert put_behind(urgent, 10) is urgent
+    own = replace(asked, body=b'{"priority":-1}')
+    assert put_behind(own, 10).body == b'{"priority":-1}'
+    for body in (b"", b"[1]", b"{", b"\xff"):
+        odd = replace(asked, body=body)
+        assert put_behind(odd, 10) is odd
 
 
 def test_how_a_stream_is_asked_for_is_a_setting_of_its_provider() -> None:

@@ -71,6 +71,51 @@ async def test_vectors_are_stored_as_the_lanes_own(server: PlayedServer, model: 
     ]
 
 
+DATA = "data:image/png;base64,iVBORw0KGgo="
+
+
+def picture(url: Any) -> dict[str, Any]:
+    part = {"type": "image_url", "image_url": {"url": url}}
+    text = {"type": "text", "text": "Represent the given image."}
+    return {"messages": [{"role": "user", "content": [part, text]}]}
+
+
+async def test_an_image_is_one_input_of_vllms_server() -> None:
+    """It goes there as a chat, and its vector is stored as that of a text."""
+    server = Vllm()
+    async with server.served() as url, lane(url) as one:
+        answer = await tried(one, request({**picture(DATA), "dimensions": 2}))
+    assert isinstance(answer, Answer)
+    assert (unpack(answer.body).dimensions, answer.packed) == (2, True)
+    ((_, asked),) = server.asked
+    assert asked == {**picture(DATA), "model": "tiny-bert", "encoding_format": "base64"}
+
+
+@pytest.mark.parametrize(
+    ("server", "body", "told"),
+    [
+        (Vllm(), picture("https://intranet/secret.png"), "is not fetched here"),
+        (Vllm(), picture("file:///etc/passwd"), "is not fetched here"),
+        (Vllm(), picture(5), "is not fetched here"),
+        (Vllm(), {"messages": []}, "not empty"),
+        (Vllm(), {"messages": "x"}, "not empty"),
+        (Vllm(), {"messages": [5]}, "not empty"),
+        (Tei(), picture(DATA), "embeds texts only"),
+    ],
+)
+async def test_images_that_cannot_be_embedded_are_refused(
+    server: PlayedServer, body: dict[str, Any], told: str
+) -> None:
+    """Before the server is asked: it is not made to fetch what a document names."""
+    async with server.served() as url, lane(url) as one:
+        prepared = await one.prepare(request(body))
+    assert prepared.refused is not None
+    failure = name_failure(prepared.refused, 0.0)
+    assert isinstance(failure, Failure)
+    assert (failure.name, told in failure.detail) == ("bad_request", True)
+    assert server.asked == []
+
+
 @pytest.mark.parametrize(
     ("body", "fails", "name"),
     [

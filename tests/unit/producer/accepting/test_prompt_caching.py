@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from penstock_producer import JobSpec
+from penstock_producer import JobSpec, Producer
 from penstock_producer.accepting.acceptance import check_acceptable
 from penstock_producer.accepting.prompt_caching import CacheUse, cache_use, check_open
+from penstock_producer.accepting.sampling import preview
 from penstock_producer.accepting.survey import survey
 from penstock_producer.errors import SpecError
 from penstock_producer.job.provider_facts import ProviderFacts
@@ -130,3 +131,25 @@ def test_an_open_job_cannot_ask_for_it() -> None:
     with pytest.raises(SpecError, match="one by one"):
         check_open(spec_of())
     check_open(spec_of(prompt_cache="auto"))
+
+
+def test_estimates_and_budgets_count_with_the_cache(tmp_path: Path) -> None:
+    """A job is accepted whose budget suffices with the cache and would not without it; its lanes
+    are compared with it, too."""
+    path = tmp_path / "documents.jsonl"
+    path.write_text("".join(f'{{"id":{at},"text":"text {at}"}}\n' for at in range(100)))
+    settings = ProducerSettings(
+        database_url=f"sqlite:///{tmp_path}/ledger.db", providers={"default": ANTHROPIC}
+    )
+    seen = preview(open_source(str(path), spec_of(), settings), spec_of(), lambda _: ANTHROPIC, 1)
+    assert seen.cache is not None
+    assert seen.cost_usd == pytest.approx(seen.cache.least_usd)
+    assert seen.survey.estimate.factors["api"] == pytest.approx(
+        seen.cache.least_usd / seen.cache.usual_usd
+    )
+    between = (seen.cache.least_usd + seen.cache.usual_usd) / 2
+    with Producer(settings) as producer:
+        tight = {"over_budget": "refuse", "budget_usd": between}
+        assert producer.submit(path, spec_of(**tight).to_json(), job_key="with").total == 100
+        with pytest.raises(SpecError, match="may cost about"):
+            producer.submit(path, spec_of(**tight, prompt_cache="off").to_json(), job_key="without")

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock_producer.accepting.quality import check_prices, levers_of
-from penstock_producer.accepting.sampling import preview
+from penstock_producer.accepting.sampling import preview, sample_of
 from penstock_producer.accepting.survey import Survey, survey
 from penstock_producer.errors import SourceError, SpecError, TooManyBadRows
 from penstock_producer.job.provider_facts import ProviderFacts
@@ -181,3 +181,71 @@ def test_a_model_without_a_price_is_refused_where_the_jobs_own_has_one(
         ("missing_price", pointer)
     ]
     check_prices(job(**rule), lambda _: ProviderFacts())
+
+
+def test_lanes_are_compared_by_what_rules_and_their_own_discounts_make_of_the_cost(
+    source: Path,
+) -> None:
+    """A third of the documents costs ten times as much, and its model has no discount in batches:
+    control and the preview compare these sums, flex among them."""
+    small = priced(1) | {"batch_discount": 0.5, "tiers": {"flex": {"discount": 0.5}}}
+    facts = ProviderFacts.model_validate({"prices": {"small": small, "large": priced(10)}})
+    spec = job(lane="auto", routes=["lang=de -> model=large"])
+    found = preview(open_source(source, spec), spec, lambda _: facts, 1)
+    factors = found.survey.estimate.factors
+    large = found.survey.routes[1].estimate
+    share = (large.tokens_in + large.tokens_out) / (
+        found.survey.estimate.tokens_in + found.survey.estimate.tokens_out
+    )
+    assert factors["api"] == pytest.approx(1 - share + 10 * share, rel=0.05)
+    assert factors["batch"] == pytest.approx(1 - share + 20 * share, rel=0.05)
+    assert factors["flex"] == factors["batch"]  # prices of one's own hold for all tiers
+    assert found.cost_usd == pytest.approx(
+        factors["api"] * (found.survey.estimate.usd(facts.prices_of("small")) or 0)
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "repeats"),
+    [({"dedup": "on"}, 4), ({"dedup": "always"}, 4), ({"dedup": "off"}, 0)],
+)
+def test_documents_that_ask_what_others_do_are_not_in_the_estimate(
+    tmp_path: Path, more: dict[str, Any], repeats: int
+) -> None:
+    """Budgets, lanes and routes are priced by what is sent: one of each request."""
+    path = tmp_path / "rows.jsonl"
+    rows = [{"id": n, "text": "word " * (1 + n % 8), "lang": "de"} for n in range(12)]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    spec = job(params={"max_tokens": 10, "temperature": 0}, routes=["lang=de -> model=large"])
+    asked = JobSpec.from_json(spec.to_json() | more)
+    found = surveyed(path, asked)
+    assert found.repeats == repeats
+    assert found.estimate.tokens_out == (12 - repeats) * 10
+    assert found.routes[1].documents == 12
+    assert found.routes[1].estimate.tokens_out == (12 - repeats) * 10
+
+
+def test_rows_that_come_twice_are_refused_and_not_taken_off_once_more(tmp_path: Path) -> None:
+    """A row whose id was used already costs nothing anyhow."""
+    path = tmp_path / "rows.jsonl"
+    rows = [{"id": n // 2, "text": "the same"} for n in range(10)]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    asked = {"dedup": "always", "max_bad_rows": "100%", "params": {"max_tokens": 10}}
+    found = surveyed(path, job(**asked))
+    assert (len(found.refused), found.repeats, found.estimate.tokens_out) == (5, 4, 10)
+
+
+def test_lines_of_a_sample_name_the_tier_of_their_rule(source: Path) -> None:
+    """Each is asked as the whole job would ask it; a provider is none that a line can name."""
+    spec = job(tier="priority", routes=["lang=de -> tier=flex", "lang=en -> model=large"])
+    sample = sample_of(lambda: open_source(source, spec), spec, len(ROWS))
+    bodies = {line["custom_id"]: line["body"] for line in map(json.loads, sample.lines)}
+    assert sample.spec.tier is None
+    for row in ROWS:
+        body = bodies[row["id"]]
+        assert body["service_tier"] == ("flex" if row["lang"] == "de" else "priority")
+        assert body["model"] == ("large" if row["lang"] == "en" else "small")
+        assert "penstock_route" not in body
+    other = job(routes=["lang=de -> model=large provider=other"])
+    with pytest.raises(SpecError, match="has a provider"):
+        sample_of(lambda: open_source(source, other), other, 3)

@@ -16,7 +16,7 @@ from penstock_producer.dialects.translation import (
     request_for,
     ways_to,
 )
-from penstock_producer.job.endpoints import CHAT, GENERATE, MESSAGES, RESPONSES
+from penstock_producer.job.endpoints import CHAT, CONVERSE, GENERATE, MESSAGES, RESPONSES
 from penstock_producer.prompts.messages import BadMessages
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
@@ -628,8 +628,8 @@ def test_odd_answers_do_not_fail() -> None:
 
 def test_each_api_stands_in_front_of_all_others() -> None:
     """Requests go to their own endpoint first, then to one that takes them translated."""
-    assert list(ways_to(MESSAGES)) == [MESSAGES, CHAT, GENERATE]
-    assert list(ways_to(RESPONSES)) == [RESPONSES, CHAT, MESSAGES, GENERATE]
+    assert list(ways_to(MESSAGES)) == [MESSAGES, CHAT, GENERATE, CONVERSE]
+    assert list(ways_to(RESPONSES)) == [RESPONSES, CHAT, MESSAGES, GENERATE, CONVERSE]
     assert list(ways_to("/v1/embeddings")) == ["/v1/embeddings"]
     assert is_translated(RESPONSES, GENERATE)
     assert not is_translated(CHAT, "/v1/completions")

@@ -97,13 +97,18 @@ def test_a_rule_that_a_job_cannot_follow_is_refused(
 
 
 @pytest.mark.parametrize(
-    "rule", [{"escalate": "a=1 -> model=l"}, {"degrade": ["model=s at 9% of deadline"]}]
+    "rule",
+    [
+        {"routes": ["a=1 -> model=l"]},
+        {"escalate": "a=1 -> model=l"},
+        {"degrade": ["model=s at 9% of deadline"]},
+    ],
 )
-def test_batches_ask_each_document_once(rule: dict[str, Any]) -> None:
-    """So neither rule is taken there, and routes are."""
-    with pytest.raises(SpecError, match="lane batch"):
-        check_acceptable(JobSpec(**CHAT | rule, lane="batch", deadline_s=9.0), PRICED)
-    check_acceptable(JobSpec(**CHAT, routes=["a=1 -> model=l"], lane="batch"), PRICED)
+def test_batches_take_every_kind_of_rule(rule: dict[str, Any]) -> None:
+    """But for targets that the lines of a batch cannot name one by one."""
+    check_acceptable(JobSpec(**CHAT | rule, lane="batch", deadline_s=9.0), PRICED)
+    with pytest.raises(SpecError, match="share their tier"):
+        JobSpec(**CHAT, escalate="a=1 -> model=l tier=flex", lane="batch")
 
 
 def test_each_step_keeps_what_the_one_before_changed() -> None:

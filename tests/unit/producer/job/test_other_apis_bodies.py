@@ -14,7 +14,7 @@ from penstock_producer.dialects import to_gemini
 from penstock_producer.dialects.pieces import answer_text
 from penstock_producer.dialects.to_anthropic import translated
 from penstock_producer.job.endpoints import GENERATE, MESSAGES
-from penstock_producer.job.request_body import GeminiBodies, with_defaults
+from penstock_producer.job.request_body import nested_of, prompt_bodies
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.prompts.messages import BadMessages
 from penstock_producer.sources.forms.media import media_of
@@ -412,10 +412,12 @@ def test_the_tier_stands_beside_the_parameters_of_a_request_to_gemini() -> None:
         spec = JobSpec.from_json(
             {"prompt": "{text}", "model": "m", "endpoint": GENERATE, "params": params}
         )
-        body = orjson.loads(GeminiBodies(spec)("hi"))
+        body = orjson.loads(prompt_bodies(spec, ())("hi"))
         assert {name: body[name] for name in body if name not in ("model", "contents")} == sent
     given = {"contents": [], "serviceTier": "standard"}
-    filled = with_defaults(given, None, {"serviceTier": "flex", "topK": 3})
+    nested = nested_of(GENERATE)
+    assert nested is not None
+    filled = nested.with_defaults(given, None, {"serviceTier": "flex", "topK": 3})
     assert filled == {**given, "generationConfig": {"topK": 3}}
 
 

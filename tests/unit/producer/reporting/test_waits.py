@@ -11,7 +11,15 @@ from penstock_cli.show.quota import QuotaSeen, bound, troubles
 from penstock_ledger import Depth, Job, JobState, LaneMove, Memory, WorkerSeen
 from penstock_producer.feed.queues import Served
 from penstock_producer.reporting.pauses import pause_lines
-from penstock_producer.reporting.reasons import SENTENCES, UNLED_AFTER_S, Standing, no_worker, waits
+from penstock_producer.reporting.reasons import (
+    SENTENCES,
+    UNLED_AFTER_S,
+    Standing,
+    no_worker,
+    waits,
+    yields_line,
+)
+from penstock_ratelimit.shared.interactive import Yielding
 from penstock_ratelimit.store.messages import Breaker
 from penstock_ratelimit.watch import QuotaView
 
@@ -201,6 +209,39 @@ def of_quota(**changed: object) -> str:
 def paused(reason: str, resume_at: float | None = None) -> str:
     job = replace(JOB, state=JobState.PAUSED, reason=reason, resume_at=resume_at)
     return " ".join(pause_lines(job, "", NOW))
+
+
+@pytest.mark.parametrize(
+    ("decided", "sentence"),
+    [
+        (Yielding("start", 8, 0.5), "8 calls at most until its server has said"),
+        (Yielding("under", 32.2, 0.5, 0.38), "TTFT p95 0.38 s of 0.5 s, 32 calls at most, growing"),
+        (Yielding("near", 32.2, 0.5, 0.44), "TTFT p95 0.44 s of 0.5 s, 32 calls at most"),
+        (Yielding("over", 26.0, 0.5, 1.234), "TTFT p95 1.2 s over 0.5 s, 26 calls at most"),
+        (Yielding("least", 1, 0.5, 90.0), "TTFT p95 1 min 30 s over 0.5 s although 1 call at most"),
+        (
+            Yielding("long", 9, 0.5, 0.9),
+            "TTFT p95 0.9 s over 0.5 s, and fewer calls did not help: prompts",
+        ),
+        (Yielding("under", 9, 0.5, None), "9 calls at most, growing while others ask for little"),
+    ],
+)
+def test_why_a_fleet_is_held_back_for_people_is_said(decided: Yielding, sentence: str) -> None:
+    """Where what people wait for bounds it: on the screen of a run, by `penstock limits` and on the
+    pages."""
+    told = f"held back for interactive traffic: {sentence}"
+    assert told in str(bound(replace(QUOTA, yields=replace(decided, binds=True))))
+    assert yields_line(replace(decided, binds=False)) is None
+    assert bound(replace(QUOTA, yields=decided)) == bound(QUOTA)
+
+
+def test_figures_that_cannot_be_read_are_said_with_their_reason() -> None:
+    """Also where the ceiling binds nothing now; what another program said is one line."""
+    blind = Yielding("unread", 12.0, 0.5, why="it answers 401\n\x1b[2J")
+    told = str(yields_line(blind))
+    assert "12 calls at most while the server's figures cannot be read (it answers 401" in told
+    assert not {"\n", "\x1b"} & set(told)
+    assert yields_line(None) is None
 
 
 @pytest.mark.parametrize(

@@ -145,11 +145,12 @@ def test_a_document_costs_what_answers_have_shown() -> None:
     an unknown one is none."""
     source = {"estimate": {"tokens_in": 1_000, "tokens_out": 500, "documents": 10}}
     few, many = Counts(5, 0, 0, {}, 5, 900, 900, 0), Counts(30, 0, 10, {}, 40, 800, 400, 0)
-    assert tokens_each(source, few) == (100, 50)
-    assert tokens_each(source, many) == (20, 10)
+    assert tokens_each(source, few) == (100, 50, {})
+    assert tokens_each(source, many) == (20, 10, {})
     assert tokens_each({}, few) is None
     assert usd_each("api", Tokens(20, 10), PRICES) == pytest.approx(0.00004)
     assert usd_each("batch", Tokens(20, 10), PRICES) == pytest.approx(0.00002)
+    assert usd_each("api", Tokens(20, 10, {"api": 2.0}), PRICES) == pytest.approx(0.00008)
     assert usd_each("gpu", Tokens(20, 10), PRICES) is None
     assert usd_each("api", Tokens(20, 10), None) is None
 

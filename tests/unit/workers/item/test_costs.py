@@ -7,6 +7,7 @@ import pytest
 from attempts import make_attempt
 from msgspec import structs
 
+from penstock_workers.item.answer_forms import counted, usage_of
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Reply
 from penstock_workers.lanes.api.admission import LEARN_EVERY, Costs
@@ -114,3 +115,17 @@ def test_without_limits_a_sample_of_the_answers_teaches() -> None:
         known.sample(attempt("x"), structs.replace(answered(5_000, 40), completion_tokens=None))
         is None
     )
+
+
+@pytest.mark.parametrize(("total", "completion"), [(60, 50), (40, 30), (None, 30)])
+def test_reasoning_that_is_counted_beside_the_completion_is_output(
+    total: int | None, completion: int
+) -> None:
+    """As xAI does: the total says whether the completion has it already, as OpenAI's has."""
+    usage = {
+        "prompt_tokens": 10,
+        "completion_tokens": 30,
+        "total_tokens": total,
+        "completion_tokens_details": {"reasoning_tokens": 20},
+    }
+    assert counted(usage_of({"usage": usage})) == (10, completion)

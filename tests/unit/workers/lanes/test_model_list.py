@@ -43,7 +43,18 @@ def test_a_heartbeat_has_as_many_names_as_fit() -> None:
 
 def test_lists_are_asked_where_calls_go() -> None:
     """Behind the base URL, with its version or without."""
-    assert list_address("openai", "http://x/v1") == "http://x/v1/models"
-    assert list_address("openai", "http://x") == "http://x/v1/models"
-    assert list_address("anthropic", "https://x") == "https://x/v1/models"
-    assert list_address("gemini", "https://x/v1beta") == "https://x/v1beta/models"
+    assert (
+        list_address(ProviderSettings(kind="openai", base_url="http://x/v1"))
+        == "http://x/v1/models"
+    )
+    assert (
+        list_address(ProviderSettings(kind="openai", base_url="http://x")) == "http://x/v1/models"
+    )
+    assert (
+        list_address(ProviderSettings(kind="anthropic", base_url="https://x"))
+        == "https://x/v1/models"
+    )
+    assert (
+        list_address(ProviderSettings(kind="gemini", base_url="https://x/v1beta"))
+        == "https://x/v1beta/models"
+    )

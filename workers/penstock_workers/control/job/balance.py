@@ -67,6 +67,8 @@ class Balance:
         if rewinds > REWINDS_MAX:
             self._rewound.pop(job.job_id, None)
             return Unbalanced(JobState.PAUSED, _too_few(job, found))
+        if not self._jobs.rewind_feeds(job.job_id, generation=job.generation):
+            return None  # it was replayed since it was looked at, or has ended
         self._rewound[job.job_id] = (found, rewinds)
         log.warning(
             "job %s: everything is read and nothing is under way, but %d of %s outcomes are there; "
@@ -77,7 +79,6 @@ class Balance:
             rewinds,
             REWINDS_MAX,
         )
-        self._jobs.rewind_feeds(job.job_id)
         return None
 
 

@@ -295,7 +295,9 @@ class LaneFacts:
             return speeds.of_batches(
                 lasted, now_open, cap, known.tokens, self._settings.lanes.margin, known.now
             )
-        declared: Mapping[str, float] = {} if known.provider is None else known.provider.limits
+        declared: Mapping[str, float] = (
+            {} if known.provider is None else known.provider.limits_of_ours
+        )
         limits = {} if has_own_model(lane) else speeds.limits_of(known.view, declared)
         own = self._measured.of_job(job.job_id, name) if is_here else None
         of_lane = self._measured.of_lane(self._lane_of(name, spec), known.now)

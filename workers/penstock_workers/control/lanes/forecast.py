@@ -125,7 +125,7 @@ def _lane(
 
 def _tokens(guess: Estimate, documents: int) -> Tokens:
     many = max(1, documents)
-    return Tokens(guess.tokens_in / many, guess.tokens_out / many)
+    return Tokens(guess.tokens_in / many, guess.tokens_out / many, guess.factors)
 
 
 def _ends(one: LaneNow, documents: int, deadline_s: float, now: float) -> str:

@@ -173,17 +173,19 @@ class Tokens(NamedTuple):
 
     into: float
     out: float
+    factors: Mapping[str, float] = {}  # see Estimate
 
 
 def tokens_each(source: Mapping[str, Any], counts: Counts) -> Tokens | None:
     """Return the tokens of a document; None while nothing is known of the job's documents."""
     asked = counts.succeeded + counts.dead - sum(counts.reused.values())
-    if asked >= MEASURED_FROM and counts.prompt_tokens:
-        return Tokens(counts.prompt_tokens / asked, counts.completion_tokens / asked)
     guess = source.get(ESTIMATE)
-    if not isinstance(guess, dict) or not guess.get("documents"):
+    factors = (guess.get("factors") if isinstance(guess, dict) else None) or {}
+    if asked >= MEASURED_FROM and counts.prompt_tokens:
+        return Tokens(counts.prompt_tokens / asked, counts.completion_tokens / asked, factors)
+    if not isinstance(guess, dict) or not (documents := guess.get("documents")):
         return None
-    return Tokens(guess["tokens_in"] / guess["documents"], guess["tokens_out"] / guess["documents"])
+    return Tokens(guess["tokens_in"] / documents, guess["tokens_out"] / documents, factors)
 
 
 def model_of(source: Mapping[str, Any]) -> str | None:
@@ -195,16 +197,19 @@ def model_of(source: Mapping[str, Any]) -> str | None:
     return model if isinstance(model, str) else None
 
 
-def usd_each(lane: str, tokens: Tokens | None, prices: ModelPrices | None) -> float | None:
+def usd_each(
+    lane: str, tokens: Tokens | None, prices: ModelPrices | None, tier: str | None = None
+) -> float | None:
     """Return the cost of a document at a provider's prices, in USD.
 
-    None for lanes that ask no provider, and where tokens or prices are not known."""
+    ``tier``: which control may choose in the lane. Rules and the prompt cache of the job count as
+    estimated. None for lanes that ask no provider, and where tokens or prices are not known."""
     if tokens is None or has_own_model(lane):
         return None
     many = 1_000  # tokens are counted whole
     guess = Estimate(round(tokens.into * many), round(tokens.out * many), True)
     cost = guess.usd(prices, in_batch=packs(lane))
-    return None if cost is None else cost / many
+    return None if cost is None else cost / many * tokens.factors.get(tier or lane, 1.0)
 
 
 def with_flex(
@@ -215,9 +220,8 @@ def with_flex(
     It is as fast by the limits of the provider, until it was measured."""
     if not one.is_real_time or not spec.lets_choose_flex or ordinary is None:
         return [one]
-    usd, full_usd = (
-        usd_each(one.lane, tokens, prices) for prices in (ordinary.of_tier(FLEX), ordinary)
-    )
+    usd = usd_each(one.lane, tokens, ordinary.of_tier(FLEX), FLEX)
+    full_usd = usd_each(one.lane, tokens, ordinary)
     if usd is None or full_usd is None or usd >= full_usd:
         return [one]
     return [one._replace(lane=FLEX, usd_each=usd, queue=one.lane, tier=FLEX), one]

@@ -19,7 +19,12 @@ from typing import Final
 import orjson
 
 from penstock_ledger import FIGURE_MAX, MayCost
-from penstock_producer.accepting.estimates import DEFAULT_OUTPUT_TOKENS, answers_asked, output_asked
+from penstock_producer.accepting.estimates import (
+    DEFAULT_OUTPUT_TOKENS,
+    answers_asked,
+    output_asked,
+    sound_bytes,
+)
 from penstock_producer.job.lanes import has_own_model
 from penstock_producer.job.tiers import tier_named
 from penstock_producer.prices import ModelPrices, TokensUsed
@@ -46,6 +51,8 @@ second, the others count as text."""
 MEDIA_TOKENS: Final = 2_000
 """Of an inlined file: more than an image has. A long sound or document has more; the answer's own
 figures say so."""
+LEAST_SOUND_BYTES_PER_S: Final = 4_000
+"""Of a recording that is paid by the minute: 32 kbit/s, as of speech that is packed well."""
 _MEDIA_MARKS: Final = (b";base64,", b'"data":"')
 
 
@@ -89,7 +96,8 @@ def dearest(
         TokensUsed(tokens_in, tokens_out, cache_written=tokens_in, cache_written_hour=for_hour),
         TokensUsed(tokens_in, tokens_out, 0, tokens_in, tokens_out, for_hour),
     )
-    cost = max(prices.microusd(used, in_batch=in_batch) for used in ways)
+    seconds = sound_bytes(body) / LEAST_SOUND_BYTES_PER_S if prices.minute else 0.0
+    cost = max(prices.microusd(used._replace(seconds=seconds), in_batch=in_batch) for used in ways)
     return min(FIGURE_MAX, max(1, cost)), most is not None
 
 

@@ -80,8 +80,7 @@ FATES: Mapping[str, Fate] = {
     "empty_answer": RETRY_ONCE,  # no choices, null content without a reason
     # asked for a schema, got something else; follow_ups.py asks again before this
     "schema_mismatch": RETRY_ONCE,
-    # the same where max_tokens ended the answer: no other words would help
-    "answer_cut": RETRY_ONCE,
+    "answer_cut": RETRY_ONCE,  # the same where max_tokens cut it: no other words would help
     "invalid_result": RETRY,  # the job's own hook refused the answer
     "batch_expired": RETRY,  # a provider batch ran out of time before it came to the document
     "batch_cancelled": RETRY,  # it was cancelled before that, by a person at the provider
@@ -89,6 +88,7 @@ FATES: Mapping[str, Fate] = {
     "lane_left": WAIT,  # its job has left the lane before the provider came to the document
     "batch_refused": WAIT,  # the provider refused all of it, for lines of other documents
     "batch_stuck": WAIT,  # it never came to an end, and a person took its documents back
+    "gave_way": WAIT,  # its job took a step of `degrade` before the batch was created
     "unexpected_error": RETRY,  # a defect of this program; the traceback is in the worker's log
     "forbidden": RETRY_ONCE,  # 403: this document, model or project; firewalls err once in a while
     # 401 or 402 in HTML: a proxy's, which says nothing about the account

@@ -9,15 +9,16 @@ dies over it makes the item start from its own request.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 import orjson
 
 from penstock_producer.dialects.prompt_caches import without_marks
-from penstock_producer.job.endpoints import CHAT, GENERATE, MESSAGES
+from penstock_producer.job.endpoints import CHAT, CONVERSE, GENERATE, MESSAGES
 from penstock_producer.job.params import as_sent
+from penstock_producer.job.request_body import nested_of
 from penstock_producer.job.routing import route_in
 from penstock_producer.job.targets import Target
 from penstock_producer.job.tiers import FLEX, TIER_FIELDS, in_the_standard_tier, in_tier
@@ -51,6 +52,7 @@ _CONVERSATIONS: Final[Mapping[str, str]] = {
     CHAT: "messages",
     MESSAGES: "messages",
     GENERATE: "contents",
+    CONVERSE: "messages",
 }  # field by endpoint
 # What a provider says against the conversation, which is longer than the document's own request:
 # that is not at fault.
@@ -137,10 +139,10 @@ async def by_rules(attempt: Attempt, step_of: Steps) -> None:
     Else to the latest step of its job's `degrade`. Each is turned to once, however often the steps
     of an attempt are taken."""
     for target in attempt.targets:
-        attempt.body = _as_asked(attempt.body, target, attempt.job)
-    better = attempt.job.escalation
-    if attempt.spent_in_all.escalations and better is not None:
-        _turn_to_target(attempt, better.rule.target, better.view)
+        attempt.body = as_asked(attempt.body, target, attempt.job)
+    if attempt.spent_in_all.escalations and attempt.job.escalation is not None:
+        for target, view in turns(attempt.job, escalated=True, steps=0):
+            _turn_to_target(attempt, target, view)
     else:
         await gave_way(attempt, step_of)
 
@@ -152,15 +154,27 @@ async def gave_way(attempt: Attempt, step_of: Steps) -> bool:
     before = attempt.step
     if attempt.job.next_step is None or attempt.next_body is not None:
         return False
-    step = await step_of(attempt.key.job_id)
-    while attempt.step < step and attempt.job.next_step is not None:
-        _turn_to_target(attempt, *attempt.job.next_step)
+    more = await step_of(attempt.key.job_id) - before
+    for target, view in turns(attempt.job, escalated=False, steps=more):
+        _turn_to_target(attempt, target, view)
         attempt.step += 1
     return attempt.step > before
 
 
+def turns(job: JobView, *, escalated: bool, steps: int) -> Iterator[tuple[Target, JobView]]:
+    """Yield what a document is turned to: the better model, or one step after the other."""
+    if escalated and job.escalation is not None:
+        yield job.escalation.rule.target, job.escalation.view
+        return
+    for _ in range(steps):
+        if job.next_step is None:
+            return
+        yield job.next_step
+        job = job.next_step[1]
+
+
 def _turn_to_target(attempt: Attempt, target: Target, view: JobView) -> None:
-    attempt.job, attempt.body = view, _as_asked(attempt.body, target, view)
+    attempt.job, attempt.body = view, as_asked(attempt.body, target, view)
     attempt.targets += (target,)
 
 
@@ -249,6 +263,12 @@ def stands(before: Failure, now: str) -> Failure:
     )
 
 
+def note_escalated(attempt: Attempt) -> None:
+    """Note that the answer of an attempt goes on: what it has cost until now was the first's."""
+    attempt.first_microusd = attempt.spent.cost_microusd
+    attempt.spent = attempt.spent.plus(ESCALATION)
+
+
 def let_go(attempt: Attempt) -> None:
     """Keep only the beginning of a large answer that is refused, and give back its room."""
     attempt.last_answer = excerpt(attempt.last_answer, RESPONSE_EXCERPT_BYTES)
@@ -263,22 +283,19 @@ def with_model(body: bytes, model: str | None) -> bytes:
 def _to_better_model(attempt: Attempt) -> bool:
     better = attempt.job.escalation
     assert better is not None, "its rule has decided"
-    attempt.first_microusd = attempt.spent.cost_microusd
-    attempt.first_body = _as_asked(_first(attempt), better.rule.target, better.view)
+    note_escalated(attempt)
+    attempt.first_body = as_asked(_first(attempt), better.rule.target, better.view)
     _turn_to(attempt, better.view)
-    return _next(attempt, attempt.first_body, ESCALATION)
+    return _next(attempt, attempt.first_body, NOTHING_SPENT)
 
 
-def _as_asked(body: bytes, target: Target, view: JobView) -> bytes:
+def as_asked(body: bytes, target: Target, view: JobView) -> bytes:
     """Return a request as it is for a target of the job's rules."""
     request, spec = orjson.loads(without_marks(body)), view.spec
     if target.model is not None:
         request["model"] = target.model
-    params = as_sent(dict(target.params))
-    if params and spec.endpoint.endswith(GENERATE):
-        request["generationConfig"] = {**request.get("generationConfig", {}), **params}
-    else:
-        request |= params
+    params, nested = as_sent(dict(target.params)), nested_of(spec.endpoint)
+    request = request | params if nested is None else nested.with_params(request, params)
     if target.tier is not None or target.provider is not None:
         for name in TIER_FIELDS:
             request.pop(name, None)
@@ -322,16 +339,19 @@ def _repair(attempt: Attempt, failure: Failure) -> bytes | None:
     if place is None or not isinstance(before, list):
         return None  # the provider has taken it, whatever it is
     told = _messages(failure.refused)
-    request[place] = [*before, *(map(_content, told) if place == "contents" else told)]
+    write = _WRITERS.get(attempt.job.spec.endpoint)
+    request[place] = [*before, *(told if write is None else map(write, told))]
     return orjson.dumps(request)
 
 
-def _content(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message in Gemini's form."""
-    return {
+# A message in the form of APIs whose content is a list of parts.
+_WRITERS: Final[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
+    GENERATE: lambda message: {
         "role": "model" if message["role"] == "assistant" else "user",
         "parts": [{"text": message["content"]}],
-    }
+    },
+    CONVERSE: lambda message: {"role": message["role"], "content": [{"text": message["content"]}]},
+}
 
 
 def _messages(refused: RefusedAnswer) -> list[dict[str, Any]]:

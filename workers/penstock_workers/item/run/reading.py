@@ -25,6 +25,7 @@ from penstock_ledger import (
     trouble_of,
 )
 from penstock_producer.errors import BadReference, RowChanged, seen
+from penstock_producer.job.endpoints import UPLOAD_BODY_BYTES
 from penstock_producer.job.fallback import provider_and_model
 from penstock_producer.job.lanes import LANES, has_own_model
 from penstock_producer.job.request_body import url_refusal
@@ -36,6 +37,7 @@ from penstock_producer.sources.of_feed import open_feed_source
 from penstock_ratelimit import Flow, Priority, full_jitter
 from penstock_workers.errors import EndpointRefused, PricesMissing
 from penstock_workers.failure_log import FailureLog
+from penstock_workers.item.answer import AnswerMemory
 from penstock_workers.item.attempt import Item
 from penstock_workers.item.job_view import Escalated, JobView
 from penstock_workers.item.same_request import policy_of
@@ -320,6 +322,8 @@ RETRY_FIRST_S: Final = 0.2
 RETRY_CAP_S: Final = 10.0
 """Between two tries. Items that wait are bounded by the prefetch, and a drain ends their
 waiting."""
+FILES_BYTES: Final = 256 * 1024 * 1024
+"""Of requests with files in them, in one process: seven of the largest, hundreds of usual ones."""
 STEPS_S: Final = 1.0
 """Between two looks at the steps that a job has taken: a step is for hours, and a second of
 documents asked as before is little."""
@@ -341,6 +345,7 @@ class Reads:
         self._jobs = jobs
         self._bodies = bodies
         self._waiting = waiting
+        self._files = AnswerMemory(FILES_BYTES)
         self._steps_taken = steps_taken
         # by job, and the loop time of the look
         self._steps: OrderedDict[str, tuple[float, asyncio.Future[int]]] = OrderedDict()
@@ -356,15 +361,22 @@ class Reads:
         Raises JobNotFound, JobCannotRun and SpecError."""
         return await self._read("a job", lambda: self._jobs.get(job_id, endpoint))
 
-    async def body(self, item: Item) -> bytes:
+    async def body(self, item: Item, spec: JobSpec) -> bytes:
         """Return the body of a message that travels by reference; empty where the item is ``lost``.
 
+        Where documents bring files it waits for room, which the item has until it is settled.
+
         Raises SourceUnavailable, SourceChanged and BadReference."""
+        if spec.image_fields or spec.audio_fields:
+            item.files_room = await self._read("room", lambda: self._files.room(UPLOAD_BODY_BYTES))
         try:
-            return await self._read("a document", lambda: self._bodies.fetch(item))
+            body = await self._read("a document", lambda: self._bodies.fetch(item))
         except RowChanged as error:
             item.lost = str(error)
             return b""
+        if item.files_room is not None:
+            item.files_room.shrink(min(len(body), item.files_room.size))
+        return body
 
     async def step(self, job_id: str) -> int:
         """Return the latest step of its `degrade` that a job has taken; 0 before the first.

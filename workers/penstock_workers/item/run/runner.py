@@ -171,7 +171,7 @@ class ItemRunner:
         """Return the attempt: the item's job and its request body."""
         job_id, endpoint = item.key.job_id, item.message.endpoint
         job = self.reads.known_job(job_id, endpoint) or await self.reads.job(job_id, endpoint)
-        body = item.message.body or await self.reads.body(item)
+        body = item.message.body or await self.reads.body(item, job.spec)
         return Attempt.at(item, routed(job, body) if job.has_rules else job, body)
 
     async def _prepare(self, attempt: Attempt) -> Prepared:

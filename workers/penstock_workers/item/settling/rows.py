@@ -8,12 +8,13 @@ from penstock_ledger import ItemKey, Saving, SettledDead, SettledDone, SettledRe
 from penstock_ledger.model import DeadLetter, Result
 from penstock_producer.feed.tracing import TRACEPARENT_HEADER, parse_traceparent
 from penstock_producer.feed.wire import FED_HEADER, URGENT_HEADER, door_of, encode_item
+from penstock_producer.job.endpoints import MEDIA
 from penstock_producer.job.lanes import has_own_model, packs
 from penstock_producer.job.routing import route_in
 from penstock_producer.prices import ModelPrices, saved
 from penstock_producer.reporting.by_rules import ESCALATED, route_cause, step_cause
 from penstock_workers.item.answer import excerpt
-from penstock_workers.item.answer_forms import tier_of, tokens_used
+from penstock_workers.item.answer_forms import seconds_of, tier_of, tokens_used
 from penstock_workers.item.attempt import Attempt, Item, Settled
 from penstock_workers.item.failures import Failure, Reply
 from penstock_workers.item.job_view import JobView
@@ -164,7 +165,9 @@ def charge(attempt: Attempt, happened: Failure | Reply) -> None:
     What a model of the worker's own costs, its turn says. Another cause of a saving is booked by
     what ``saved`` returns of it."""
     prompt, completion = happened.prompt_tokens, happened.completion_tokens
-    if prompt is None and completion is None:
+    if prompt is None and completion is None and not seconds_of(happened.usage):
+        if isinstance(happened, Reply) and attempt.job.spec.endpoint in MEDIA:  # paid by the image
+            attempt.spent = attempt.spent.plus(Spent(unpriced=1))
         return
     used, spec = tokens_used(happened.usage, prompt, completion), attempt.job.spec
     cost, unpriced = 0, 0

@@ -17,6 +17,7 @@ from penstock_ledger import REDIS_TIMEOUT_S, RedisAddress
 from penstock_producer.accepting.estimates import output_asked
 from penstock_ratelimit import (
     Estimator,
+    InteractiveTarget,
     Learned,
     Limiter,
     PerMinute,
@@ -178,6 +179,7 @@ def quotas(settings: WorkerSettings) -> list[Quota]:
 def _quota(name: str, provider: ProviderSettings, concurrency: int) -> Quota:
     limits = {dim: PerMinute(amount) for dim, amount in provider.limits.items()}
     adaptive = not limits if provider.adaptive is None else provider.adaptive
+    ttft_s = provider.interactive_ttft_s
     return Quota(
         name,
         limits,
@@ -186,6 +188,10 @@ def _quota(name: str, provider: ProviderSettings, concurrency: int) -> Quota:
         probe=True,
         concurrency=concurrency if adaptive else None,
         account=_fingerprint(name, provider),
+        reserve=provider.interactive_share,
+        interactive=None
+        if ttft_s is None
+        else InteractiveTarget(ttft_s, ours_last=provider.request_priority is not None),
     )
 
 
@@ -225,7 +231,14 @@ class QuotaAdmission:
             for name, provider in settings.providers.items()
             if provider.metrics_url
         }
-        gauges = GaugeWatch(pages, limiter.gauge, http_client=settings.http_client)
+        gauges = GaugeWatch(
+            pages,
+            limiter.gauge,
+            looks=limiter.looks,
+            unread=limiter.unread,
+            closely=[name for name, one in settings.providers.items() if one.interactive_ttft_s],
+            http_client=settings.http_client,
+        )
         gauges.start()
         closing.push_async_callback(gauges.close)
         return cls(limiter, costs, closing)

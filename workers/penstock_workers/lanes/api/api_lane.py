@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 
 from penstock_producer.feed.queues import LISTED
+from penstock_workers.errors import NoCredentials
 from penstock_workers.http import (
     AnswerTooLarge,
     CertificateRefused,
@@ -17,17 +18,17 @@ from penstock_workers.http import (
     HttpClient,
     Limits,
     NotConnected,
-    Target,
     TimedOut,
     UnusableRequest,
     make_client,
 )
 from penstock_workers.item.answer import Answer, AnswerMemory, NoAnswer, ReservedRoom, Tried, kept
 from penstock_workers.item.lane import Prepared, Request
+from penstock_workers.lanes.api.images import ImageStore
+from penstock_workers.lanes.api.outgoing import Outgoing
 from penstock_workers.lanes.api.polls import ModelList
-from penstock_workers.lanes.api.requests import as_sent
+from penstock_workers.lanes.api.requests import put_behind, written
 from penstock_workers.lanes.api.streamed import USUAL_PACE, Pace, Streamed
-from penstock_workers.provider_calls import address, headers_of
 from penstock_workers.settings import ANSWER_MEMORY_BYTES, MAX_ANSWER_BYTES, ProviderSettings
 
 # a server that does not even accept in this time is down, whatever the item's own deadline
@@ -35,7 +36,6 @@ CONNECT_TIMEOUT_S = 10.0
 # up to here nothing is asked or counted: nearly every answer, 16 MiB in 256 slots
 SMALL_ANSWER_BYTES = 64 * 1024
 KEEPALIVE_S = 30.0
-TARGETS_KEPT = 1024  # pairs of provider and endpoint; a job has one endpoint
 CERTIFICATE_FIX = (
     "this machine does not trust the server's certificate: give workers the file of its authority "
     "in SSL_CERT_FILE, or correct the address"
@@ -60,56 +60,51 @@ class ApiLane:
         self._memory = AnswerMemory(answer_memory_bytes)
         self._http_client: ClientName = http_client
         self._pace = pace
+        self.images = ImageStore(None, providers)
         self.models = ModelList(providers, http_client)  # started where heartbeats are sent
         self._client: HttpClient | None = None
-        self._headers: dict[str, dict[str, str]] = {}
-        self._targets: dict[tuple[str, str], Target] = {}  # by provider and endpoint
+        self._outgoing = Outgoing(providers)
 
     async def start(self) -> None:
-        for name, provider in self._providers.items():
-            key = provider.api_key(name)
-            self._headers[name] = {
-                "Content-Type": "application/json",
-                **headers_of(provider.kind, key),
-            }
+        await self._outgoing.start()
         limits = Limits(self._max_answer_bytes, SMALL_ANSWER_BYTES, CONNECT_TIMEOUT_S, KEEPALIVE_S)
         self._client = make_client(self._http_client, limits)
 
     async def prepare(self, request: Request) -> Prepared:
-        return Prepared(request)
+        behind = put_behind(request, self._providers[request.provider].request_priority)
+        return self.images.prepared(behind)
 
     def gauges(self) -> Mapping[str, float | str]:
         listed = self.models.to_text()
         return {} if listed is None else {LISTED: listed}
 
     async def infer(self, prepared: Prepared) -> Tried:
-        way = self._providers[prepared.request.provider].streams
-        stream = Streamed.of(prepared.request, way, self._max_answer_bytes, self._pace)
-        tried = await self._asked(prepared.request, stream)
-        return tried if stream is None else stream.judged(tried)
+        request = prepared.request
+        way = self._providers[request.provider].streams
+        stream = Streamed.of(request, way, self._max_answer_bytes, self._pace)
+        tried = await self._asked(request, stream)
+        return await self.images.kept(request, tried if stream is None else stream.judged(tried))
 
     async def _asked(self, request: Request, stream: Streamed | None) -> Tried:
         started = time.monotonic()
         try:
-            sent = as_sent(request, "no" if stream is None else stream.way)
+            sent = await written(request, "no" if stream is None else stream.way)
             return await self._post(sent, started, stream)
         except CertificateRefused as error:
-            return NoAnswer(
-                "connect_failed", f"{error}; {CERTIFICATE_FIX}", _since(started), sent=False
-            )
+            words = f"{error}; {CERTIFICATE_FIX}"
+            return NoAnswer("connect_failed", words, _since(started), sent=False)
         except NotConnected as error:
             return NoAnswer("connect_failed", str(error), _since(started), sent=False)
         except TimedOut:
-            return NoAnswer(
-                "timeout", f"no complete answer within {request.timeout_s:g} s", _since(started)
-            )
+            words = f"no complete answer within {request.timeout_s:g} s"
+            return NoAnswer("timeout", words, _since(started))
+        except NoCredentials as error:
+            return NoAnswer("unauthorized", str(error), _since(started), sent=False)
         except UnusableRequest as error:
             return NoAnswer("bad_request", str(error), _since(started), sent=False)
         except AnswerTooLarge:
-            limit = f"the setting max_answer_bytes allows {self._max_answer_bytes}"
-            return NoAnswer(
-                "answer_too_large", f"the answer has more bytes than {limit}", _since(started)
-            )
+            words = f"too large: the setting max_answer_bytes allows {self._max_answer_bytes} bytes"
+            return NoAnswer("answer_too_large", words, _since(started))
         except ConnectionLost as error:
             return NoAnswer("connection_lost", str(error), _since(started))
 
@@ -123,13 +118,14 @@ class ApiLane:
 
     async def _post(self, request: Request, started: float, stream: Streamed | None) -> Tried:
         assert self._client is not None, "start() comes first"
-        target = self._targets.get((request.provider, request.endpoint))
+        target = self._outgoing.target(request.provider, request.endpoint)
+        headers = await self._outgoing.headers(request, target)
         memory = ReservedRoom(self._memory)
         try:
             answer = await self._client.post(
-                target or self._target(request.provider, request.endpoint),
+                target,
                 request.body,
-                headers={"X-Client-Request-Id": request.tag},
+                headers=headers,
                 timeout_s=request.timeout_s,
                 reserve=memory.reserve,
                 stream=stream,
@@ -143,16 +139,6 @@ class ApiLane:
         return Answer(
             answer.status, answer.headers, kept(answer.status, body), _since(started), room
         )
-
-    def _target(self, name: str, endpoint: str) -> Target:
-        """Return where a request goes; raise UnusableRequest."""
-        provider = self._providers[name]
-        target = Target.of(
-            address(provider.base_url, endpoint), self._headers[name], proxy=provider.proxy
-        )
-        if len(self._targets) < TARGETS_KEPT:
-            self._targets[name, endpoint] = target
-        return target
 
 
 def _since(started: float) -> int:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import orjson
@@ -17,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock_ledger.redaction import redact
 from penstock_producer.feed.queues import TEXT_BYTES
+from penstock_ratelimit import ServerGauges
 from penstock_workers.background import BackgroundTasks
 from penstock_workers.errors import WorkerError
 from penstock_workers.http import (
@@ -28,32 +31,63 @@ from penstock_workers.http import (
     UnusableRequest,
     make_client,
 )
-from penstock_workers.provider_calls import headers_of, list_address
+from penstock_workers.provider_calls import headers_of, list_address, signer_of
 from penstock_workers.settings import ProviderSettings
 
-__all__ = ["ModelList"]
+__all__ = ["ModelList", "ask_once"]
 
 log = logging.getLogger(__name__)
 
 GAUGES_EVERY_S = 5.0  # a queue that builds up is seen within one answer's time
+# the same where others' latency is watched: what holds them up must not last
+LISTEN_EACH_S = 1.0
 AWAY_S = 60.0  # after a round without an answer
+LOST_S = 5.0  # the same where others' latency is watched: a server that starts again has them soon
 GAUGES_TIMEOUT_S = 5.0
 MAX_BYTES = 4 * 1024 * 1024  # vLLM's page is some 100 KiB, a list of thousands of models 1 MiB
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
+TTFT, QUEUED = "vllm:time_to_first_token_seconds", "vllm:request_queue_time_seconds"
+LINES_MAX = 8_192  # of these four: 150 engines of one server, and a tenth of a second to read
 
-Tell = Callable[[str, float, float], None]
-"""Provider, requests that run, requests that wait."""
+Tell = Callable[[str, ServerGauges], None]
+"""A provider, and what its server says."""
 
 
-def read_gauges(text: str) -> tuple[float, float] | None:
-    """Return requests running and waiting, summed over engines; raise ValueError.
+def read_gauges(text: str) -> ServerGauges:
+    """Return the figures of a server, summed over its engines.
 
-    None when the page has neither or only one."""
-    sums: dict[str, float] = {}
-    for family in text_string_to_metric_families(text):
-        if family.name in (RUNNING, WAITING):
-            sums[family.name] = sum(sample.value for sample in family.samples)
-    return (sums[RUNNING], sums[WAITING]) if len(sums) == 2 else None
+    Raises ValueError for a page without the two gauges, and for one that makes no sense."""
+    lines = [line for line in text.splitlines() if any(name in line for name in _NAMES)]
+    if len(lines) > LINES_MAX:
+        raise ValueError(f"it has more than {LINES_MAX:,} lines of {TTFT} and its like")
+    sums, buckets = defaultdict[str, float](float), defaultdict[float, float](float)
+    try:
+        families = list(text_string_to_metric_families("\n".join(lines)))
+    except LookupError as error:  # of the library, for what it does not expect
+        raise ValueError(f"it is no page of metrics ({error!r})") from error
+    for sample in (one for family in families for one in family.samples):
+        if sample.name == f"{TTFT}_bucket":
+            buckets[float(sample.labels.get("le", "nan"))] += sample.value
+        else:
+            sums[sample.name] += sample.value
+    if RUNNING not in sums or WAITING not in sums:
+        raise ValueError(f"the page has no {RUNNING} and {WAITING}")
+    if any(not math.isfinite(sums[name]) or sums[name] < 0 for name in (RUNNING, WAITING)):
+        raise ValueError(f"{RUNNING} and {WAITING} are no numbers of requests")
+    return ServerGauges(
+        sums[RUNNING],
+        sums[WAITING],
+        tuple(sorted(buckets.items())),
+        sums[f"{QUEUED}_sum"],
+        sums[f"{QUEUED}_count"],
+    )
+
+
+_NAMES = (RUNNING, WAITING, TTFT, QUEUED)
+
+
+def _ignored(_: str, __: str) -> None:
+    """Take no notice."""
 
 
 class GaugeWatch:
@@ -64,10 +98,14 @@ class GaugeWatch:
         urls: Mapping[str, str],
         tell: Tell,
         *,
-        every_s: float = GAUGES_EVERY_S,
+        looks: Callable[[str], bool] = lambda _: True,
+        unread: Callable[[str, str], None] = _ignored,
+        closely: Collection[str] = (),
         http_client: ClientName = "lean",
     ) -> None:
-        self._urls, self._tell, self._every_s = dict(urls), tell, every_s
+        """Ask servers while ``looks`` allows it, those that are watched ``closely`` each second."""
+        self._urls, self._tell = dict(urls), tell
+        self._looks, self._unread, self._closely = looks, unread, frozenset(closely)
         self._http_client: ClientName = http_client
         self._tasks = BackgroundTasks()
 
@@ -91,28 +129,46 @@ class GaugeWatch:
         try:
             page = Target.of(url)
         except UnusableRequest as error:
+            self._unread(name, str(error))
             log.warning(
                 "provider %s: no gauges from %s (%s); correct metrics_url", name, redact(url), error
             )
             return
+        closely = name in self._closely
+        every_s, lost_s = (LISTEN_EACH_S, LOST_S) if closely else (GAUGES_EVERY_S, AWAY_S)
+        said = ""
         while True:
-            try:
-                gauges = await _ask(client, page)
-            except (HttpError, ValueError) as error:
-                log.info(
-                    "provider %s: no gauges from %s (%s); asking again in %.0f s",
-                    name,
-                    page.url,
-                    error,
-                    AWAY_S,
-                )
-                gauges = None
-            if gauges is not None:
-                self._tell(name, *gauges)
-            await asyncio.sleep(self._every_s if gauges is not None else AWAY_S)
+            wait_s = every_s
+            if self._looks(name):
+                try:
+                    self._tell(name, await _ask(client, page))
+                    said = ""
+                except (HttpError, ValueError) as error:
+                    wait_s = lost_s
+                    why = redact(str(error))
+                    self._unread(name, why)
+                    log.log(
+                        logging.DEBUG if why == said else logging.INFO,
+                        "provider %s: no gauges from %s (%s); asking again in %.0f s",
+                        name,
+                        page.url,
+                        why,
+                        lost_s,
+                    )
+                    said = why
+            await asyncio.sleep(wait_s)
 
 
-async def _ask(client: HttpClient, page: Target) -> tuple[float, float]:
+async def ask_once(url: str) -> ServerGauges:
+    """Return the gauges of a page; raise HttpError, UnusableRequest and ValueError."""
+    client = make_client("lean", Limits(max_body_bytes=MAX_BYTES))
+    try:
+        return await _ask(client, Target.of(url))
+    finally:
+        await client.close()
+
+
+async def _ask(client: HttpClient, page: Target) -> ServerGauges:
     """Return the gauges of a page; raise HttpError and ValueError."""
     answer = await client.get(page, timeout_s=GAUGES_TIMEOUT_S)
     if answer.status != 200:
@@ -120,10 +176,7 @@ async def _ask(client: HttpClient, page: Target) -> tuple[float, float]:
         raise ValueError(
             f"it answers {answer.status}" + (f" and points to {redact(to)}" if to else "")
         )
-    gauges = read_gauges(answer.body.decode("utf-8", "replace"))
-    if gauges is None:
-        raise ValueError(f"the page has no {RUNNING} and {WAITING}")
-    return gauges
+    return read_gauges(answer.body.decode("utf-8", "replace"))
 
 
 LISTS_EVERY_S = 3_600.0  # providers add a model in weeks
@@ -177,8 +230,10 @@ class ModelList:
     async def _ask(self, client: HttpClient, name: str, provider: ProviderSettings) -> bool:
         """Ask one provider; return whether it has answered."""
         try:
-            headers = headers_of(provider.kind, provider.api_key(name))
-            address = list_address(provider.kind, provider.base_url)
+            headers = dict(headers_of(provider.kind, provider.api_key(name)))
+            address = list_address(provider)
+            if (signer := await asyncio.to_thread(signer_of, name, provider)) is not None:
+                headers |= await signer.headers("GET", address)
             target = Target.of(address, headers, proxy=provider.proxy)
             answer = await client.get(target, timeout_s=LISTS_TIMEOUT_S)
         except (HttpError, UnusableRequest, WorkerError) as error:
@@ -190,15 +245,16 @@ class ModelList:
 
 
 def names_in(body: bytes) -> list[str]:
-    """Return the names in a list of models, of OpenAI's form or of Gemini's."""
+    """Return the names in a list of models, of OpenAI's form, of Gemini's or of Bedrock's."""
     try:
         found: Any = orjson.loads(body)
     except orjson.JSONDecodeError:
         return []
-    rows = found.get("data", found.get("models")) if isinstance(found, dict) else None
+    named = ("data", "models", "modelSummaries") if isinstance(found, dict) else ()
+    rows = next((found[name] for name in named if name in found), None)
     names = list[str]()
     for row in rows if isinstance(rows, list) else ():
-        name = row.get("id", row.get("name")) if isinstance(row, dict) else None
+        name = row.get("id", row.get("name", row.get("modelId"))) if isinstance(row, dict) else None
         if isinstance(name, str) and 0 < len(name) <= NAME_CHARS and name.isprintable():
             names.append(name.removeprefix("models/"))
     return names

@@ -9,16 +9,18 @@ proxy but the configured one.
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import ssl
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from penstock_ledger.redaction import one_line
-from penstock_workers.errors import MissingApiKey, PlainHttp
+from penstock_ledger.redaction import one_line, redact
+from penstock_workers.clouds import GoogleTokens, Signer
+from penstock_workers.errors import MissingApiKey, NoCredentials, PlainHttp
 from penstock_workers.lanes.row import LaneFinding, LaneRow
-from penstock_workers.provider_calls import headers_of, list_address
+from penstock_workers.provider_calls import headers_of, list_address, signer_of
 from penstock_workers.settings import ProviderSettings, WorkerSettings, proxy_variables
 
 if TYPE_CHECKING:
@@ -61,13 +63,22 @@ def _provider(name: str, settings: ProviderSettings) -> Iterator[LaneFinding]:
             seen, "https:// where the server can; else only on a network that is yours alone"
         )
     yield from _proxies(name, settings)
-    yield _asked(name, settings, key)
+    try:
+        signer = signer_of(name, settings)
+    except NoCredentials as error:
+        yield _bad(str(error))
+        return
+    yield _asked(name, settings, key, signer)
+    if settings.metrics_url is not None:
+        yield _figures(name, settings.metrics_url, settings)
 
 
-def _asked(name: str, settings: ProviderSettings, key: str | None) -> LaneFinding:
+def _asked(
+    name: str, settings: ProviderSettings, key: str | None, signer: Signer | GoogleTokens | None
+) -> LaneFinding:
     shown = settings.shown_url
     try:
-        status, said = _models(settings, key)
+        status, said = _models(settings, key, signer)
     except ssl.SSLCertVerificationError as error:
         fix = "a certificate of a public CA, or SSL_CERT_FILE with yours in every process"
         return _bad(f"{name}: the certificate of {shown} is refused: {error.verify_message}", fix)
@@ -76,15 +87,39 @@ def _asked(name: str, settings: ProviderSettings, key: str | None) -> LaneFindin
         return _warning(
             f"{name}: {shown} does not answer: {why}", "check base_url, and that the server runs"
         )
-    return _judged(name, settings, status, one_line(said)[:SHOWN_CHARS])
+    return _judged(
+        name, settings, status, one_line(said)[:SHOWN_CHARS], is_signed=signer is not None
+    )
 
 
-def _judged(name: str, settings: ProviderSettings, status: int, said: str) -> LaneFinding:
+def _figures(name: str, url: str, settings: ProviderSettings) -> LaneFinding:
+    """Check that the server's own figures can be read, and that they say what is asked of them."""
+    from penstock_workers.http import HttpError, UnusableRequest
+    from penstock_workers.lanes.api.polls import ask_once
+
+    shown = redact(url)
+    try:
+        gauges = asyncio.run(ask_once(url))
+    except (HttpError, UnusableRequest, ValueError) as error:
+        return _warning(f"{name}: no figures from {shown}: {redact(str(error))}", "see metrics_url")
+    if settings.interactive_ttft_s is not None and gauges.fault:
+        return _warning(
+            f"{name}: {shown} cannot hold interactive_ttft_s: {gauges.fault}",
+            "give the /metrics of a vLLM that keeps its statistics",
+        )
+    return LaneFinding(True, f"{name}: {shown} has the server's figures", subject=SUBJECT)
+
+
+def _judged(
+    name: str, settings: ProviderSettings, status: int, said: str, *, is_signed: bool
+) -> LaneFinding:
     shown, variable = settings.shown_url, settings.api_key_env
     if status in (401, 403):
         fix = (
             f"correct the key in {variable}"
             if variable
+            else "correct the cloud's credentials, their region or their rights"
+            if is_signed
             else "name the variable that holds its key: api_key_env"
         )
         return _bad(f"{name}: {shown} refuses this key or request with {status}: {said}", fix)
@@ -104,6 +139,7 @@ def _judged(name: str, settings: ProviderSettings, status: int, said: str) -> La
             f"{name}: {shown} answers {status}: {said}", "see the provider's status page"
         )
     took = f"takes the key of {variable}" if variable else "asks for no key"
+    took = "takes the cloud's credentials" if is_signed else took
     return LaneFinding(True, f"{name}: {shown} answers and {took}", subject=SUBJECT)
 
 
@@ -115,9 +151,12 @@ def _warning(seen: str, fix: str) -> LaneFinding:
     return LaneFinding(False, seen, fix, subject=SUBJECT)
 
 
-def _models(settings: ProviderSettings, key: str | None) -> tuple[int, str]:
-    listed = list_address(settings.kind, settings.base_url)
-    parts = urlsplit(settings.base_url)
+def _models(
+    settings: ProviderSettings, key: str | None, signer: Signer | GoogleTokens | None
+) -> tuple[int, str]:
+    listed = list_address(settings)
+    parts, headers = urlsplit(listed), dict(headers_of(settings.kind, key))
+    headers |= {} if signer is None else signer.signed("GET", listed)
     via = urlsplit(settings.proxy) if settings.proxy else parts
     secure = parts.scheme == "https"
     kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
@@ -128,7 +167,7 @@ def _models(settings: ProviderSettings, key: str | None) -> tuple[int, str]:
     elif settings.proxy:
         target = listed
     try:
-        connection.request("GET", target, headers=dict(headers_of(settings.kind, key)))
+        connection.request("GET", target, headers=headers)
         answer = connection.getresponse()
         return answer.status, answer.read(2_000).decode("utf-8", "replace")
     finally:
@@ -151,13 +190,17 @@ def _proxies(name: str, settings: ProviderSettings) -> Iterator[LaneFinding]:
 
 def _make(settings: WorkerSettings) -> ApiLane:
     from penstock_workers.lanes.api.api_lane import ApiLane
+    from penstock_workers.lanes.api.images import ImageStore
 
-    return ApiLane(
+    lane = ApiLane(
         settings.providers,
         settings.max_answer_bytes,
         settings.answer_memory_bytes,
         settings.http_client,
     )
+    place = settings.images_place
+    lane.images = ImageStore(place, settings.providers, settings.s3_endpoint_url)
+    return lane
 
 
 def _admission(settings: WorkerSettings, lane: ApiLane) -> Admission:

@@ -37,6 +37,7 @@ from penstock_workers.item.failures import Failure, Reply, failure_of, name_fail
 from penstock_workers.item.job_view import JobView
 from penstock_workers.item.outcome import Dead, Outcome, Retry
 from penstock_workers.item.run.fates import RetryPolicy, decide
+from penstock_workers.item.run.follow_ups import GOES_ON, note_escalated, wanting
 from penstock_workers.item.run.job_code import JobCode
 from penstock_workers.item.settling.rows import charge, dead_letter
 from penstock_workers.item.settling.settle import Settler
@@ -131,6 +132,7 @@ class Judge:
                 batch=batch.tag,
                 beside=batch.requests,
                 has_left=has_left,
+                step=batch.step,
             )
             for (document, _), body in zip(fresh, bodies, strict=True)
         ]
@@ -184,7 +186,10 @@ class Judge:
         spec = attempt.job.spec
         if isinstance(happened, Reply) and (spec.postprocess or spec.response_schema is not None):
             await self._code.ready(attempt)
-            return await self._code.accept(attempt, happened)
+            happened = await self._code.accept(attempt, happened)
+        happened = wanting(attempt, happened)
+        if happened is GOES_ON:  # into a batch for the better model
+            note_escalated(attempt)
         return happened
 
     def _outcome(self, attempt: BatchAttempt, happened: Failure | Reply) -> Outcome:
@@ -203,9 +208,11 @@ class Judge:
         return replace(outcome, counted=True, to=None)
 
 
-NOT_ITS_FAULT: Final = frozenset({"batch_refused", "batch_stuck", "lane_left"})
-"""Failures of a document whose batch the provider did not run, or whose job has left the lane: they
-cost no try."""
+NOT_ITS_FAULT: Final = frozenset(
+    {"batch_refused", "batch_stuck", "lane_left", "gave_way", GOES_ON.name}
+)
+"""Failures of a document whose batch the provider did not run, whose job has left the lane or given
+way, or whose answer goes on to a better model: they cost no try."""
 
 
 PAID: Final = frozenset({"answer_too_large"})
@@ -225,6 +232,7 @@ _WORDS: Final = {
     "batch_refused": "the provider refused the batch for other lines of it",
     "batch_stuck": "its batch never came to an end",
     "lane_left": "its job has gone on to another lane",
+    "gave_way": "its job has given way before the batch was created",
 }
 
 

@@ -31,6 +31,7 @@ from penstock_ledger import (
     Provenance,
     ProviderBatchStore,
     RemainderStore,
+    StepsTaken,
     TenantAccounts,
     TenantBudgets,
 )
@@ -204,7 +205,7 @@ class BatchEngine:
         settings, database = self._settings, stores.database
         feeds, failpoints = JobStore(database), Failpoints.parse(settings.failpoints)
         views = JobBook(read_job(feeds, settings, TenantBudgets(database)))
-        jobs = Jobs(feeds, stores.hot, views)
+        jobs = Jobs(feeds, stores.hot, views, StepsTaken(database))
         outcomes = OutcomeStore(database, settings.lane)
         tenants = TenantAccounts(database, stores.hot.budgets)
         code, settler = self._make_code(), self._make_settler(stores, feeds, journal, failpoints)
@@ -215,7 +216,7 @@ class BatchEngine:
             lease_s=settings.visibility_timeout_s,
         )
         settle = _settling(settler, asyncio.get_running_loop())
-        packer = Packer(settings, database, folder, journal.owner, book, settle)
+        packer = Packer(settings, database, stores.hot, folder, journal.owner, book, settle)
         packing = Packing(packer, folder)
         policy = RetryPolicy(
             settings.retry_base_s, settings.retry_cap_s, settings.max_retry_after_s

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Final
 
+import redis
+
 from penstock_ledger import BatchState, FeedLost, JobState, JobStore, LiveFeed, Waiting
 from penstock_ledger.model import Feed, FeedKind, Job
 from penstock_producer.errors import SourceError, SourceUnavailable
@@ -72,6 +74,8 @@ class JobPacking:
                     await self._pack_remainders(job, live.feed, one)
             except FeedLost:
                 continue
+            except redis.RedisError as error:  # it says what a lane that the job has left holds
+                log.warning("job %s: nothing is packed until Redis answers: %s", job.job_id, error)
             except (SourceUnavailable, WorkerError) as error:
                 await self._jobs.stop(job.job_id, JobState.PAUSED, stop_reason(error))
             except SourceError as error:

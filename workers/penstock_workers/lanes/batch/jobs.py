@@ -28,6 +28,7 @@ from penstock_ledger import (
     ProviderBatch,
     ProviderBatchStore,
     RedisLedger,
+    StepsTaken,
     TenantAccounts,
     month_of,
     tenant_of_job,
@@ -57,8 +58,8 @@ class Standing(Enum):
 class Jobs:
     """The jobs of the lane as this worker knows them, on the event loop."""
 
-    def __init__(self, jobs: JobStore, hot: RedisLedger, views: JobBook) -> None:
-        self._jobs, self._hot, self._views = jobs, hot, views
+    def __init__(self, jobs: JobStore, hot: RedisLedger, views: JobBook, steps: StepsTaken) -> None:
+        self._jobs, self._hot, self._views, self._steps = jobs, hot, views, steps
         self._live: dict[str, Job] = {}
         self._turns: dict[str, asyncio.Event] = {}
         self._specs: dict[str, tuple[str, JobSpec]] = {}
@@ -166,6 +167,13 @@ class Jobs:
         return await self._views.get(
             job_id, None if endpoint == self.spec(job).endpoint else endpoint
         )
+
+    async def step(self, job_id: str) -> int:
+        """Return the latest step of its `degrade` that a job has taken; 0 before the first."""
+        job = self._live.get(job_id)
+        if job is None or not self.spec(job).degrade:
+            return 0
+        return await asyncio.to_thread(self._steps.latest, job_id)
 
     async def stop(
         self, job_id: str, to: JobState, why: Reason, resume_at: float | None = None

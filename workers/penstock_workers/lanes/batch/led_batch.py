@@ -98,6 +98,10 @@ class LedBatch:
         Its job has left the lane since it was packed, whatever the clocks of the processes say."""
         return self.batch.handed_at is not None
 
+    async def has_given_way(self) -> bool:
+        """Return whether its job has taken a step of `degrade` since it was packed."""
+        return await self.jobs.step(self.batch.job_id) > self.batch.step
+
     def note_standing(self) -> None:
         """Note what its job does now: pauses end as soon as that changes."""
         self._began_as = self.standing

@@ -61,6 +61,9 @@ def _made(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
 
 
+USED: Final = 6  # numbers that tell what earlier batches used, of a document
+
+
 class PackedDocument(NamedTuple):
     """One document of a batch: where it comes from, and what earlier batches used up on it."""
 
@@ -74,6 +77,7 @@ class PackedDocument(NamedTuple):
     cost_microusd: int
     offset: int = 0  # of its request in the file of bodies
     size: int = 0  # 0: the request is lost
+    escalations: int = 0
 
     @property
     def used(self) -> tuple[int, ...]:
@@ -84,6 +88,7 @@ class PackedDocument(NamedTuple):
             self.prompt_tokens,
             self.completion_tokens,
             self.cost_microusd,
+            self.escalations,
         )
 
     def before(self, key: ItemKey) -> Remainder:
@@ -97,6 +102,7 @@ class PackedDocument(NamedTuple):
             self.completion_tokens,
             self.cost_microusd,
             "",
+            escalations=self.escalations,
         )
 
 
@@ -106,8 +112,10 @@ def packed_before(kept: bytes, id_chars: int) -> Iterator[PackedDocument]:
     ``id_chars`` is how long the longest custom_id of its provider is."""
     for document in kept_documents(kept):
         name = custom_id(document.doc_id, id_chars)
-        yield PackedDocument(
-            name, document.doc_id, document.position, *(document.used or (0, 0, 0, 0, 0))
+        # of earlier releases, which kept no escalations, the last is left out
+        used = (*document.used, *(0,) * (USED - len(document.used)))
+        yield PackedDocument(name, document.doc_id, document.position, *used[:-1])._replace(
+            escalations=used[-1]
         )
 
 

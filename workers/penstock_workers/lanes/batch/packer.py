@@ -25,8 +25,10 @@ from penstock_ledger import (
     OutcomeStore,
     ProviderBatch,
     ProviderBatchStore,
+    RedisLedger,
     Remainder,
     RemainderStore,
+    StepsTaken,
 )
 from penstock_ledger.model import DeadLetter, Feed, FeedKind, ItemKey, Job, JobState
 from penstock_producer.errors import RowChanged, SourceError, SourceUnavailable
@@ -74,6 +76,7 @@ class Packer:
         self,
         settings: WorkerSettings,
         database: Database,
+        hot: RedisLedger,
         folder: PackedFolder,
         owner: str,
         book: AnswerBook,
@@ -85,13 +88,13 @@ class Packer:
             folder,
             owner,
         )
-        self._settle = settle
+        self._settle, self._hot = settle, hot
         self._jobs, self._outcomes = JobStore(database), OutcomeStore(database)
         self._batches, self._remainders = ProviderBatchStore(database), RemainderStore(database)
         self._lease_s = settings.visibility_timeout_s
         self.stopped = threading.Event()
-        views = read_job(self._jobs, settings)
-        self._equal = EqualAnswers(database, views, book, self._take)
+        self._views, self._steps = read_job(self._jobs, settings), StepsTaken(database)
+        self._equal = EqualAnswers(database, self._views, book, self._take)
 
     def pack_feed(
         self, job: Job, spec: JobSpec, feed: Feed, provider: BatchProvider, most: int | None = None
@@ -101,7 +104,7 @@ class Packer:
         This process leads the feed. A batch has ``most`` documents at most.
 
         Raises SourceChanged, SourceUnavailable, FeedLost, Stopped, OSError and errors of the
-        database."""
+        database, and of Redis where the job has moved."""
         source = source_of(self._database, job, feed, self._settings, spec)
         if feed.kind is FeedKind.SPOOL:
             return self._move_spool(feed, source), 0
@@ -201,7 +204,7 @@ class Packer:
         batch: ProviderBatch,
         provider: BatchProvider,
     ) -> None:
-        terms = self._terms(job, spec, feed)
+        terms = self._terms(job, spec, feed, batch.step)
         for document, before in self._documents_of(job, spec, feed, batch, terms):
             with contextlib.suppress(BadLine):  # it has its dead letter
                 packed_document, line = line_of(provider, terms, document, before)
@@ -222,9 +225,8 @@ class Packer:
         Requests are read as far as the source still has them."""
         places, wanted = dict[str, tuple[int, int]](), {document.doc_id for document in documents}
         try:
-            for document, _ in self._documents_of(
-                job, spec, feed, batch, self._terms(job, spec, feed)
-            ):
+            terms = self._terms(job, spec, feed, batch.step)
+            for document, _ in self._documents_of(job, spec, feed, batch, terms):
                 if document.doc_id in wanted and document.doc_id not in places:
                     places[document.doc_id] = writer.add_body(document.body)
         except SourceError as error:
@@ -247,9 +249,15 @@ class Packer:
             offset, size = places.get(one.doc_id, (0, 0))
             writer.add_name(one._replace(offset=offset, size=size))
 
-    def _terms(self, job: Job, spec: JobSpec, feed: Feed) -> Terms:
+    def _terms(self, job: Job, spec: JobSpec, feed: Feed, step: int | None = None) -> Terms:
+        """Return on which terms the batches of a feed are packed.
+
+        ``step``: of a batch that was packed before; None: the latest that its job has taken."""
         provider = self._settings.provider(spec.provider)
-        is_one_model = spec.asks_one_model and feed.kind is not FeedKind.REPLAY
+        turns = bool(spec.escalate or spec.degrade)  # documents to other models as they are packed
+        is_one_model = spec.asks_one_model and feed.kind is not FeedKind.REPLAY and not turns
+        if step is None:
+            step = self._steps.latest(job.job_id) if spec.degrade else 0
         return Terms(
             feed.job_id,
             feed.generation,
@@ -264,6 +272,8 @@ class Packer:
             CachedPrompts.of(
                 job.source, provider.kind, provider.base_url, spec.endpoint, packs=True
             ),
+            self._views(job.job_id) if turns else None,
+            step,
         )
 
     def answer_equal(self, job: Job, generations: Sequence[int]) -> int:
@@ -299,8 +309,8 @@ class Packer:
                 row for row in rows if isinstance(row, Document) and row.line not in refused_lines
             ]
             done = self._outcomes.terminal(_key(feed, document) for document in documents)
-            if has_moved:  # what a feeder has read beyond its cursor waits as remainders do
-                done |= self._remainders.known([_key(feed, document) for document in documents])
+            if has_moved:
+                done |= self._left_behind(feed, documents)
             wanted = {
                 document.doc_id: document
                 for document in documents
@@ -318,6 +328,14 @@ class Packer:
             if not is_whole or equal.is_full:
                 return cursor, False
         return cursor, source.ended()
+
+    def _left_behind(self, feed: Feed, documents: Sequence[Document]) -> set[ItemKey]:
+        """Return what another lane had of a feed, beyond its cursor, and that is not over.
+
+        It waits as remainders do, or workers of that lane hold it, and it will."""
+        keys = [_key(feed, document) for document in documents]
+        held = self._hot.in_window(feed.job_id, feed.generation, [key.doc_id for key in keys])
+        return self._remainders.known(keys) | {key for key in keys if key.doc_id in held}
 
     def _documents_of(
         self, job: Job, spec: JobSpec, feed: Feed, batch: ProviderBatch, terms: Terms
@@ -356,7 +374,10 @@ class Packer:
             for document in documents:
                 if (
                     _key(feed, document) not in done
-                    and terms.kind_of(document.body, document.endpoint) == wanted
+                    and terms.kind_of(
+                        terms.asked(document.body, escalated=False), document.endpoint
+                    )
+                    == wanted
                 ):
                     yield document, _new(feed, document)
 

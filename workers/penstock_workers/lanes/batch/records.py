@@ -30,10 +30,11 @@ from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.job_view import JobView
 from penstock_workers.item.outcome import Dead, Done, Outcome, Parked, Retry
-from penstock_workers.item.run.follow_ups import routed
+from penstock_workers.item.run.follow_ups import routed, turns
 from penstock_workers.item.settling.records import MadeWithNotes, earlier_in, pauses_of
 from penstock_workers.item.settling.rows import savings_in
 from penstock_workers.item.settling.stop_loss import StopLoss, is_refused_first
+from penstock_workers.item.spent import Spent
 
 NO_REQUEST: Final = b"{}"  # what hooks see of a request that is lost
 
@@ -56,24 +57,31 @@ def attempt_of(
     batch: str = "",
     beside: int = 1,
     has_left: bool = False,
+    step: int = 0,
 ) -> BatchAttempt:
     """Return the attempt at a document with what was used up on it ``before``.
 
-    Without a ``batch`` it takes the answer to an equal request."""
-    used = [before.prompt_tokens, before.completion_tokens, before.cost_microusd]
-    headers = {CALLS_HEADER: before.calls, SPENT_HEADER: used}
+    Without a ``batch`` it takes the answer to an equal request. ``step``: of the job's `degrade`,
+    by which the batch was packed."""
+    sums = before.prompt_tokens, before.completion_tokens, before.cost_microusd
+    used = Spent(*sums, escalations=before.escalations).as_header
+    headers = {CALLS_HEADER: before.calls, SPENT_HEADER: [*used]}
+    view, is_better = routed(job, body), before.escalations > 0
+    for _, following in turns(view, escalated=is_better, steps=step):
+        view = following
     tag, queue = item_tag(before.key), queue_name(job.spec.lane)
     return BatchAttempt(
         Delivery(tag, None, headers, retries=before.attempts, queue=queue),
         ItemMessage(before.key, body, None, job.named_endpoint),
         before.key,
-        job=routed(job, body),
+        job=view,
         given=body,
         body=unmarked(body) or NO_REQUEST,
         batch=batch,
         position=before.position,
         beside=beside,
         has_left=has_left,
+        step=0 if is_better else step,
     )
 
 
@@ -129,7 +137,8 @@ class BatchRecords:
             # what is reserved is its batch's, until that is settled
             used = attempt.spent_in_all[:3]
             if isinstance(outcome, Done):
-                after_retry = attempt.calls_in_all > 1 or attempt.retries > 0
+                first_calls = 1 + attempt.spent_in_all.escalations
+                after_retry = attempt.calls_in_all > first_calls or attempt.retries > 0
                 done.append(
                     SettledDone(
                         attempt.key,
@@ -210,6 +219,7 @@ def _left(attempt: BatchAttempt, outcome: Retry | Parked) -> Remainder:
         reason,
         most,
         unpriced,
+        escalations=attempt.spent_in_all.escalations,
     )
 
 

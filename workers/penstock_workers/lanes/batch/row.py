@@ -14,7 +14,7 @@ from penstock_producer.job.lanes import BATCH_LANE
 from penstock_workers.errors import UnknownLane
 from penstock_workers.lanes.batch.settings import BatchSettings
 from penstock_workers.lanes.row import LaneFinding, LaneRow, StartBeside
-from penstock_workers.settings import WorkerSettings
+from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 if TYPE_CHECKING:
     from penstock_workers.item.deliveries import ItemEngine
@@ -63,12 +63,19 @@ def _runs(settings: WorkerSettings, beside: StartBeside) -> ItemEngine:
     return BatchEngine(settings, beside)
 
 
+def _takes(name: str, provider: ProviderSettings) -> object:
+    from penstock_workers.lanes.batch.apis import open_batches
+
+    return open_batches(name, provider)
+
+
 BATCH: LaneRow[Lane] = LaneRow(
     name=BATCH_LANE,
     make=_make,
     admission=_admission,
     runs=_runs,
     settings=BatchSettings,
+    takes=_takes,
     modules=("penstock_workers.lanes.batch.engine",),
     check=check,
 )

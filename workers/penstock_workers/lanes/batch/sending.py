@@ -50,7 +50,7 @@ class Sending:
     async def upload(self) -> None:
         led = self._led
         batch, tried_before = led.batch, led.batch.uploading_at is not None
-        if led.standing is not Standing.RUNS:
+        if led.standing is not Standing.RUNS or await led.has_given_way():
             await self._wait_or_give_up()
             return
         async with self._uploading:
@@ -73,7 +73,7 @@ class Sending:
         led = self._led
         if led.batch.creating_at is not None and not await self._is_absent(led.batch.creating_at):
             return
-        if led.standing is not Standing.RUNS:
+        if led.standing is not Standing.RUNS or await led.has_given_way():
             await self._wait_or_give_up()
             return
         packed = await led.files()
@@ -182,7 +182,8 @@ class Sending:
     async def _wait_or_give_up(self) -> None:
         """Wait for the job, or give the batch up.
 
-        Nothing of it is at the provider but its file, maybe."""
+        Nothing of it is at the provider but its file, maybe. Where the job has given way, its
+        documents are packed again by that step."""
         led, standing = self._led, self._led.standing
         if standing is Standing.WAITS:
             await led.wait_for_job()
@@ -190,8 +191,9 @@ class Sending:
         if led.batch.file_id is None and led.batch.uploading_at is not None:
             await led.write(file_id=await led.provider.find_upload(led.batch.tag))
         await led.delete(unasked=True)
-        if standing is Standing.LEAVES:
-            await led.collected(BatchFailure("lane_left"))
+        if standing is not Standing.ENDS:
+            is_leaving = standing is Standing.LEAVES
+            await led.collected(BatchFailure("lane_left" if is_leaving else "gave_way"))
         else:
             why = BatchFailure("batch_cancelled", "its job ended before it was created")
             await led.settled(why)

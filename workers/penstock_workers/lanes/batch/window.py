@@ -19,7 +19,9 @@ from penstock_producer.planning.prefixes import CachedPrompts
 from penstock_producer.prices import ModelPrices
 from penstock_producer.rows import Document
 from penstock_ratelimit import Estimator
+from penstock_workers.item.job_view import JobView
 from penstock_workers.item.run.cost import dearest, too_long
+from penstock_workers.item.run.follow_ups import as_asked, routed, turns
 from penstock_workers.lanes.batch.apis.provider import BadLine, BatchProvider, LineTooLong
 from penstock_workers.lanes.batch.packed import (
     PackedDocument,
@@ -52,9 +54,20 @@ class Terms:
     prompt_tokens_max: int | None  # of one document
     prices_of: Callable[[str | None], ModelPrices | None]  # of a model
     cached: CachedPrompts | None = None  # None: the provider's prompt cache is not used
+    job: JobView | None = None  # None: it has no rules for what was answered or is late
+    step: int = 0  # of its `degrade`, by which documents are asked that no better model has
+
+    def asked(self, body: bytes, *, escalated: bool) -> bytes:
+        """Return a request as it is asked now."""
+        if self.job is None or not (escalated or self.step):
+            return body
+        ways = turns(routed(self.job, body), escalated=escalated, steps=self.step)
+        for target, view in ways:
+            body = as_asked(body, target, view)
+        return body
 
     def kind_of(self, body: bytes, endpoint: str | None) -> Kind:
-        """Return what kind of batch a document goes to; ``endpoint`` is its own, if it has one."""
+        """Return what kind of batch a request goes to; ``endpoint`` is its own, if it has one."""
         return self.model or model_of(body), endpoint or self.endpoint
 
 
@@ -65,8 +78,10 @@ def line_of(
 
     ``before`` is what it used up until now. Raises BadLine and LineTooLong."""
     name = custom_id(document.doc_id, provider.limits.id_chars)
-    body, cached = unmarked(document.body), terms.cached
-    if cached is not None and document.endpoint is None:
+    asked = terms.asked(document.body, escalated=before.escalations > 0)
+    body, cached = unmarked(asked), terms.cached
+    # another model has another cache
+    if cached is not None and document.endpoint is None and asked is document.body:
         body = cached.laid_out(body, cached.levels(body))
     line = provider.line(name, document.endpoint or terms.endpoint, body)
     most = min(provider.limits.line_bytes, provider.limits.total_bytes)
@@ -81,7 +96,8 @@ def line_of(
         before.completion_tokens,
         before.cost_microusd,
     )
-    return PackedDocument(name, document.doc_id, before.position, *used), line
+    packed = PackedDocument(name, document.doc_id, before.position, *used)
+    return packed._replace(escalations=before.escalations), line
 
 
 @dataclass(slots=True)
@@ -118,7 +134,8 @@ class Window:
         if (why := too_long(row.body, self._terms.prompt_tokens_max)) is not None:
             self.letters.append(_letter(before, "prompt_too_long", why, row))
             return True
-        body, kind = row.body, self._terms.kind_of(row.body, row.endpoint)
+        body = self._terms.asked(row.body, escalated=before.escalations > 0)
+        kind = self._terms.kind_of(body, row.endpoint)
         tokens = ceil(self._estimator.estimate_prompt(self._terms.job_id, len(body)))
         packing = self._open.get(kind)
         if packing is None:
@@ -134,7 +151,7 @@ class Window:
             return True
         elif self._is_full(packing, len(line), tokens):
             return False
-        packing.writer.add(document, line, body)
+        packing.writer.add(document, line, row.body)
         packing.tokens += tokens
         may_cost = packing.may_cost_microusd + self._may_cost(kind[0], body, tokens)
         packing.may_cost_microusd = min(FIGURE_MAX, may_cost)
@@ -165,6 +182,7 @@ class Window:
                 packing.writer.size,
                 packing.tokens,
                 packing.may_cost_microusd,
+                step=terms.step,
             )
             packed.append((batch, packing.keys))
         return packed

@@ -124,7 +124,9 @@ class ShortVectors:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request, read: it brings texts, or token ids in their place."""
+    """A request, read: it brings texts, or token ids in their place.
+
+    ``messages`` bring images; they are one input, for a server that embeds chats."""
 
     texts: Sequence[str]
     ids: Sequence[TokenIds]
@@ -132,6 +134,12 @@ class Ask:
     form: Form
     dtype: VectorType
     dimensions: int | None
+    messages: Sequence[Any] = ()
+
+    @property
+    def inputs(self) -> int:
+        """Return how many vectors it asks for."""
+        return 1 if self.messages else len(self.texts or self.ids)
 
 
 def check_endpoint(endpoint: str) -> None:
@@ -154,8 +162,8 @@ def read_body(body: bytes) -> Ask:
         raise BadBody(f"the body is not JSON: {error}", param="body") from None
     if not isinstance(asked, dict):
         raise BadBody("the body is not an object", param="body")
-    model = asked.get("model")
-    texts, ids = _inputs(asked.get("input"))
+    model, messages = asked.get("model"), asked.get("messages")
+    texts, ids = ([], []) if messages is not None else _inputs(asked.get("input"))
     return Ask(
         texts,
         ids,
@@ -163,7 +171,27 @@ def read_body(body: bytes) -> Ask:
         _form(asked),
         _dtype(asked),
         _size(asked),
+        () if messages is None else _chat(messages),
     )
+
+
+def _chat(given: object) -> list[Any]:
+    """Return messages whose images lie in them.
+
+    A server of one's own is not made to ask its network for what a document names."""
+    if not isinstance(given, list) or not given or not all(isinstance(m, dict) for m in given):
+        raise BadBody("'messages' is a list of messages, not empty", param="messages")
+    for content in (message.get("content") for message in given):
+        for part in content if isinstance(content, list) else ():
+            named = part.get("image_url") if isinstance(part, dict) else None
+            url = named.get("url") if isinstance(named, dict) else named
+            if url is not None and not (isinstance(url, str) and url.startswith("data:")):
+                raise BadBody(
+                    "an image lies in the request, data:image/png;base64,…: its address is not "
+                    "fetched here; name a file beside the source, or an object of S3",
+                    param="messages",
+                )
+    return given
 
 
 def _inputs(given: object) -> tuple[list[str], list[TokenIds]]:

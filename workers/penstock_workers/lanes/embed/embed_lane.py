@@ -208,6 +208,12 @@ class EmbedLane:
                 "embeds"
             )
         ask = read_body(request.body)
+        if ask.messages:
+            raise BadBody(
+                f"{self._name} is hosted here and embeds texts: put a model that embeds images "
+                "behind vLLM's server, and name that in embed.upstream_url",
+                param="messages",
+            )
         check_dimensions(ask, self._short_vectors)
         return ask
 

@@ -202,7 +202,10 @@ class EmbedServerLane:
                 raise BadBody(
                     f"{self._model.now.name} classifies and does not embed: ask /classify"
                 )
-            return read_body(request.body)
+            ask = read_body(request.body)
+            if ask.messages and self._model.now.is_tei:
+                raise BadBody("text-embeddings-inference embeds texts only", param="messages")
+            return ask
         try:
             if labels is not None and (why := scoring.wrong_model(task, len(labels))) is not None:
                 raise scoring.BadAsk(f"{self._model.now.name}: {why}", "model")
@@ -216,8 +219,9 @@ class EmbedServerLane:
         It holds what both servers know of the request; what is done with the numbers is this lane's
         business.
         """
+        given = {"messages": ask.messages} if ask.messages else {"input": ask.texts or ask.ids}
         body: dict[str, Any] = {
-            "input": ask.texts or ask.ids,
+            **given,
             "model": ask.model or self._model.now.name,
             "encoding_format": "base64",
         }
@@ -230,7 +234,7 @@ class EmbedServerLane:
         """Return the answer with the server's vectors, as it is stored.
 
         Raises Unusable."""
-        read = read_vectors(answer.body, len(ask.texts or ask.ids))
+        read = read_vectors(answer.body, ask.inputs)
         try:
             check_dimensions(ask, ShortVectors(len(read.vectors[0]), self._matryoshka))
             model = ask.model or read.model or self._model.now.name

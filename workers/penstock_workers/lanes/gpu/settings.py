@@ -38,6 +38,8 @@ class GpuSettings(LaneSettings):
     upstream_url: str | None = None  # ask this vLLM server (…/v1) instead of hosting an engine
     # for its model to be loaded: weights may travel
     upstream_wait_s: Annotated[float, Field(gt=0, le=86_400)] = 1800.0
+    # people who use that server, too, go first: seconds to the first token; docs/interactive.md
+    interactive_ttft_s: Annotated[float, Field(gt=0, le=600, allow_inf_nan=False)] | None = None
     # what requests may call it besides; always its path and the last part of that
     names: tuple[str, ...] = ()
     # adapter name, as requests give it for `model` -> folder
@@ -109,6 +111,11 @@ class GpuSettings(LaneSettings):
     @model_validator(mode="after")
     def _check_upstream(self) -> Self:
         if self.upstream_url is None:
+            if self.interactive_ttft_s is not None:
+                raise ValueError(
+                    "interactive_ttft_s is for a server that others use, too: give its "
+                    "upstream_url, or leave it out"
+                )
             return self
         check_upstream(self.upstream_url, "a vLLM server", "http://127.0.0.1:8000/v1")
         given = [name for name in _OF_A_HOST if getattr(self, name)]

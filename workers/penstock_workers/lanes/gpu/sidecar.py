@@ -8,6 +8,7 @@ worker's queue only.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,8 @@ from msgspec import structs
 
 from penstock_producer.feed.queues import NAMES_MAX, Served
 from penstock_producer.feed.routes import model_of
+from penstock_ratelimit import InteractiveTarget, ServerGauges
+from penstock_ratelimit.for_penstock import InteractiveControl, Ours
 from penstock_workers.celery_app.ending import end_this_worker
 from penstock_workers.errors import BadEngineSettings
 from penstock_workers.http import HttpAnswer
@@ -30,8 +33,6 @@ from penstock_workers.lanes.gpu.gpu_lane import refusal
 from penstock_workers.lanes.gpu.requests.fields import refuse_templates
 from penstock_workers.settings import WorkerSettings
 
-# its gauges: the server is near, and its own queue must not grow long between two looks
-LISTEN_EACH_S = 1.0
 GONE_MAX = 4 * NAMES_MAX  # names that are remembered
 SHOWN_CHARS = 200  # of a model's name, or of the server's words, in an error
 SERVER_ERROR = 500
@@ -42,8 +43,13 @@ CUT_OFF = b'"finish_reason":"abort"'  # of an answer that a server left unfinish
 class ServerQueue:
     """The queue before the server, which its gauges keep full and not flooded."""
 
-    def __init__(self, max_seqs: int) -> None:
+    def __init__(self, max_seqs: int, interactive_ttft_s: float | None = None) -> None:
         self.items = EngineQueue()
+        self._others = None
+        if interactive_ttft_s is not None:
+            target = InteractiveTarget(interactive_ttft_s)
+            self._others = InteractiveControl(target, time.monotonic)
+            self.items.ceiling = int(self._others.state.ceiling)
         self._max_seqs = max_seqs
         self._is_open = False
         self._state = EngineState()
@@ -56,10 +62,16 @@ class ServerQueue:
         self._is_open, self._state = False, EngineState()
         self.items.close()
 
-    def hear(self, _: str, running: float, waiting: float) -> None:
-        self._state = EngineState(int(running), int(waiting))
+    def hear(self, _: str, gauges: ServerGauges) -> None:
+        self._state = EngineState(int(gauges.running), int(gauges.waiting))
+        if self._others is not None:
+            self.items.ceiling = int(self._others.look(gauges, Ours(self.items.inside)).ceiling)
         if self._is_open:
             self.items.heard(self._state)
+
+    def unread(self, _: str, why: str) -> None:
+        if self._others is not None:
+            self._others.unread(why)
 
     def gauges(self) -> Mapping[str, float | str]:
         lined_up = self.items.waiting
@@ -67,7 +79,9 @@ class ServerQueue:
         return {
             "running": float(self._state.running),
             "waiting": float(self._state.waiting + lined_up),
-            "bound": bound(self._state, max_seqs=max_seqs, lined_up=lined_up),
+            "bound": "interactive"
+            if lined_up and self.items.inside >= self.items.ceiling
+            else bound(self._state, max_seqs=max_seqs, lined_up=lined_up),
         }
 
 
@@ -136,14 +150,15 @@ class SidecarLane:
         url = settings.gpu.upstream_url
         assert url is not None, "else the worker hosts the engine itself"
         self._calls = ServerCalls(url, settings)
-        self._line = ServerQueue(settings.gpu.sequences)
+        self._line = ServerQueue(settings.gpu.sequences, settings.gpu.interactive_ttft_s)
         self._models = VllmModels(self._calls, settings.gpu.names)
         wait = ServerWait[Served](url, settings.gpu.upstream_wait_s, "gpu")
         self._server = ServerLife(url, wait, self._models, give_up, self._line)
         self._gauges = GaugeWatch(
             {SERVER: self._calls.at_root("/metrics")},
             self._line.hear,
-            every_s=LISTEN_EACH_S,
+            unread=self._line.unread,
+            closely=[SERVER],
             http_client=settings.http_client,
         )
 

@@ -37,20 +37,30 @@ from penstock_workers.lanes.batch.apis.provider import (
 FAST = {"batch_s": 0.0, "batch_step_s": 0.0}
 QUICK = Times(pause_s=0.01)
 IDS = [f"doc-{number}" for number in range(50)]
-ROOTS = {"azure": "/openai/v1", "groq": "/openai/v1", "together": "/v1", "mistral": "/v1"}
+ROOTS = {
+    "azure": "/openai/v1",
+    "groq": "/openai/v1",
+    "together": "/v1",
+    "mistral": "/v1",
+    "xai": "/v1",
+}
 OPENAI_ENDPOINT = "/v1/chat/completions"
 ENDPOINTS = {
     **dict.fromkeys(["openai", *ROOTS], OPENAI_ENDPOINT),
     "anthropic": "/v1/messages",
     "gemini": "/v1beta/generateContent",
+    "bedrock": "/model/converse",
+    "vertex": "/v1beta/generateContent",
 }
 CHAT = b'{"model":"sim-small","max_tokens":50,"messages":[{"role":"user","content":"Read it."}]}'
 BODIES = {
     **dict.fromkeys(["openai", *ROOTS], CHAT),
     "anthropic": CHAT,
     "gemini": b'{"model":"sim-small","contents":[{"role":"user","parts":[{"text":"Read it."}]}]}',
+    "vertex": b'{"model":"sim-small","contents":[{"role":"user","parts":[{"text":"Read it."}]}]}',
+    "bedrock": b'{"model":"sim-small","messages":[{"role":"user","content":[{"text":"Read it."}]}]}',
 }
-USAGE = {"gemini": "usageMetadata"}  # of the others: usage
+USAGE = {"gemini": "usageMetadata", "vertex": "usageMetadata"}  # of the others: usage
 COUNTLESS = ("together",)  # never says how many are answered
 KINDS = pytest.mark.parametrize("kind", list(ENDPOINTS))
 
@@ -58,6 +68,8 @@ KINDS = pytest.mark.parametrize("kind", list(ENDPOINTS))
 @pytest.fixture(autouse=True)
 def _key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY_VARIABLE, KEY)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)  # of a signature the simulator checks the form
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a secret")
 
 
 @asynccontextmanager
@@ -65,11 +77,12 @@ async def simulated(kind: str, **config: Any) -> AsyncIterator[BatchProvider]:
     """`kind`: of a provider, or the name of one that has OpenAI's form with differences."""
     like = kind if kind in ROOTS else None
     shape = "openai" if like else kind
-    async with (
-        running(SimulatorConfig(**{**FAST, "api_key": KEY, **config}, like=like)) as url,
-        provider_at(url + ROOTS.get(kind, ""), shape, QUICK, like) as provider,
-    ):
-        yield provider
+    given = {**FAST, "api_key": KEY, "batch_min_records": 1, **config}
+    async with running(SimulatorConfig(**given, like=like)) as url:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("AWS_ENDPOINT_URL_S3", f"{url}/s3")
+            async with provider_at(url + ROOTS.get(kind, ""), shape, QUICK, like) as provider:
+                yield provider
 
 
 def new_batch(
@@ -123,7 +136,8 @@ async def test_requests_that_fail_have_their_status(kind: str, tmp_path: Path) -
     assert {answer.status for answer in failed.values()} == (
         {500, 529} if kind == "anthropic" else {500, 503}
     )
-    assert all("error" in json.loads(answer.body) for answer in failed.values())
+    field = "message" if kind == "bedrock" else "error"
+    assert all(field in json.loads(answer.body) for answer in failed.values())
     assert seen.counts == (None if kind in COUNTLESS else Counts(50, 50 - len(failed), len(failed)))
 
 
@@ -151,7 +165,7 @@ async def test_a_create_that_worked_and_answered_500_is_found(kind: str, tmp_pat
         assert await provider.find("another-tag-1234567890", since) is None
 
 
-@pytest.mark.parametrize("kind", ["openai", "gemini", *ROOTS])
+@pytest.mark.parametrize("kind", ["openai", "gemini", "bedrock", "vertex", *ROOTS])
 async def test_an_upload_that_worked_and_answered_500_is_found(kind: str, tmp_path: Path) -> None:
     """The file is there under the tag's name, and is not sent again."""
     async with simulated(kind, batch_upload_500_share=1.0) as provider:
@@ -205,7 +219,7 @@ async def test_what_a_provider_does_not_show_for_a_while(kind: str, tmp_path: Pa
         assert lengths == [25, 50]
 
 
-@pytest.mark.parametrize("kind", ["openai", "gemini"])
+@pytest.mark.parametrize("kind", ["openai", "gemini", "bedrock", "vertex"])
 async def test_an_upload_that_fails_leaves_nothing(kind: str, tmp_path: Path) -> None:
     """It is sent again, since no file has its name."""
     async with simulated(kind, batch_no_upload_share=1.0) as provider:
@@ -243,7 +257,14 @@ async def test_a_batch_that_expires_keeps_what_it_has(kind: str, tmp_path: Path)
     if kind == "gemini":
         assert (answers, seen.counts) == ({}, Counts(50, 0, 50))
         return
+    if kind in ("bedrock", "vertex"):  # what it did not get to has no line
+        assert len(answers) == 25
+        assert seen.counts == Counts(50, 25, 0)
+        return
     assert set(answers) == set(IDS)
+    if kind == "xai":  # it has no word of its own for it
+        assert {answer.status for answer in answers.values()} == {200, 504}
+        return
     assert {answer.error for answer in answers.values()} == {None, "batch_expired"}
     assert all((answer.status is None) == (answer.error is not None) for answer in answers.values())
 
@@ -273,9 +294,9 @@ async def test_a_batch_that_fails_its_validation_says_where(tmp_path: Path) -> N
     assert seen.outputs == ()
 
 
-@pytest.mark.parametrize("kind", ["together", "mistral"])
+@pytest.mark.parametrize("kind", ["together", "mistral", "xai"])
 async def test_a_refused_batch_that_names_no_line_says_why(kind: str, tmp_path: Path) -> None:
-    """These two have a sentence and no line: it is the problem of the batch as a whole."""
+    """These have a sentence and no line: it is the problem of the batch as a whole."""
     async with simulated(kind) as provider:
         seen = await ended(
             provider, await created(provider, new_batch(provider, kind, tmp_path, ["a", "b", "a"]))
@@ -338,7 +359,7 @@ async def test_a_wrong_key_stops_the_account(kind: str, tmp_path: Path) -> None:
             await created(provider, new_batch(provider, kind, tmp_path))
 
 
-@KINDS
+@pytest.mark.parametrize("kind", [kind for kind in ENDPOINTS if kind != "xai"])
 async def test_what_is_deleted_is_gone(kind: str, tmp_path: Path) -> None:
     """Its outputs cannot be read any more, and deleting once more is no error."""
     async with simulated(kind) as provider:
@@ -348,3 +369,26 @@ async def test_what_is_deleted_is_gone(kind: str, tmp_path: Path) -> None:
         with pytest.raises(BatchGone):
             await all_answers(provider, seen)
         await provider.delete(seen)
+
+
+async def test_of_xai_the_input_alone_can_be_deleted(tmp_path: Path) -> None:
+    """Its results are pages of the batch, which xAI offers no call to delete."""
+    async with simulated("xai") as provider:
+        batch = new_batch(provider, "xai", tmp_path)
+        file_id = await provider.upload(batch)
+        seen = await ended(provider, await provider.create(batch._replace(file_id=file_id)))
+        await provider.delete(seen._replace(file_id=file_id))
+        assert await provider.find_upload(TAG) is None
+        assert len(await all_answers(provider, seen)) == 50
+
+
+async def test_results_in_pages_are_read_to_the_last_one(tmp_path: Path) -> None:
+    """A hundred of xAI's results are a page; a batch of several pages has every answer once."""
+    ids = [f"doc-{number}" for number in range(250)]
+    async with simulated("xai", batch_cut_share=0.4, seed=5) as provider:
+        seen = await ended(
+            provider, await created(provider, new_batch(provider, "xai", tmp_path, ids))
+        )
+        answers = await all_answers(provider, seen)
+    assert len(answers) == 250
+    assert sorted(by_id(answers)) == sorted(ids)

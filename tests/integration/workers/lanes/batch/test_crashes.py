@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 from batch_house import House, Memory, NoControl, batch_house, good, quick
+from batch_servers import CLOUDS
 from lost_replies import some_answers_lost
 from servers import RedisServer
 
@@ -143,6 +144,9 @@ OF_OTHERS: dict[str, dict[str, Any]] = {
     "gemini": {"endpoint": "/v1beta/generateContent"},
     "together": {},
     "mistral": {},
+    "xai": {},
+    "bedrock": {"endpoint": "/model/converse"},
+    "vertex": {"endpoint": "/v1beta/generateContent"},
 }
 AROUND_CREATE = [
     "batch_before_create",
@@ -185,13 +189,19 @@ async def house_of(
         opened.append(open_batches(name, settings, Times(pause_s=0.01)))
         return opened[-1]
 
-    memory, like = Memory(), kind if kind in ("together", "mistral") else None
+    memory, like = Memory(), kind if kind in ("together", "mistral", "xai") else None
     quick(monkeypatch, memory)
     monkeypatch.setattr(engine_module, "open_batches", opens)
     with simulated_apart(
-        SimulatorConfig(batch_s=0.0, batch_step_s=0.0, like=like, **faults)
+        SimulatorConfig(batch_s=0.0, batch_step_s=0.0, batch_min_records=1, like=like, **faults)
     ) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"{url}/s3")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAOFACRASHTEST")
+        monkeypatch.setenv("TOKEN_OF_A_TEST", "a token")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a secret")
         given: dict[str, Any] = {
+            **CLOUDS.get(kind, {}),
+            "api_key_env": "TOKEN_OF_A_TEST" if kind == "vertex" else None,
             "kind": "openai" if like else kind,
             "profile": like,
             "base_url": url,
@@ -237,7 +247,7 @@ async def test_deaths_around_a_create_submit_nothing_twice(
     kind: str, redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the dialects that find their batches in another way than OpenAI's: by custom ids
-    (Anthropic), a display name (Gemini), the file (Together), or in pages with numbers
+    (Anthropic), a name (Gemini, xAI, Bedrock, Vertex AI), the file (Together), or in pages with numbers
     (Mistral)."""
     async with house_of(kind, redis_server.url, tmp_path, monkeypatch) as house:
         job = house.submit(12, batch_max_requests=1, **OF_OTHERS[kind])

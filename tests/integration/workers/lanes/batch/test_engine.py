@@ -36,6 +36,7 @@ from penstock_ledger import (
     Meta,
     NewApiKey,
     OutcomeStore,
+    Publish,
     RedisAddress,
     RedisLedger,
     Remainder,
@@ -723,6 +724,25 @@ async def test_a_feed_that_is_read_anew_waits_for_batches_that_have_its_document
         await house.until(lambda: not house.store.is_busy(job.job_id))
     assert len(house.provider.made) == 1
     assert house.counts(job).calls == 10
+
+
+async def test_what_workers_of_the_lane_before_hold_is_in_no_batch(house: House) -> None:
+    """A feed that is read anew, after a restart of Redis or a feeder that died, comes upon documents
+    whose calls are under way in the lane before: they are not paid for in a batch as well."""
+    job = house.submit(10)
+    moved(house, job, "api")
+    client = RedisAddress.parse(house.settings.redis_url).connect()
+    hot = RedisLedger(client, Meta(house.producer._database).epoch())
+    hot.install_epoch()
+    held = [ItemKey(job.job_id, 1, doc) for doc in ("d3", "d7")]
+    hot.publish("penstock.api", [Publish(key, "", b"{}") for key in held], buckets_for(job))
+    client.close()
+    moved(house, job, "batch")
+    async with house.working():
+        await house.until(lambda: house.counts(job).succeeded == 8)
+        await house.until(lambda: not house.store.is_busy(job.job_id))
+    asked = {name for names in house.provider.names for name in names}
+    assert asked == {f"d{n}" for n in range(10)} - {key.doc_id for key in held}
 
 
 async def test_a_job_that_leaves_the_lane_leaves_nothing_there(house: House) -> None:

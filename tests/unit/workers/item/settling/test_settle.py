@@ -147,6 +147,24 @@ async def test_a_refused_result_is_found_and_becomes_a_dead_letter(house: House)
     assert house.settler.backlog.oldest_s() == 0.0
 
 
+async def test_no_message_ends_before_its_outcome_is_in_sql_and_in_redis(house: House) -> None:
+    """In this order: SQL, Redis, acknowledgement. While a store is away the messages of a group
+    stay recorded: one that counted as lost would be sent, and called, again."""
+    ended = dict[str, set[str]]()
+    failures = iter((AWAY, AWAY))
+
+    def in_sql(_: Settled) -> None:
+        ended["SQL"] = set(house.outcomes)
+        if (error := next(failures, None)) is not None:
+            raise error
+
+    house.stores.sql = in_sql
+    house.stores.redis = lambda _: ended.update(Redis=set(house.outcomes))
+    await house.settle(done("a"), done("b"))
+    assert ended == {"SQL": set(), "Redis": set()}
+    assert set(house.outcomes) == {"job_a:a", "job_a:b"}
+
+
 async def test_what_no_row_can_hold_is_set_aside(house: House) -> None:
     """An item whose very key is refused is kept for a person, with the reason, and holds up nothing
     (A4)."""

@@ -4,13 +4,14 @@ there."""
 from __future__ import annotations
 
 import re
+import zlib
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
-from penstock_ledger import ItemKey, NewProviderBatch, Remainder
+from penstock_ledger import ItemKey, KeptDocument, NewProviderBatch, Remainder
 from penstock_producer.pins import PREFIXES
 from penstock_producer.planning.prefixes import CachedPrompts, PrefixFinder, kept_groups
 from penstock_producer.rows import Document
@@ -267,3 +268,14 @@ def test_lines_have_the_marks_of_the_prompt_cache_and_kept_requests_have_none(
     line = packed.input.read_bytes()
     assert b'"cache_control":{"type":"ephemeral","ttl":"1h"}' in line
     assert packed.bodies(list(packed.documents())) == [bodies[0]]
+
+
+@pytest.mark.parametrize(
+    ("used", "escalations"), [((), 0), ((1, 2, 3, 4, 5), 0), ((0, 1, 9, 9, 7, 1), 1)]
+)
+def test_kept_documents_say_which_of_them_went_on(used: tuple[int, ...], escalations: int) -> None:
+    """Those that an earlier release kept have gone on to no better model."""
+    kept = zlib.compress(KeptDocument("a", "at-a", used).to_line())
+    [found] = packed_before(kept, 64)
+    assert found.escalations == found.before(ItemKey("j", 1, "a")).escalations == escalations
+    assert (found.calls, found.size) == (used[1] if used else 0, 0)

@@ -15,6 +15,7 @@ from penstock_ledger import (
     JobStore,
     NewJob,
     RedisLedger,
+    StepsTaken,
     open_database,
 )
 from penstock_ledger.reasons import by_hand
@@ -34,7 +35,8 @@ def db(tmp_path: Path) -> Iterator[Database]:
 @pytest.fixture
 def jobs(db: Database) -> Jobs:
     views = JobBook(read_job(JobStore(db), WorkerSettings()))
-    return Jobs(JobStore(db), RedisLedger(redis.Redis(), "epoch"), views)  # nothing here asks Redis
+    hot = RedisLedger(redis.Redis(), "epoch")  # nothing here asks Redis
+    return Jobs(JobStore(db), hot, views, StepsTaken(db))
 
 
 def submit(db: Database, job_id: str) -> None:

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock_ratelimit import ServerGauges
 from penstock_ratelimit.fairness import Flow, Priority
+from penstock_ratelimit.shared.interactive import START
 from penstock_workers.lanes.gpu.engine.engine_queue import (
     BUFFER_MIN,
     PASSED_MAX,
@@ -18,6 +20,7 @@ from penstock_workers.lanes.gpu.engine.engine_queue import (
     EngineQueue,
     EngineState,
 )
+from penstock_workers.lanes.gpu.sidecar import ServerQueue
 
 
 async def turns(number: int = 3) -> None:
@@ -40,6 +43,24 @@ async def end(tasks: list[asyncio.Task[EnginePlace]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_server_that_others_use_gets_no_more_than_the_ceiling() -> None:
+    """What the server's own figures leave to batch work goes in, and more once they leave more."""
+    line = ServerQueue(100, interactive_ttft_s=0.5)
+    line.open()
+    inside, waiting = await fill(line.items, [10] * 40)
+    assert len(inside) == START
+    assert line.gauges()["bound"] == "interactive"
+    line.hear("", ServerGauges(8.0, 0.0))  # no histogram: no other server than vLLM has these names
+    await turns()
+    assert line.items.inside == START
+    await end(waiting)
+    free = ServerQueue(100)
+    free.open()
+    inside, waiting = await fill(free.items, [10] * 40)
+    assert (len(inside), free.gauges()["bound"]) == (40, "queue")
+    await end(waiting)
 
 
 async def test_an_empty_engine_gets_all_it_can_run_and_a_buffer() -> None:

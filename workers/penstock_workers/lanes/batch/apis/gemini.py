@@ -39,28 +39,9 @@ from penstock_workers.lanes.batch.apis.reading import (
     identifier,
     mapping,
     request_object,
+    rpc_status,
     said,
 )
-
-STATUSES: Final = {
-    2: 500,
-    3: 400,
-    4: 504,
-    5: 404,
-    6: 409,
-    7: 403,
-    8: 429,
-    9: 400,
-    10: 409,
-    11: 400,
-    12: 501,
-    13: 500,
-    14: 503,
-    15: 500,
-    16: 401,
-}
-"""HTTP statuses of the codes of google.rpc.Code, which an operation's errors carry."""
-
 
 CANCELLED: Final = 1  # of google.rpc.Code
 
@@ -108,17 +89,11 @@ def read_line(output: str, line: Line) -> BatchAnswer | UnreadableLine:
         return UnreadableLine(output, line.number, "it has neither a response nor an error")
     return BatchAnswer(
         answer.key,
-        _status(error.get("code")),
+        rpc_status(error.get("code")),
         orjson.dumps({"error": error}),
         error=said(error.get("status")) or "error",
         message=said(error.get("message")),
     )
-
-
-def _status(code: object) -> int:
-    if isinstance(code, int) and not isinstance(code, bool):
-        return code if 400 <= code <= 599 else STATUSES.get(code, 500)
-    return 500
 
 
 LIMITS: Final = BatchLimits(

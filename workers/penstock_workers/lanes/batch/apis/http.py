@@ -12,10 +12,10 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import aiohttp
 import orjson
@@ -23,6 +23,8 @@ from yarl import URL
 
 from penstock_ledger.redaction import redact
 from penstock_ratelimit import Refusal, Signal, classify
+from penstock_workers.clouds import GoogleTokens, Signer
+from penstock_workers.errors import NoCredentials
 from penstock_workers.item.failures import ASTRAY
 from penstock_workers.item.outcome import Parked
 from penstock_workers.item.run.fates import FATES
@@ -48,6 +50,7 @@ FOREIGN = (
 )
 MAX_CODE_CHARS = 100
 _CAP_IN_WORDS = re.compile(r"enqueued.{0,3}tokens", re.IGNORECASE)  # Gemini has no code for it
+_OF_S3 = re.compile(rb"<Error>.*?<Code>(\w{1,100})</Code>.*?<Message>([^<]{0,500})", re.DOTALL)
 _HIDES = "or it may not exist"  # Google's 403 for a file that is gone
 
 
@@ -70,7 +73,18 @@ class Heard(NamedTuple):
             return {}
         parsed = parsed[0] if isinstance(parsed, list) and parsed else parsed
         error = parsed.get("error") if isinstance(parsed, dict) else None
+        named = self.headers.get("x-amzn-ErrorType")
+        if named and isinstance(parsed, dict):  # Amazon's: the name in a header
+            return {"message": parsed.get("message"), "code": named.partition(":")[0]}
         return error if isinstance(error, dict) else {}
+
+    def in_json(self) -> Heard:
+        """Return a refusal of S3, which is XML, in the form that others have."""
+        found = _OF_S3.search(self.body)
+        if found is None:
+            return self
+        code, message = (part.decode("utf-8", "replace") for part in found.groups())
+        return self._replace(body=orjson.dumps({"error": {"code": code, "message": message}}))
 
 
 def judge(heard: Heard, provider: str, *, once: bool, one: bool) -> BatchError:
@@ -79,6 +93,7 @@ def judge(heard: Heard, provider: str, *, once: bool, one: bool) -> BatchError:
     `once`: the call must not be made again where it may have worked. `one`: it was about one batch
     or file, which a 404 says to be gone.
     """
+    heard = heard.in_json()
     refusal = classify(heard.status, heard.headers, heard.body, time.time())
     assert refusal is not None, "a 2xx is no refusal"
     words = f"provider {provider}: {redact(refusal.detail, cut=True)}"
@@ -159,6 +174,8 @@ class Account:
     base_url: str
     headers: Mapping[str, str] = field(repr=False)  # of each call: its key, for one
     proxy: str | None = None
+    # makes what signs each call; may ask the network, and raise NoCredentials. None: a key is sent
+    make_signer: Callable[[], Signer | GoogleTokens] | None = field(default=None, repr=False)
 
     def is_own(self, url: str) -> bool:
         """Return whether an address in an answer is the provider's own.
@@ -183,6 +200,7 @@ class BatchHttp:
     def __init__(self, account: Account, times: Times | None = None) -> None:
         self.account, self.times = account, times or Times()
         self._opened: aiohttp.ClientSession | None = None
+        self._signer: Signer | GoogleTokens | None = None
 
     async def call(
         self,
@@ -222,9 +240,11 @@ class BatchHttp:
         a 404 says that the batch or file of this path is gone."""
         limit_s = self.times.call_s + size / self.times.slowest_bytes_per_s
         try:
+            url = self._url(path, query)
+            signed = await self._signed(method, url, data)
             async with (
                 asyncio.timeout(limit_s),
-                self._request(method, path, query, data, headers or {}) as response,
+                self._request(method, url, data, {**(headers or {}), **signed}) as response,
             ):
                 heard = Heard(response.status, response.headers, await _read(response))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
@@ -262,7 +282,9 @@ class BatchHttp:
         headers = {"Accept-Encoding": "identity"} | (
             {"Range": f"bytes={offset}-"} if offset else {}
         )
-        async with self._request("GET", path, query, None, headers) as response:
+        url = self._url(path, query)
+        signed = await self._signed("GET", url, None)
+        async with self._request("GET", url, None, {**headers, **signed}) as response:
             yield response
 
     async def refusal(self, response: aiohttp.ClientResponse) -> BatchError:
@@ -284,22 +306,34 @@ class BatchHttp:
         if self._opened is not None:
             await self._opened.close()
 
-    def _request(
-        self,
-        method: str,
-        path: str | URL,
-        query: Mapping[str, str] | None,
-        data: Any,
-        headers: Mapping[str, str],
-    ) -> contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]:
+    def _url(self, path: str | URL, query: Mapping[str, str] | None) -> URL:
         url = (
             URL(address(self.account.base_url, path), encoded=True)
             if isinstance(path, str)
             else path
         )
+        if query and self.account.make_signer is not None:  # as it is signed, byte for byte
+            return URL(f"{url}?{urlencode(query, quote_via=quote, safe='')}", encoded=True)
+        return url.update_query(query) if query else url
+
+    async def _signed(self, method: str, url: URL, data: Any) -> Mapping[str, str]:
+        """Return the headers that sign a call. Raises AccountStopped without credentials."""
+        if self.account.make_signer is None:
+            return {}
+        try:
+            if self._signer is None:
+                self._signer = await asyncio.to_thread(self.account.make_signer)
+            body = data if isinstance(data, bytes) else b""
+            return await self._signer.headers(method, str(url), body)
+        except NoCredentials as error:
+            raise AccountStopped(f"provider {self.account.name}: {error}") from None
+
+    def _request(
+        self, method: str, url: URL, data: Any, headers: Mapping[str, str]
+    ) -> contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]:
         return self._session().request(
             method,
-            url.update_query(query) if query else url,
+            url,
             data=data,
             headers={**self.account.headers, **headers},
             allow_redirects=False,

@@ -1,4 +1,4 @@
-"""OpenAI's Files and Batches, and who has their form: Azure, Groq, Together, Mistral.
+"""OpenAI's Files and Batches, and who has their form: Azure, Groq, Together, Mistral, xAI.
 
 Each of these is a row of ``SHAPES`` that says where it differs, taken from what the provider itself
 publishes. The row is the provider's `profile`, which its host names where nothing else does. What
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
@@ -44,12 +45,14 @@ from penstock_workers.lanes.batch.apis.reading import (
     rows,
     said,
 )
+from penstock_workers.lanes.batch.apis.result_pages import answers_in_pages
 
 TAG: Final = "penstock_batch"  # the name of the tag in `metadata`
 WINDOW: Final = "24h"
 LIMITS: Final = BatchLimits(requests=50_000, total_bytes=200_000_000, line_bytes=200_000_000)
 BEHIND: Final = Listing(rows="data", place="after", next_page=None)
 NUMBERED: Final = Listing(rows="data", place="page", next_page=None, full_page=100)
+WITH_TOKENS: Final = Listing(rows="data", place="pagination_token", next_page="pagination_token")
 
 
 def _asked(batch: NewBatch) -> dict[str, Any]:
@@ -75,6 +78,11 @@ def _asked_mistral(batch: NewBatch) -> dict[str, Any]:
         "metadata": {TAG: batch.tag},
         "timeout_hours": 24,
     }
+
+
+def _asked_xai(batch: NewBatch) -> dict[str, Any]:
+    """Return what creates a batch; xAI keeps a name, and each line says what it asks."""
+    return {"name": batch.tag, "input_file_id": batch.file_id}
 
 
 def _shown(batch: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -107,6 +115,45 @@ def _shown_mistral(batch: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
+def _shown_xai(batch: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the batch with a status, which xAI's has not: its counts and its end say how it is.
+
+    Requests that are left when it is cancelled count as such. It has no output file: what it has
+    answered is asked for by its own id."""
+    state = mapping(batch.get("state"))
+    total, good = counted(state.get("num_requests")), counted(state.get("num_success"))
+    bad = counted(state.get("num_error")) + counted(state.get("num_cancelled"))
+    why = batch.get("cancel_by_xai_message")
+    status = "validating" if total == 0 else "in_progress"
+    if batch.get("cancel_time") or why:
+        status = "failed" if why and total == 0 else "cancelled"
+    elif total and counted(state.get("num_pending")) == 0:
+        status = "completed"
+    elif _is_past(batch.get("expire_time")):
+        status = "expired"
+    return {
+        **batch,
+        "id": batch.get("batch_id"),
+        "status": status,
+        "metadata": {TAG: batch.get("name")},
+        "output_file_id": batch.get("batch_id") if total and status in ENDED else None,
+        "errors": [{"code": "failed", "message": why}] if why else None,
+        "request_counts": {"total": total, "completed": good, "failed": bad} if total else None,
+    }
+
+
+def _is_past(value: object) -> bool:
+    """Return whether a time in words is over; of a bare date, the whole day."""
+    try:
+        at = datetime.fromisoformat(value) if isinstance(value, str) else None
+    except ValueError:
+        at = None
+    if at is None:
+        return False
+    over = at if "T" in str(value) else at + timedelta(days=1)
+    return over.replace(tzinfo=over.tzinfo or UTC) <= datetime.now(UTC)
+
+
 class Shape(NamedTuple):
     """The shape of one provider's files and batches, to ask and to read."""
 
@@ -120,6 +167,9 @@ class Shape(NamedTuple):
     batches_path: str = "/v1/batches"
     batches_query: Mapping[str, str] = {"limit": "100"}
     batches: Listing = BEHIND
+    cancel: str = "/cancel"  # behind the address of a batch
+    # answers are pages of a list at this place behind the address of a batch; None: files
+    results: str | None = None
     endpoints: frozenset[str] | None = None  # that its batches may ask; None: it is not said
     bare_lines: bool = False  # a line has its id and its body, and no method and url
     asked: Callable[[NewBatch], dict[str, Any]] = _asked
@@ -172,6 +222,20 @@ SHAPES: Final[Mapping[str, Shape]] = {
         asked=_asked_mistral,
         shown=_shown_mistral,
         means={"success": "completed", "timeout_exceeded": "expired"},
+    ),
+    # Lines of a file as OpenAI's, a batch of a name and that file, counts in place of a status,
+    # answers in pages of /results (docs.x.ai/developers/advanced-api-usage/batch-api; xai-org/
+    # xai-proto, batch.proto; vercel/ai, its provider of xAI). How much one file may have is not
+    # said: as OpenAI's. Of chats alone it is known how their answers stand in a page.
+    "xai": Shape(
+        files_query={"limit": "100"},
+        files=WITH_TOKENS,
+        batches=WITH_TOKENS._replace(rows="batches"),
+        cancel=":cancel",
+        results="/results",
+        endpoints=frozenset({CHAT}),
+        asked=_asked_xai,
+        shown=_shown_xai,
     ),
 }
 """By the names of metering profiles."""
@@ -342,6 +406,11 @@ class OpenAIBatches:
 
     async def answers(self, seen: BatchSeen) -> AsyncGenerator[BatchAnswer | UnreadableLine, None]:
         for file_id in seen.outputs:
+            if self._shape.results is not None:
+                path = _path(self._shape.batches_path, file_id) + self._shape.results
+                async for answer in answers_in_pages(self._http, path, self.limits.requests):
+                    yield answer
+                continue
             output = Output(file_id, _path("/v1/files", file_id) + "/content", self.limits.requests)
             async with contextlib.aclosing(output_lines(self._http, output)) as lines:
                 async for line in lines:
@@ -350,7 +419,7 @@ class OpenAIBatches:
     async def cancel(self, batch_id: str) -> BatchSeen:
         """Cancel a batch; one that has ended refuses, and is shown as it is."""
         try:
-            path = _path(self._shape.batches_path, batch_id) + "/cancel"
+            path = _path(self._shape.batches_path, batch_id) + self._shape.cancel
             batch = await self._http.call("POST", path, payload={}, one=True)
         except BatchGone:
             raise
@@ -359,7 +428,8 @@ class OpenAIBatches:
         return self._seen(batch, once=False)
 
     async def delete(self, seen: BatchSeen) -> None:
-        for file_id in filter(None, (seen.file_id, *seen.outputs)):
+        outputs = seen.outputs if self._shape.results is None else ()
+        for file_id in filter(None, (seen.file_id, *outputs)):
             with contextlib.suppress(BatchGone):
                 await self._http.call("DELETE", _path("/v1/files", file_id), one=True)
 

@@ -97,3 +97,30 @@ def request_object(body: bytes) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise BadLine("the body is not a JSON object")
     return parsed
+
+
+STATUSES: Final = {
+    2: 500,
+    3: 400,
+    4: 504,
+    5: 404,
+    6: 409,
+    7: 403,
+    8: 429,
+    9: 400,
+    10: 409,
+    11: 400,
+    12: 501,
+    13: 500,
+    14: 503,
+    15: 500,
+    16: 401,
+}
+"""HTTP statuses of the codes of google.rpc.Code, which errors of Google and of xAI carry."""
+
+
+def rpc_status(code: object) -> int:
+    """Return the HTTP status for an error's code, which may be one already."""
+    if isinstance(code, int) and not isinstance(code, bool):
+        return code if 400 <= code <= 599 else STATUSES.get(code, 500)
+    return 500

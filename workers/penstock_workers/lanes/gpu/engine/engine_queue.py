@@ -65,6 +65,7 @@ class EngineQueue:
 
     def __init__(self) -> None:
         self.inside = 0  # sequences
+        self.ceiling = math.inf  # of them, where others use the engine, too
         self._tokens = 0.0  # promised to those inside
         self._share_used = 1.0  # of what items may come to occupy, learned from those that ended
         self._max_seqs = 0  # 0 while there is no engine
@@ -192,12 +193,13 @@ class EngineQueue:
             if alone:
                 return
 
-    def _limit(self) -> int:
+    def _limit(self) -> float:
         """Return how many sequences may be inside.
 
         Where some wait already, those that run and a buffer; else as many as ever fit."""
         running = self._state.running if self._state.waiting else self._max_seqs
-        return running + max(BUFFER_MIN, math.ceil(BUFFER_SHARE * running))
+        full = running + max(BUFFER_MIN, math.ceil(BUFFER_SHARE * running))
+        return min(full, self.ceiling)
 
     def _next(self) -> EnginePlace | None:
         """Take the first in line that fits into memory.
