@@ -12,6 +12,8 @@ AIRFLOW ?= .venv-airflow
 AUDIT ?= .venv-audit
 FRAMEWORKS ?= .venv-frameworks
 VERCEL := tests/integration/gateway/vercel
+IMAGES ?= localhost
+PLATFORMS ?= linux/amd64,linux/arm64
 SEEDS ?= 1000
 MINUTES ?= 60
 # Half of the tests' time is waiting for processes, leases and retries: two tests for each of two cores.
@@ -30,7 +32,7 @@ define make_venv
 @$(1)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 endef
 
-.PHONY: help demo demo-embed demo-clean test test-all test-fast test-long test-cluster test-images test-servers test-vllm test-airflow test-frameworks docs pages chart check monitoring format bench bench-vllm chaos soak explore known-faults audit clean
+.PHONY: help demo demo-embed demo-clean test test-all test-fast test-long test-cluster test-images test-servers test-vllm test-airflow test-frameworks docs pages packages images servers cluster chart check monitoring format bench bench-vllm chaos soak explore known-faults audit clean
 
 help: ## list these commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -118,13 +120,40 @@ $(FRAMEWORKS)/.installed: pyproject.toml $(VERCEL)/package-lock.json
 		ci --silent --no-audit --no-fund --prefix $(FRAMEWORKS)
 	@touch $@
 
+# Where a tag is given it has to be that of the version.
+packages: $(STAMP) ## build wheel and sdist into dist/, twice, and see that both builds are the same (TAG=v0.1.0: of that version)
+	@test -z "$$TAG" || test "$$TAG" = "v$$($(BIN)/python -m hatchling version)" || { echo "the tag is not that of the version"; exit 1; }
+	@rm -rf dist
+	@for place in dist dist/again; do \
+		SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m hatchling build --directory $$place >/dev/null || exit 1; \
+	done
+	@cd dist && sha256sum *.whl *.tar.gz > sums && (cd again && sha256sum --check --quiet ../sums) && cat sums && rm -r again sums
+
+# The image of vLLM, on which that of the lane gpu stands, is asked for amd64 alone.
+images: ## build the images for amd64 and arm64, with provenance and SBOM, by docker buildx (IMAGES=REGISTRY/OWNER PUSH=1: and push them)
+	@version=$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml); \
+	for kind in "" -embed -gpu; do \
+		platforms=$(PLATFORMS); test "$$kind" != -gpu || platforms=linux/amd64; \
+		docker buildx build --file docker/Dockerfile$$(echo $$kind | tr - .) --platform $$platforms --provenance mode=max --sbom true \
+			--build-arg VERSION=$$version --build-arg REVISION=$$(git rev-parse HEAD) \
+			--tag "$(IMAGES)/penstock$$kind:$$version" $(if $(PUSH),--push) . || exit 1; \
+	done
+
+servers: ## install the servers of `make test-servers` on Debian or Ubuntu (sudo)
+	sudo apt-get update --quiet
+	sudo apt-get install --yes --no-install-recommends mariadb-server nginx pgbouncer rabbitmq-server redis-sentinel redis-server
+
+cluster: ## make a cluster with KEDA for `make test-cluster` (needs kind and helm; KUBECONFIG=file to write)
+	kind create cluster --name penstock --kubeconfig "$$KUBECONFIG" --wait 180s
+	helm --kubeconfig "$$KUBECONFIG" install keda keda --repo https://kedacore.github.io/charts --namespace keda --create-namespace --wait
+
 # Not --quiet: MkDocs counts only the warnings that it shows, so that --strict would refuse nothing.
 docs: $(STAMP) ## build the pages as a site into site/, strictly: no broken links, no network
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Tests hold these files to the code: they are never written by hand.
-pages: $(STAMP) ## write the pages and schemas that are made of the code: options, commands, job specs
-	@for page in options_page commands_page job_spec_schema; do $(BIN)/python tests/harness/$$page.py || exit 1; done
+pages: $(STAMP) ## write the pages and schemas that are made of the code: options, commands, job specs, licences
+	@for page in options_page commands_page job_spec_schema licences_page; do $(BIN)/python tests/harness/$$page.py || exit 1; done
 
 chart: $(STAMP) ## renew the chart's golden file and its table of values (look at the diff)
 	@PYTHONPATH=tests $(BIN)/python -m chart.renew

@@ -91,7 +91,11 @@ KEYS_CREATE: Final = _examples(
 KEYS_LIST: Final = _examples("penstock keys list")
 KEYS_REVOKE: Final = _examples("penstock keys revoke key_4c1f0e9a2b7d5e8f3a6c1b90")
 LIMITS: Final = _examples("penstock limits --watch", "penstock limits --lift default")
-DOCTOR: Final = _examples("penstock doctor", "penstock doctor --state results/.penstock")
+DOCTOR: Final = _examples(
+    "penstock doctor",
+    "penstock doctor --state results/.penstock",
+    "penstock doctor --report penstock-report.txt",
+)
 CHAOS: Final = _examples(
     "penstock chaos --faults kill,flushall",
     "penstock chaos --minutes 30 --lane batch --seed 7",

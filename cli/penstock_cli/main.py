@@ -5,7 +5,6 @@ Every failure leaves through here."""
 from __future__ import annotations
 
 import os
-import platform
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -27,9 +26,9 @@ def _print_version(wanted: bool) -> None:
     A question is answered with these first.
     """
     if wanted:
-        from importlib.metadata import version
+        from penstock_cli.version import version_line
 
-        typer.echo(f"penstock {version('penstock')} (Python {platform.python_version()})")
+        typer.echo(version_line())
         raise typer.Exit
 
 

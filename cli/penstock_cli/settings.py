@@ -43,6 +43,17 @@ def first_set(names: Sequence[str]) -> tuple[str, str] | None:
     return next(((name, os.environ[name]) for name in names if name in os.environ), None)
 
 
+def names_that_count() -> list[str]:
+    """Return the names of variables that are set and that Penstock or its libraries read."""
+    return sorted(
+        name
+        for name in os.environ
+        if name.startswith((SETTINGS_PREFIX, "AWS_", "CELERY_", "FLOWER_", "OTEL_"))
+        or name in (*KEY_VARIABLES.values(), "MALLOC_ARENA_MAX", "SSL_CERT_FILE", "TMPDIR")
+        or name.upper().endswith("_PROXY")
+    )
+
+
 def own_environment() -> dict[str, str]:
     """Return all variables, settings included, for a process that reads them as this one did."""
     return dict(os.environ)

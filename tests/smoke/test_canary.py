@@ -250,7 +250,7 @@ def commands(fleet: Fleet, url: str) -> list[str]:
         ["dlq", "show", "hooked", "hooked-0"],
         ["status", "held"],
         ["limits"],
-        ["doctor"],
+        ["doctor", "--report", "-"],
     )
     return [
         *(run(fleet, *arguments) for arguments in asked),
@@ -270,6 +270,7 @@ def looked_everywhere(left: dict[str, str]) -> None:
     """The test looked at the right places: each has what the run was about."""
     assert "[redacted]" in left["sql"]
     assert "[redacted]" in left["commands"]
+    assert "calls to default fail: job " in left["commands"]
     assert "task-failed" in left["events"]
     assert any("output.jsonl" in name for name in left)
     assert any("api-" in name for name in left)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -233,6 +234,16 @@ def doctor(
             "--try", help="With --lane: load the model and run one token, as a worker would."
         ),
     ] = False,
+    report: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help=(
+                "Also write all that a bug report needs into this new file, without secrets; - is "
+                "standard output."
+            ),
+        ),
+    ] = None,
     state: options.StateOption = None,
 ) -> None:
     """Check what a job needs and what is unsafe, and say how to repair it.
@@ -241,19 +252,25 @@ def doctor(
     """
     from rich.text import Text
 
+    from penstock_cli.doctor import bundle
     from penstock_cli.doctor.checks import examine
     from penstock_cli.doctor.fleet import asked_lane
-    from penstock_cli.doctor.worker import Verdict
+    from penstock_cli.doctor.worker import Finding, Verdict
+    from penstock_cli.files import STDOUT
     from penstock_cli.show.terminal import console as make_console
 
+    if report is not None:
+        bundle.check_place(report)
     console = make_console()
+    console.quiet = report == STDOUT  # the report has it all
     styles = {Verdict.GOOD: "green", Verdict.WARNING: "yellow", Verdict.BAD: "red"}
-    seen = Counter[Verdict]()
+    seen, findings = Counter[Verdict](), list[Finding]()
     wanted = asked_lane(lane, model, attempt=attempt)
     for finding in examine(
         state, knock=provider, migrate=migrate, accept=accept or (), lane=wanted
     ):
         seen[finding.verdict] += 1
+        findings.append(finding)
         mark = Text.assemble(
             (f"{finding.verdict:<5}", styles[finding.verdict]),
             f"{finding.subject:<12}",
@@ -266,4 +283,7 @@ def doctor(
     console.print(
         Text(f"{refused} refused, {warned} warnings, {seen[Verdict.GOOD]} good"), soft_wrap=True
     )
+    if report is not None:
+        bundle.write(report, bundle.report(findings, state, now=time.time()))
+        console.print(Text(f"{report} is the report: read it before you attach it"), soft_wrap=True)
     raise typer.Exit(EXIT_FAILED if refused else 0)
