@@ -63,7 +63,7 @@ def test_messages_of_the_last_release_are_read(path: Path) -> None:
             ["added as required: a > b = int, required"],
         ),
         ({"a": "str"}, {"a": "str", "c": "t", "c > b": "int, required"}, []),
-        ({"a": "one of x, y"}, {"a": "one of x, y, z"}, []),
+        ({"a": "null or one of x, y"}, {"a": "null or one of x, y, z"}, []),
         ({"a": "one of x, y"}, {"a": "one of x, z"}, ["changed: a = one of x, z, was one of x, y"]),
     ],
 )

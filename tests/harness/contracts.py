@@ -208,9 +208,13 @@ def golden(name: str) -> tuple[int, Facts]:
 
 
 def _only_more_choices(before: str, now: str) -> bool:
+    """Whether what may be chosen is all there still, with something besides."""
     first = "one of "
-    earlier, later = (set(one.removeprefix(first).split(", ")) for one in (before, now))
-    return before.startswith(first) and now.startswith(first) and earlier <= later
+    earlier, later = (
+        {choice for one in value.split(" or ") for choice in one.removeprefix(first).split(", ")}
+        for value in (before, now)
+    )
+    return first in before and first in now and earlier <= later
 
 
 def broken(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
