@@ -69,6 +69,8 @@ class House:
             metrics_port=port,
             providers__default__usd_per_mtok_in=3,
             providers__default__rpm=6000,
+            providers__default__metrics_url=f"{self.fleet.provider.root}/metrics",
+            providers__default__interactive_ttft_s=30.0,
             **settings,
         )
 
