@@ -55,6 +55,11 @@ MORE_EVERY_S: Final = 60.0
 hundred is fed after each of these times: what stands still must not hold up the others for ever."""
 
 
+PAUSED_WITHIN_S: Final = 5.0
+"""Of the group that shows it, a job that has to stop is paused by the worker that stored it. A
+worker may die in between: after that time a few more documents are fed, whose worker pauses it."""
+
+
 class FirstHundred:
     """Holds jobs to a first hundred documents, on the control thread. Raises redis.RedisError."""
 
@@ -63,6 +68,8 @@ class FirstHundred:
         self._clock = clock
         # by job and generation: when its feed was first looked at; None once it has its hundred
         self._since: dict[tuple[str, int], float | None] = {}
+        # and when its hundred were seen to be too bad
+        self._stops: dict[tuple[str, int], float] = {}
 
     def room(self, job: Job, spec: JobSpec, generation: int, outstanding: int, room: int) -> int:
         """Return how many of ``room`` documents may be fed now.
@@ -76,16 +83,20 @@ class FirstHundred:
             return room
         lately = self._hot.lately(job.job_id, generation)
         seen = max(lately.ended, lately.answered)
-        # a job that has to stop is paused by the worker that has stored the hundredth
-        if seen >= FIRST and decide(lately, bounds, accepted_of(job, generation)) is None:
-            self._since[job.job_id, generation] = None
-            return room
+        if seen >= FIRST:
+            if decide(lately, bounds, accepted_of(job, generation)) is None:
+                self._since[job.job_id, generation] = None
+                return room
+            seen_at = self._stops.setdefault((job.job_id, generation), now)
+            if outstanding or now - seen_at < PAUSED_WITHIN_S:
+                return 0
         most = FED + FIRST * int((now - since) / MORE_EVERY_S)
         return max(0, min(room, most - outstanding - min(lately.ended, FIRST)))
 
     def keep_only(self, live: Collection[str]) -> None:
         """Forget jobs that have ended."""
         self._since = {name: since for name, since in self._since.items() if name[0] in live}
+        self._stops = {name: at for name, at in self._stops.items() if name[0] in live}
 
 
 class Part(NamedTuple):

@@ -23,6 +23,7 @@ from penstock_ledger import (
     BeginReply,
     Database,
     JobStore,
+    Lately,
     LiveJobs,
     Meta,
     OutcomeStore,
@@ -45,7 +46,7 @@ from penstock_ratelimit.store.messages import ProviderReport, Reserve
 from penstock_ratelimit.store.quota_hash import QuotaHash
 from penstock_ratelimit.testing import BlockingScripts
 from penstock_workers.control import feeding, fleet_figures, loop
-from penstock_workers.control.feeding import FED, MORE_EVERY_S, FirstHundred
+from penstock_workers.control.feeding import FED, MORE_EVERY_S, PAUSED_WITHIN_S, FirstHundred
 from penstock_workers.control.feeds import feed_windows
 from penstock_workers.control.feeds.feed_windows import ACTIVE_S, LOOK_EVERY_S, FeedWindows
 from penstock_workers.control.feeds.leadership import RENEW_BELOW_S
@@ -178,6 +179,25 @@ def test_what_stands_still_does_not_hold_up_the_first_hundred(house: House) -> N
     assert first.room(job, spec, 1, FED, 5_000) == FIRST
     off = JobSpec.accepted(job.spec | {"stop_at_dead": "off"})
     assert first.room(job, off, 1, FED, 5_000) == 5_000
+
+
+def test_a_job_that_has_to_stop_is_fed_no_more_until_its_worker_may_have_died(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker that stored the hundredth failure pauses it a moment later; a few more documents
+    are fed where nothing is under way and no worker has done so for seconds."""
+    now = 0.0
+    first = FirstHundred(house.hot, clock=lambda: now)
+    job = house.submit(5, stop_at_dead="50%")
+    spec = JobSpec.accepted(job.spec)
+    assert first.room(job, spec, 1, 0, 5_000) == FED
+    bad = Lately(ended=110, dead=110)
+    monkeypatch.setattr(house.hot, "lately", lambda *_: bad)
+    assert first.room(job, spec, 1, 18, 5_000) == 0
+    assert first.room(job, spec, 1, 0, 5_000) == 0
+    now = PAUSED_WITHIN_S
+    assert first.room(job, spec, 1, 18, 5_000) == 0
+    assert first.room(job, spec, 1, 0, 5_000) == FED - FIRST
 
 
 def jobs_queued(house: House) -> list[str]:
