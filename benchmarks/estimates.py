@@ -1,4 +1,4 @@
-"""What `penstock preview` or a sample says that jobs cost, beside what they cost: fourteen cases.
+"""What `penstock preview` or a sample says that jobs cost, beside what they cost: fifteen cases.
 
 `python -m benchmarks.estimates`: jobs at the simulated provider, which counts tokens by a real
 vocabulary (o200k_base) while Penstock guesses them by the script of each text. Tiktoken's file of

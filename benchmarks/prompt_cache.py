@@ -1,4 +1,4 @@
-"""What documents cost with the provider's prompt cache, beside a plain loop.
+"""Measures the cost of documents with the provider's prompt cache, beside a plain loop.
 
 `python -m benchmarks.prompt_cache`: jobs at the simulated provider with the prices of three models,
 over a corpus in which 60 % of each prompt is shared with others and 20 % of the documents are

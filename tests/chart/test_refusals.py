@@ -47,7 +47,7 @@ REFUSALS: dict[str, tuple[str, Values, str, str]] = {
     ),
     "a job with a state of its own": (
         "job",
-        _job(spec={"run": {"state": "/work"}}),
+        _job(spec={"run": {"state": "/elsewhere"}}),
         "spec.run.state would be overruled",
         "leave it out",
     ),

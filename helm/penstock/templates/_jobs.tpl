@@ -42,7 +42,7 @@ pools (`penstock submit`). Both go on where they stopped when their command is r
 
 {{- define "penstock.jobArgs" -}}
 {{- if .alone -}}
-{{- $folder := printf "/work/%s" .name -}}
+{{- $folder := printf "/penstock/%s" .name -}}
 {{- toJson (list "run" "/job/job.json" "--out" (default (printf "%s/out" $folder) .out) "--state" (printf "%s/state" $folder) "--wait" "--no-progress") -}}
 {{- else -}}
 {{- toJson (list "submit" "/job/job.json") -}}
@@ -102,7 +102,7 @@ spec:
         - {name: job, mountPath: /job, readOnly: true}
         - {name: tmp, mountPath: /tmp}
         {{- if $job.alone }}
-        - {name: work, mountPath: /work}
+        - {name: work, mountPath: /penstock}
         {{- end }}
         {{- with $job.volumeMounts }}
         {{- toYaml . | nindent 8 }}

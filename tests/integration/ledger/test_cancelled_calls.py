@@ -68,5 +68,5 @@ def test_a_cancelled_call_mixes_no_answers(
         return was_cancelled
 
     was_cancelled = asyncio.run(every_moment())
-    assert True in was_cancelled
+    assert any(was_cancelled), "every call was over before it was cancelled"
     assert is_slow or False in was_cancelled, "a call was not over within so many steps"

@@ -56,8 +56,8 @@ hundred is fed after each of these times: what stands still must not hold up the
 
 
 PAUSED_WITHIN_S: Final = 5.0
-"""Of the group that shows it, a job that has to stop is paused by the worker that stored it. A
-worker may die in between: after that time a few more documents are fed, whose worker pauses it."""
+"""The worker that stores the hundredth failure pauses its job within so long, or has died: then a
+few more documents are fed, and the worker that stores these pauses it."""
 
 
 class FirstHundred:

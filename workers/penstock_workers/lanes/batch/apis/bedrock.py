@@ -16,6 +16,7 @@ import msgspec
 import orjson
 
 from penstock_producer.job.endpoints import CONVERSE
+from penstock_workers.lanes.batch.apis.bucket import batch_name, file_of, folder_of
 from penstock_workers.lanes.batch.apis.http import BatchHttp, Listing, pages
 from penstock_workers.lanes.batch.apis.output_lines import Line, Output, output_lines
 from penstock_workers.lanes.batch.apis.provider import (
@@ -95,9 +96,9 @@ def read_line(output: str, line: Line) -> BatchAnswer | UnreadableLine:
         return UnreadableLine(output, line.number, f"no record of a batch: {said(str(fault))}")
     if identifier(answer.record_id) is None:
         return UnreadableLine(output, line.number, "its recordId is empty or no usable name")
-    told = as_it_came(answer.model_output, line.text)
-    if told.startswith(b"{"):
-        return BatchAnswer(answer.record_id, 200, told)
+    output_bytes = as_it_came(answer.model_output, line.text)
+    if output_bytes.startswith(b"{"):
+        return BatchAnswer(answer.record_id, 200, output_bytes)
     error = mapping(answer.error)
     if not error:
         return UnreadableLine(output, line.number, "it has neither a modelOutput nor an error")
@@ -124,13 +125,13 @@ class BedrockBatches:
 
     async def upload(self, batch: NewBatch) -> str | None:
         self._check(batch)
-        uri, size = self._uri(batch.tag), batch.path.stat().st_size
+        uri, size = file_of(self._place.bucket, batch.tag), batch.path.stat().st_size
         with batch.path.open("rb") as file:
             await self._files.heard("PUT", _path(uri), data=file, size=size, once=True)
         return uri
 
     async def find_upload(self, tag: str) -> str | None:
-        uri = self._uri(tag)
+        uri = file_of(self._place.bucket, tag)
         try:
             # not HEAD, whose refusals say nothing
             await self._files.heard("GET", _path(uri), headers={"Range": "bytes=0-0"}, one=True)
@@ -141,7 +142,7 @@ class BedrockBatches:
     async def create(self, batch: NewBatch) -> BatchSeen:
         self._check(batch)
         asked = {
-            "jobName": _name(batch.tag),
+            "jobName": batch_name(batch.tag),
             "clientRequestToken": batch.tag,
             "roleArn": self._place.role,
             "modelId": batch.model,
@@ -149,7 +150,9 @@ class BedrockBatches:
             "inputDataConfig": {
                 "s3InputDataConfig": {"s3InputFormat": "JSONL", "s3Uri": batch.file_id}
             },
-            "outputDataConfig": {"s3OutputDataConfig": {"s3Uri": self._folder(batch.tag)}},
+            "outputDataConfig": {
+                "s3OutputDataConfig": {"s3Uri": folder_of(self._place.bucket, batch.tag)}
+            },
             "timeoutDurationInHours": HOURS,
         }
         made = await self._http.call("POST", JOBS, payload=asked, once=True, one=True)
@@ -171,11 +174,11 @@ class BedrockBatches:
             )
 
     async def find(self, tag: str, since: float) -> BatchSeen | None:
-        query = {"nameContains": _name(tag), "maxResults": "100"}
+        query = {"nameContains": batch_name(tag), "maxResults": "100"}
         async with contextlib.aclosing(pages(self._http, LISTING, JOBS + "s", query)) as found:
             async for page in found:
                 for job in page:
-                    if job.get("jobName") == _name(tag):
+                    if job.get("jobName") == batch_name(tag):
                         return self._seen(job, once=True)
         return None
 
@@ -211,13 +214,6 @@ class BedrockBatches:
         await self._http.close()
         await self._files.close()
 
-    def _folder(self, tag: str) -> str:
-        return f"{self._place.bucket.rstrip('/')}/{_name(tag)}/"
-
-    def _uri(self, tag: str) -> str:
-        """Return where the file of a batch lies."""
-        return f"{self._folder(tag)}{_name(tag)}.jsonl"
-
     def _seen(self, job: Mapping[str, Any], *, once: bool) -> BatchSeen:
         arn, status = identifier(job.get("jobArn")), identifier(job.get("status"))
         if arn is None or status is None:
@@ -242,10 +238,6 @@ class BedrockBatches:
             outputs=(output,) if has_output and output is not None else (),
             file_id=identifier(given),
         )
-
-
-def _name(tag: str) -> str:
-    return f"penstock-{tag}"
 
 
 def _path(uri: str) -> str:

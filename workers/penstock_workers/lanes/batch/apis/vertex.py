@@ -20,6 +20,7 @@ import msgspec
 import orjson
 
 from penstock_producer.job.endpoints import GENERATE
+from penstock_workers.lanes.batch.apis.bucket import batch_name, file_of, folder_of
 from penstock_workers.lanes.batch.apis.http import BatchHttp, Listing, pages
 from penstock_workers.lanes.batch.apis.output_lines import Line, Output, output_lines
 from penstock_workers.lanes.batch.apis.provider import (
@@ -138,7 +139,7 @@ class VertexBatches:
         return write_line(custom_id, endpoint, body, self.limits.line_bytes)
 
     async def upload(self, batch: NewBatch) -> str | None:
-        uri, size = self._uri(batch.tag), batch.path.stat().st_size
+        uri, size = file_of(self._place.bucket, batch.tag), batch.path.stat().st_size
         bucket, name = _parts(uri)
         with batch.path.open("rb") as file:
             await self._files.heard(
@@ -153,7 +154,7 @@ class VertexBatches:
         return uri
 
     async def find_upload(self, tag: str) -> str | None:
-        uri = self._uri(tag)
+        uri = file_of(self._place.bucket, tag)
         try:
             await self._files.call("GET", _path(uri), one=True)
         except BatchGone:
@@ -167,12 +168,12 @@ class VertexBatches:
             )
         model = batch.model.removeprefix("models/")
         asked = {
-            "displayName": _name(batch.tag),
+            "displayName": batch_name(batch.tag),
             "model": model if "/" in model else f"publishers/google/models/{model}",
             "inputConfig": {"instancesFormat": "jsonl", "gcsSource": {"uris": [batch.file_id]}},
             "outputConfig": {
                 "predictionsFormat": "jsonl",
-                "gcsDestination": {"outputUriPrefix": self._folder(batch.tag)},
+                "gcsDestination": {"outputUriPrefix": folder_of(self._place.bucket, batch.tag)},
             },
         }
         path = f"{self._place.parent}/batchPredictionJobs"
@@ -182,11 +183,11 @@ class VertexBatches:
 
     async def find(self, tag: str, since: float) -> BatchSeen | None:
         path = f"{self._place.parent}/batchPredictionJobs"
-        query = {"filter": f'displayName="{_name(tag)}"', "pageSize": "100"}
+        query = {"filter": f'displayName="{batch_name(tag)}"', "pageSize": "100"}
         async with contextlib.aclosing(pages(self._http, JOBS, path, query)) as found:
             async for page in found:
                 for job in page:
-                    if job.get("displayName") == _name(tag):
+                    if job.get("displayName") == batch_name(tag):
                         return self._seen(job, once=True, output=None)._replace(ended=False)
         return None
 
@@ -236,13 +237,6 @@ class VertexBatches:
         await self._http.close()
         await self._files.close()
 
-    def _folder(self, tag: str) -> str:
-        return f"{self._place.bucket.rstrip('/')}/{_name(tag)}/"
-
-    def _uri(self, tag: str) -> str:
-        """Return where the file of a batch lies."""
-        return f"{self._folder(tag)}{_name(tag)}.jsonl"
-
     def _seen(self, job: Mapping[str, Any], *, once: bool, output: str | None) -> BatchSeen:
         name, state = identifier(job.get("name")), identifier(job.get("state"))
         if name is None or state is None:
@@ -262,10 +256,6 @@ class VertexBatches:
             outputs=() if output is None or end not in ENDED else (output,),
             file_id=identifier(uris[0]) if isinstance(uris, list) and uris else None,
         )
-
-
-def _name(tag: str) -> str:
-    return f"penstock-{tag}"
 
 
 def _parts(uri: str) -> tuple[str, str]:
