@@ -177,9 +177,10 @@ class Provider:
 
     def _looked_up(self, call: Call, now: float) -> CacheUse:
         """Return what the cache has of a prompt, by luck where it is kept without marks."""
-        found = self._cache.look(call.prefixes, now)
-        is_missed = found.read and self._luck.random() >= self._config.prompt_cache_hits
-        return NO_CACHE if is_missed and not found.written else found
+        is_luck = all(one.price == 1 for one in call.prefixes)
+        if is_luck and self._luck.random() >= self._config.prompt_cache_hits:
+            return NO_CACHE
+        return self._cache.look(call.prefixes, now)
 
     def close_call(self, call: Call, reply: Reply, *, unread: bool) -> None:
         self.book.left(call.tag, reply.outcome, reply.usage, ok=reply.good, unread=unread)

@@ -26,6 +26,7 @@ __all__ = [
     "parted",
     "pieces_of",
     "rules_of",
+    "with_cache",
     "without_marks",
 ]
 
@@ -237,11 +238,8 @@ def _parsed(raw: msgspec.Raw) -> Any:
 
 
 _UNMARKABLE: Final = ("thinking", "redacted_thinking")  # parts of Anthropic's that take no mark
-_HELD: Final[Sequence[str]] = (
-    "tools",
-    "toolConfig",
-    "systemInstruction",
-)  # by a cache of Gemini, with contents
+# what a cache of Gemini holds beside contents
+_HELD: Final[Sequence[str]] = ("tools", "toolConfig", "systemInstruction")
 _OWN_MARKS: Final = (b'"cache_control"', b'"prompt_cache_')
 MARKS_MAX: Final = 4  # in a request to Anthropic or OpenAI
 
@@ -299,6 +297,11 @@ def parted(body: bytes, endpoint: str, cut: Cut, model: str | None) -> tuple[byt
         held["contents"] = msgspec.Raw(_write(kept))
     fields["contents"] = msgspec.Raw(_write(left))
     return _write(held), _write(fields)
+
+
+def with_cache(body: bytes, name: str) -> bytes:
+    """Return a request that ``parted`` has left, behind a cache with this name."""
+    return _write({**_read.decode(body), "cachedContent": name})
 
 
 def _split(turns: Sequence[dict[str, Any]], at: int, chars: int) -> tuple[list[Any], list[Any]]:

@@ -82,6 +82,15 @@ class Item(Struct, eq=False):
             self.marks[name] = time_ns()
 
 
+class Behind(Struct):
+    """The explicit cache that a request begins with."""
+
+    name: str
+    held: bytes  # what it holds of the request
+    whole: bytes | None = None  # the request without it, once it is sent behind it
+    is_gone: bool = False  # the provider has it no more
+
+
 class Attempt(Item, kw_only=True, eq=False):
     """One try of an item: what the runner's steps pass on.
 
@@ -111,6 +120,7 @@ class Attempt(Item, kw_only=True, eq=False):
     happened: Failure | Reply | None = None  # what the call came to, before the job's own checks
     keep: Keep | None = None  # where its result will answer equal requests
     levels: tuple[Level, ...] = ()  # beginnings of its prompt that other documents share
+    behind: Behind | None = None  # an explicit cache, where its beginning has one
     passing: Passing | None = None  # to a caller who reads the answer as it comes
     savings: tuple[Saving, ...] = ()  # of this attempt's answers, by what caused them
 

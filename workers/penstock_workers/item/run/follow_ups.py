@@ -9,13 +9,14 @@ dies over it makes the item start from its own request.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 import orjson
 
-from penstock_producer.dialects.prompt_caches import without_marks
+from penstock_producer.dialects.prompt_caches import with_cache, without_marks
 from penstock_producer.job.endpoints import CHAT, CONVERSE, GENERATE, MESSAGES
 from penstock_producer.job.params import as_sent
 from penstock_producer.job.request_body import nested_of
@@ -69,6 +70,9 @@ def has_follow_up(attempt: Attempt, failure: Failure, policy: RetryPolicy) -> bo
     if body is not None:
         attempt.first_body = body
         return _next(attempt, body, NOTHING_SPENT)
+    if _has_no_cache(attempt, failure):
+        attempt.first_body = whole(attempt)
+        return _next(attempt, attempt.first_body, NOTHING_SPENT)
     body = _repair(attempt, failure)
     if body is not None:
         return _next(attempt, body, REPAIR)
@@ -98,6 +102,36 @@ def _in_standard(attempt: Attempt, failure: Failure) -> bytes | None:
     if spec.tier != FLEX or failure.name != "overloaded":
         return None
     return in_the_standard_tier(attempt.body, spec.endpoint)
+
+
+def behind_cache(attempt: Attempt) -> None:
+    """Let the request begin with the explicit cache of its beginning, where that holds it yet."""
+    behind, cached = attempt.behind, attempt.job.cached
+    parts = None if cached is None else cached.parted(attempt.body, attempt.levels)
+    if behind is None or parts is None or parts[0] != behind.held:
+        attempt.behind = None
+        return
+    behind.whole, attempt.body = attempt.body, with_cache(parts[1], behind.name)
+
+
+def _has_no_cache(attempt: Attempt, failure: Failure) -> bool:
+    """Return whether a request is refused as it is behind a cache: it is asked again whole.
+
+    Other refusals say nothing of the cache, and say the same of the whole request, at no cost."""
+    behind = attempt.behind
+    if behind is None or behind.whole is None or failure.status not in (400, 403, 404):
+        return False
+    behind.is_gone = _OF_A_CACHE.search(failure.detail) is not None
+    return True
+
+
+_OF_A_CACHE: Final = re.compile("cached ?content", re.IGNORECASE)
+
+
+def whole(attempt: Attempt) -> bytes:
+    """Return the request without the explicit cache that it begins with; it has none any more."""
+    behind, attempt.behind = attempt.behind, None
+    return attempt.body if behind is None or behind.whole is None else behind.whole
 
 
 def to_current_model(attempt: Attempt, is_down: Callable[[str], bool]) -> None:
@@ -174,7 +208,7 @@ def turns(job: JobView, *, escalated: bool, steps: int) -> Iterator[tuple[Target
 
 
 def _turn_to_target(attempt: Attempt, target: Target, view: JobView) -> None:
-    attempt.job, attempt.body = view, as_asked(attempt.body, target, view)
+    attempt.job, attempt.body = view, as_asked(whole(attempt), target, view)
     attempt.targets += (target,)
 
 
@@ -366,7 +400,7 @@ def _messages(refused: RefusedAnswer) -> list[dict[str, Any]]:
 
 def _first(attempt: Attempt) -> bytes:
     """Return the request without earlier answers: only the last one is shown."""
-    return attempt.first_body if attempt.first_body is not None else attempt.body
+    return attempt.first_body if attempt.first_body is not None else whole(attempt)
 
 
 def _next(attempt: Attempt, body: bytes, used: Spent) -> bool:

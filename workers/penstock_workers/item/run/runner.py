@@ -34,6 +34,7 @@ from penstock_workers.item.run.cost import too_long
 from penstock_workers.item.run.fates import RetryPolicy, decide
 from penstock_workers.item.run.follow_ups import (
     after,
+    behind_cache,
     by_rules,
     gave_way,
     has_follow_up,
@@ -204,6 +205,8 @@ class ItemRunner:
             to_current_model(attempt, self.admission.is_down)
         if (why := too_long(attempt.body, spec.max_prompt_tokens)) is not None:
             raise TurnedAway(decide(attempt, Failure("prompt_too_long", why, None), self.policy))
+        if attempt.behind is not None:
+            behind_cache(attempt)
 
     async def _preprocess(self, attempt: Attempt) -> None:
         """Call the job's hook, with its start counted: one that ends this process is found."""
