@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import time_ns
 from typing import Literal, NamedTuple
 
@@ -85,9 +86,10 @@ class Item(Struct, eq=False):
 class Behind(Struct):
     """The explicit cache that a request begins with."""
 
-    name: str
+    latest: Callable[[], str | None]  # its name as it is now: it may be made anew meanwhile
     held: bytes  # what it holds of the request
-    whole: bytes | None = None  # the request without it, once it is sent behind it
+    name: str = ""  # that the request says
+    whole: bytes | None = None  # the request without it, once it says the name
     is_gone: bool = False  # the provider has it no more
 
 

@@ -108,10 +108,12 @@ def behind_cache(attempt: Attempt) -> None:
     """Let the request begin with the explicit cache of its beginning, where that holds it yet."""
     behind, cached = attempt.behind, attempt.job.cached
     parts = None if cached is None else cached.parted(attempt.body, attempt.levels)
-    if behind is None or parts is None or parts[0] != behind.held:
+    name = None if behind is None else behind.latest()
+    if behind is None or name is None or parts is None or parts[0] != behind.held:
         attempt.behind = None
         return
-    behind.whole, attempt.body = attempt.body, with_cache(parts[1], behind.name)
+    behind.name, behind.whole = name, attempt.body
+    attempt.body = with_cache(parts[1], name)
 
 
 def _has_no_cache(attempt: Attempt, failure: Failure) -> bool:

@@ -51,7 +51,7 @@ _Name = tuple[str, str]  # a job, and what its cache holds
 
 
 class _Group:
-    __slots__ = ("kept", "lock", "model", "prices", "provider", "until")
+    __slots__ = ("held", "kept", "lock", "model", "prices", "provider", "until", "users")
 
     def __init__(self, attempt: Attempt, model: str) -> None:
         job = attempt.job
@@ -60,6 +60,11 @@ class _Group:
         self.kept: KeptContent | None = None
         self.until = 0.0  # Unix seconds: then Redis is asked again
         self.lock = asyncio.Lock()
+        self.users = 0  # documents under way
+        self.held = b""  # what the cache holds, as long as it has users
+
+    def latest(self) -> str | None:
+        return None if self.kept is None else self.kept.name
 
 
 class RentedCaches:
@@ -114,14 +119,17 @@ class RentedCaches:
                     await self._see(name, group, held)
         if group.kept is None:
             return await steps(attempt)
-        kept = group.kept
-        attempt.behind = behind = Behind(kept.name, held)
+        attempt.behind = behind = Behind(group.latest, held)
+        group.held, group.users = held, group.users + 1
         try:
             return await steps(attempt)
         finally:
-            if behind.is_gone and group.kept == kept:
+            group.users -= 1
+            if not group.users:
+                group.held = b""
+            if behind.is_gone and group.latest() == behind.name:
+                self._thread.submit(self._forget, name, group.kept)
                 group.kept, group.until = None, 0.0
-                self._thread.submit(self._forget, name, kept)
 
     async def _see(self, name: _Name, group: _Group, held: bytes) -> None:
         """Learn which cache there is, or make it; none where that fails, until it may go well."""
@@ -236,10 +244,15 @@ class RentedCaches:
             self._tasks.start(self._follow_jobs(), "explicit caches")
 
     async def _follow_jobs(self) -> None:
+        """End the caches of jobs that do not run, and renew those that documents wait behind."""
         while self._looks:
             await asyncio.sleep(JOBS_EVERY_S)
             try:
                 await self._end_caches()
+                for name, group in [*self._groups.items()]:
+                    if group.users:
+                        async with group.lock:
+                            await self._see(name, group, group.held)
             except Exception as error:
                 self._failure_log.tell("jobs with explicit caches", error, "they are asked again")
 
