@@ -179,7 +179,7 @@ def _without_explicit(
     if prices is None or prices.cache_hour is None:
         place = f'[providers.{spec.provider}.prices."{model}"]'
         setting = SetSetting(f"providers.{spec.provider}.prices")
-        told = f" here and for the workers: in penstock.toml {place} with cache_hour = 1.0, or "
+        told = f" here and for the workers: cache_hour in {place} of penstock.toml, or "
         return (
             f"the rent of an explicit cache of {model} is not known here",
             Text("set ", setting, told, fix),

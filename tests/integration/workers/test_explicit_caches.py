@@ -1,5 +1,5 @@
-"""Explicit caches of Gemini in a real fleet: one for each beginning, whoever dies meanwhile. The
-provider writes down what it has charged."""
+"""Explicit caches of Gemini in a real fleet: one for each beginning, also where workers die.
+The provider writes down what it has charged."""
 
 from __future__ import annotations
 

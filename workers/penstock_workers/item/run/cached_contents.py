@@ -39,7 +39,7 @@ class CallFailed(Exception):
 
     @property
     def is_final(self) -> bool:
-        """Whether the same call would be refused again."""
+        """Return whether the same call would be refused again."""
         return self.status is not None and 400 <= self.status < 500 and self.status != 429
 
     @property
@@ -140,7 +140,7 @@ class CachedContents:
         try:
             return msgspec.json.decode(answer.body or b"{}", type=dict[str, Any])
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise CallFailed(f"an answer that is no JSON object: {error}") from error
+            raise CallFailed(f"an answer without a JSON object: {error}") from error
 
 
 def _ttl(seconds: float) -> str:
