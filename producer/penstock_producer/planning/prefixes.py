@@ -10,7 +10,7 @@ those that share it are not too far apart, and only then a provider's cache has 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple, Self
 
@@ -22,10 +22,12 @@ from penstock_producer.dialects.prompt_caches import (
     parted,
     pieces_of,
     rules_of,
+    with_cache,
 )
 from penstock_producer.pins import PREFIXES
 
 __all__ = [
+    "Behind",
     "CachedPrompts",
     "Level",
     "PrefixFinder",
@@ -240,6 +242,25 @@ class CachedPrompts(NamedTuple):
             return body
         cuts = [level.cut for level in levels]
         return laid_out(body, self.endpoint, cuts, self.rules, levels[-1].name, self.model)
+
+
+class Behind:
+    """The explicit cache that one request begins with."""
+
+    def __init__(self, latest: Callable[[], str | None], held: bytes) -> None:
+        self._latest, self._held = latest, held  # its name of the moment: it may be made anew
+        self.name = ""  # that the request says
+        self.whole: bytes | None = None  # the request without it, once it says the name
+        self.is_gone = False  # the provider has it no more
+
+    def asked(self, cached: CachedPrompts, body: bytes, levels: Sequence[Level]) -> bytes:
+        """Return the request behind the cache; whole where that holds another beginning."""
+        parts, name = cached.parted(body, levels), self._latest()
+        self.whole = None
+        if parts is None or name is None or parts[0] != self._held:
+            return body
+        self.name, self.whole = name, body
+        return with_cache(parts[1], name)
 
 
 def kept_groups(

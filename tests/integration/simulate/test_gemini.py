@@ -231,7 +231,8 @@ async def test_an_explicit_cache_is_made_read_renewed_and_deleted() -> None:
         assert cache.expire_time is not None
         assert (longer.expire_time - cache.expire_time).total_seconds() == pytest.approx(540, abs=5)
         twice: Any = {"cached_content": name, "system_instruction": "Read."}
-        for model, config in ((MODEL, twice), ("another", {"cached_content": name})):
+        other: Any = {"cached_content": name}
+        for model, config in ((MODEL, twice), ("another", other)):
             with pytest.raises(errors.ClientError) as refused:
                 await ask(model=model, contents="Why?", config=config)
             assert refused.value.code == 400
@@ -246,7 +247,7 @@ async def test_an_explicit_cache_is_made_read_renewed_and_deleted() -> None:
 async def test_an_explicit_cache_is_paid_for_once_and_by_the_hour() -> None:
     """For the time that was asked for, however soon it is deleted."""
     async with (
-        running(SimulatorConfig(usd_per_mtok_in=1.0, usd_per_mtok_hour=36.0, **FAST)) as url,
+        running(SimulatorConfig(usd_per_mtok_in=1.0, usd_per_mtok_hour=36.0)) as url,
         sdk_of(url) as client,
         aiohttp.ClientSession() as session,
     ):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from time import time_ns
 from typing import Literal, NamedTuple
 
@@ -12,7 +11,7 @@ from penstock_ledger import ItemKey, Keep, Saving
 from penstock_ledger.model import Paid
 from penstock_producer.feed.wire import CALLS_HEADER, SPENT_HEADER, ItemMessage, item_tag
 from penstock_producer.job.targets import Target
-from penstock_producer.planning.prefixes import Level
+from penstock_producer.planning.prefixes import Behind, Level
 from penstock_workers.item.answer import Room
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.failures import Failure, Reply
@@ -81,16 +80,6 @@ class Item(Struct, eq=False):
     def mark(self, name: Mark) -> None:
         if self.marks is not None:
             self.marks[name] = time_ns()
-
-
-class Behind(Struct):
-    """The explicit cache that a request begins with."""
-
-    latest: Callable[[], str | None]  # its name as it is now: it may be made anew meanwhile
-    held: bytes  # what it holds of the request
-    name: str = ""  # that the request says
-    whole: bytes | None = None  # the request without it, once it says the name
-    is_gone: bool = False  # the provider has it no more
 
 
 class Attempt(Item, kw_only=True, eq=False):

@@ -181,7 +181,7 @@ def test_another_model_is_asked_without_the_marks_of_openai() -> None:
     assert without_marks(raw) is raw
 
 
-GEMINI = {
+GEMINI: dict[str, Any] = {
     "model": "gemini-2.5-pro",
     "systemInstruction": {"parts": [{"text": "S"}]},
     "tools": [{"functionDeclarations": []}],
@@ -203,7 +203,7 @@ def test_a_request_of_gemini_is_parted_into_a_cache_and_the_rest() -> None:
     """Tools, their settings and the system text go to the cache: behind one they are refused."""
     held = {name: GEMINI[name] for name in ("tools", "toolConfig", "systemInstruction")}
     left = {name: GEMINI[name] for name in ("model", "generationConfig")}
-    first, answer = GEMINI["contents"]  # type: ignore[misc]
+    first, answer = GEMINI["contents"]
     cases: list[tuple[Cut, list[Any], list[Any]]] = [
         (Cut(1, 1), [], [first, answer]),
         (

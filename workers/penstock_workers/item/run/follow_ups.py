@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import orjson
 
-from penstock_producer.dialects.prompt_caches import with_cache, without_marks
+from penstock_producer.dialects.prompt_caches import without_marks
 from penstock_producer.job.endpoints import CHAT, CONVERSE, GENERATE, MESSAGES
 from penstock_producer.job.params import as_sent
 from penstock_producer.job.request_body import nested_of
@@ -37,6 +37,7 @@ from penstock_workers.item.failures import (
 from penstock_workers.item.job_view import JobView
 from penstock_workers.item.lane import Admission, Prepared, Turn
 from penstock_workers.item.outcome import Dead, Released, Retry
+from penstock_workers.item.run.cost import whole
 from penstock_workers.item.run.fates import RetryPolicy, decide
 from penstock_workers.item.settling.rows import RESPONSE_EXCERPT_BYTES
 from penstock_workers.item.spent import NOTHING_SPENT, Spent
@@ -71,7 +72,7 @@ def has_follow_up(attempt: Attempt, failure: Failure, policy: RetryPolicy) -> bo
         attempt.first_body = body
         return _next(attempt, body, NOTHING_SPENT)
     if _has_no_cache(attempt, failure):
-        attempt.first_body = whole(attempt)
+        attempt.first_body = _restored(attempt)
         return _next(attempt, attempt.first_body, NOTHING_SPENT)
     body = _repair(attempt, failure)
     if body is not None:
@@ -104,18 +105,6 @@ def _in_standard(attempt: Attempt, failure: Failure) -> bytes | None:
     return in_the_standard_tier(attempt.body, spec.endpoint)
 
 
-def behind_cache(attempt: Attempt) -> None:
-    """Let the request begin with the explicit cache of its beginning, where that holds it yet."""
-    behind, cached = attempt.behind, attempt.job.cached
-    parts = None if cached is None else cached.parted(attempt.body, attempt.levels)
-    name = None if behind is None else behind.latest()
-    if behind is None or name is None or parts is None or parts[0] != behind.held:
-        attempt.behind = None
-        return
-    behind.name, behind.whole = name, attempt.body
-    attempt.body = with_cache(parts[1], name)
-
-
 def _has_no_cache(attempt: Attempt, failure: Failure) -> bool:
     """Return whether a request is refused as it is behind a cache: it is asked again whole.
 
@@ -130,10 +119,10 @@ def _has_no_cache(attempt: Attempt, failure: Failure) -> bool:
 _OF_A_CACHE: Final = re.compile("cached ?content", re.IGNORECASE)
 
 
-def whole(attempt: Attempt) -> bytes:
+def _restored(attempt: Attempt) -> bytes:
     """Return the request without the explicit cache that it begins with; it has none any more."""
-    behind, attempt.behind = attempt.behind, None
-    return attempt.body if behind is None or behind.whole is None else behind.whole
+    body, attempt.behind = whole(attempt), None
+    return body
 
 
 def to_current_model(attempt: Attempt, is_down: Callable[[str], bool]) -> None:
@@ -157,6 +146,8 @@ def to_current_model(attempt: Attempt, is_down: Callable[[str], bool]) -> None:
         if spec.preprocess is not None:  # which has changed the request since
             attempt.levels = tuple(cached.levels(attempt.body))
         attempt.body = cached.laid_out(attempt.body, attempt.levels)
+        if attempt.behind is not None:
+            attempt.body = attempt.behind.asked(cached, attempt.body, attempt.levels)
 
 
 def routed(job: JobView, body: bytes) -> JobView:
@@ -210,7 +201,7 @@ def turns(job: JobView, *, escalated: bool, steps: int) -> Iterator[tuple[Target
 
 
 def _turn_to_target(attempt: Attempt, target: Target, view: JobView) -> None:
-    attempt.job, attempt.body = view, as_asked(whole(attempt), target, view)
+    attempt.job, attempt.body = view, as_asked(_restored(attempt), target, view)
     attempt.targets += (target,)
 
 
@@ -402,7 +393,7 @@ def _messages(refused: RefusedAnswer) -> list[dict[str, Any]]:
 
 def _first(attempt: Attempt) -> bytes:
     """Return the request without earlier answers: only the last one is shown."""
-    return attempt.first_body if attempt.first_body is not None else whole(attempt)
+    return attempt.first_body if attempt.first_body is not None else _restored(attempt)
 
 
 def _next(attempt: Attempt, body: bytes, used: Spent) -> bool:

@@ -19,12 +19,13 @@ from typing import Any, Final, TypeVar
 
 from penstock_ledger import ItemKey, PaidBeside, Primed, WarmPrefixes
 from penstock_ledger.model import JobState
+from penstock_producer.planning.prefixes import Behind
 from penstock_producer.planning.rented_caches import LIFETIME_S, rent_microusd
 from penstock_producer.prices import PROMPT_CACHE, TokensUsed
 from penstock_workers.background import BackgroundTasks
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.failure_log import FailureLog
-from penstock_workers.item.attempt import Attempt, Behind
+from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.outcome import Outcome
 from penstock_workers.item.run.cached_contents import CachedContents, CallFailed, KeptContent
 from penstock_workers.item.slots import Waiting

@@ -30,11 +30,10 @@ from penstock_workers.item.failures import (
 )
 from penstock_workers.item.lane import Admission, Lane, Prepared, Turn, request_of
 from penstock_workers.item.outcome import Outcome, Unreadable
-from penstock_workers.item.run.cost import too_long
+from penstock_workers.item.run.cost import too_long, whole
 from penstock_workers.item.run.fates import RetryPolicy, decide
 from penstock_workers.item.run.follow_ups import (
     after,
-    behind_cache,
     by_rules,
     gave_way,
     has_follow_up,
@@ -203,10 +202,8 @@ class ItemRunner:
             await by_rules(attempt, self.reads.step)
         if spec.fallback is not None or spec.tier is not None or attempt.levels:
             to_current_model(attempt, self.admission.is_down)
-        if (why := too_long(attempt.body, spec.max_prompt_tokens)) is not None:
+        if (why := too_long(whole(attempt), spec.max_prompt_tokens)) is not None:
             raise TurnedAway(decide(attempt, Failure("prompt_too_long", why, None), self.policy))
-        if attempt.behind is not None:
-            behind_cache(attempt)
 
     async def _preprocess(self, attempt: Attempt) -> None:
         """Call the job's hook, with its start counted: one that ends this process is found."""

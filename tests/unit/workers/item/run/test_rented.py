@@ -23,7 +23,7 @@ from penstock_workers.item.run.rented import AGAIN_S, JOBS_EVERY_S, REFUSED_S, R
 from penstock_workers.item.slots import Waiting
 from penstock_workers.settings import ProviderSettings
 
-MODEL = "gemini-2.5-flash"
+MODEL, HELD = "gemini-2.5-flash", b"{}"
 TOKENS = 100_000
 MADE, HOUR = 100_000, 300_000  # millionths of a dollar, at the prices below
 SETTINGS = ProviderSettings.model_validate(
@@ -148,6 +148,9 @@ class House:
     def _states(self, job_ids: Collection[str]) -> Mapping[str, JobState]:
         return dict.fromkeys(job_ids, self.state)
 
+    def parted(self, body: bytes, levels: object) -> tuple[bytes, bytes]:
+        return HELD, body
+
     async def item(
         self, worker: RentedCaches, *, is_gone: bool = False, takes_s: float = 0
     ) -> None:
@@ -157,12 +160,15 @@ class House:
         async def steps(attempt: Attempt) -> Outcome:
             await asyncio.sleep(takes_s)
             behind = attempt.behind
-            self.sent.append(None if behind is None else behind.latest())
-            if behind is not None and is_gone:
-                behind.name, behind.is_gone = behind.latest() or "", True
+            if behind is not None:
+                body = behind.asked(cast(Any, self), attempt.body, ())
+                self.sent.append(orjson.loads(body)["cachedContent"])
+                behind.is_gone = is_gone
+            else:
+                self.sent.append(None)
             return done()
 
-        await worker.once(b'{"contents":[]}', MODEL, steps, attempt)
+        await worker.once(HELD, MODEL, steps, attempt)
 
 
 async def _two_workers() -> None:
