@@ -34,6 +34,7 @@ __all__ = [
     "Prefixes",
     "Shared",
     "cached_tokens",
+    "held_as",
     "kept_groups",
 ]
 
@@ -229,6 +230,10 @@ class CachedPrompts(NamedTuple):
         """Return the shared beginnings of a request, the shortest first."""
         return self.prefixes.levels(body, self.endpoint)
 
+    def is_rented(self, levels: Sequence[Level]) -> bool:
+        """Return whether one of these beginnings has an explicit cache."""
+        return any(one.name in self.rented for one in levels)
+
     def parted(self, body: bytes, levels: Sequence[Level]) -> tuple[bytes, bytes] | None:
         """Return what an explicit cache holds of a request, and the rest; None where none is due.
 
@@ -247,7 +252,7 @@ class CachedPrompts(NamedTuple):
 class Behind:
     """The explicit cache that one request begins with."""
 
-    def __init__(self, latest: Callable[[], str | None], held: bytes) -> None:
+    def __init__(self, latest: Callable[[], str | None], held: str) -> None:
         self._latest, self._held = latest, held  # its name of the moment: it may be made anew
         self.name = ""  # that the request says
         self.whole: bytes | None = None  # the request without it, once it says the name
@@ -257,10 +262,15 @@ class Behind:
         """Return the request behind the cache; whole where that holds another beginning."""
         parts, name = cached.parted(body, levels), self._latest()
         self.whole = None
-        if parts is None or name is None or parts[0] != self._held:
+        if parts is None or name is None or held_as(parts[0]) != self._held:
             return body
         self.name, self.whole = name, body
         return with_cache(parts[1], name)
+
+
+def held_as(held: bytes) -> str:
+    """Return a name for what a cache holds."""
+    return blake2b(held, digest_size=12).hexdigest()
 
 
 def kept_groups(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import datetime
+from hashlib import sha256
 from typing import Any, Final, NamedTuple, Self
 
 import msgspec
@@ -81,6 +82,12 @@ class CachedContents:
     def __init__(self, providers: Mapping[str, ProviderSettings]) -> None:
         self._providers = providers
         self._client: Any = None
+
+    def account(self, provider: str) -> str:
+        """Return a name for the account that is asked: others do not see its caches."""
+        known = self._providers[provider]
+        told = f"{known.base_url}\n{known.api_key(provider) or ''}"
+        return sha256(told.encode()).hexdigest()[:8]
 
     async def find(self, provider: str, title: str) -> KeptContent | None:
         """Return the cache with this title, of several the one that is kept longest."""

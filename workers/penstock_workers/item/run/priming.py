@@ -79,10 +79,8 @@ class Priming:
         if cached is None:
             return steps
         attempt.levels = tuple(cached.levels(attempt.given))
-        if self._rented is not None and attempt.job.spec.preprocess is None:
-            parts = cached.parted(attempt.given, attempt.levels)
-            if parts is not None and cached.model is not None:
-                return partial(self._rented.once, parts[0], cached.model, steps)
+        if self._rented is not None and cached.is_rented(attempt.levels):
+            return partial(self._rented.once, cached, steps)
         return partial(self.once, cached, steps) if attempt.levels else steps
 
     async def once(self, cached: CachedPrompts, steps: Steps, attempt: Attempt) -> Outcome:

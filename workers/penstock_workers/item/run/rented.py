@@ -8,18 +8,18 @@ wrong, a document is sent whole: it costs more, and is never lost.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from hashlib import blake2b
 from typing import Any, Final, TypeVar
 
 from penstock_ledger import ItemKey, PaidBeside, Primed, WarmPrefixes
 from penstock_ledger.model import JobState
-from penstock_producer.planning.prefixes import Behind
+from penstock_producer.planning.prefixes import Behind, CachedPrompts, held_as
 from penstock_producer.planning.rented_caches import LIFETIME_S, rent_microusd
 from penstock_producer.prices import PROMPT_CACHE, TokensUsed
 from penstock_workers.background import BackgroundTasks
@@ -44,15 +44,27 @@ JOBS_EVERY_S: Final = 10.0
 """Between looks at jobs, whose caches are deleted once they do not run any more."""
 GROUPS_MAX: Final = 10_000
 """Caches that a worker knows; the one that was used longest ago makes room, and ends by itself."""
+LOSSES_MAX: Final = 2  # of a cache in a worker: then it is not made for an hour
 STEP: Final = "cache_made"  # the failpoint between a cache and the note of it
 
 States = Callable[[Collection[str]], Mapping[str, JobState]]
+Steps = Callable[[Attempt], Awaitable[Outcome]]
 Note = Callable[[PaidBeside, str, str], None]
 _Name = tuple[str, str]  # a job, and what its cache holds
 
 
 class _Group:
-    __slots__ = ("held", "kept", "lock", "model", "prices", "provider", "until", "users")
+    __slots__ = (
+        "held",
+        "kept",
+        "lock",
+        "losses",
+        "model",
+        "prices",
+        "provider",
+        "until",
+        "users",
+    )
 
     def __init__(self, attempt: Attempt, model: str) -> None:
         job = attempt.job
@@ -61,6 +73,7 @@ class _Group:
         self.kept: KeptContent | None = None
         self.until = 0.0  # Unix seconds: then Redis is asked again
         self.lock = asyncio.Lock()
+        self.losses = 0
         self.users = 0  # documents under way
         self.held = b""  # what the cache holds, as long as it has users
 
@@ -99,18 +112,17 @@ class RentedCaches:
         await self._calls.close()
         self._thread.shutdown()
 
-    async def once(
-        self,
-        held: bytes,
-        model: str,
-        steps: Callable[[Attempt], Awaitable[Outcome]],
-        attempt: Attempt,
-    ) -> Outcome:
-        """Return the outcome of ``steps``, taken behind the cache of ``held`` where there is one.
+    async def once(self, cached: CachedPrompts, steps: Steps, attempt: Attempt) -> Outcome:
+        """Return the outcome of ``steps``, taken behind the cache of its beginning if there is one.
 
         Raises what they do, and TurnedAway."""
-        name = (attempt.key.job_id, blake2b(held, digest_size=12).hexdigest())
-        group = self._groups.setdefault(name, _Group(attempt, model))
+        spec, parts = attempt.job.spec, cached.parted(attempt.given, attempt.levels)
+        # what a hook makes of it is not known yet, nor whether other tiers read it
+        if parts is None or cached.model is None or spec.preprocess or spec.tier is not None:
+            return await steps(attempt)
+        held, digest = parts[0], held_as(parts[0])
+        name = (attempt.key.job_id, f"{digest}-{self._calls.account(spec.provider)}")
+        group = self._groups.setdefault(name, _Group(attempt, cached.model))
         self._groups.move_to_end(name)
         if len(self._groups) > GROUPS_MAX:
             self._groups.popitem(last=False)
@@ -120,8 +132,9 @@ class RentedCaches:
                     await self._see(name, group, held)
         if group.kept is None:
             return await steps(attempt)
-        attempt.behind = behind = Behind(group.latest, held)
         group.held, group.users = held, group.users + 1
+        del parts, held  # one copy is enough for all that wait
+        attempt.behind = behind = Behind(group.latest, digest)
         try:
             return await steps(attempt)
         finally:
@@ -129,8 +142,18 @@ class RentedCaches:
             if not group.users:
                 group.held = b""
             if behind.is_gone and group.latest() == behind.name:
-                self._thread.submit(self._forget, name, group.kept)
-                group.kept, group.until = None, 0.0
+                self._lost(name, group, group.kept)
+
+    def _lost(self, name: _Name, group: _Group, kept: KeptContent) -> None:
+        """Forget a cache that the provider has no more: the next document makes it anew.
+
+        Once more lost it is not: a key that may make caches and read none would pay for many."""
+        group.kept, group.until, group.losses = None, 0.0, group.losses + 1
+        self._tell_later(self._forget, name, kept)
+        if group.losses >= LOSSES_MAX:
+            group.losses, group.until = 0, self._clock() + REFUSED_S
+            self._tell_later(self._book.warm, *name, REFUSED_S)
+            log.warning("provider %s loses an explicit cache: an hour without", group.provider)
 
     async def _see(self, name: _Name, group: _Group, held: bytes) -> None:
         """Learn which cache there is, or make it; none where that fails, until it may go well."""
@@ -149,7 +172,7 @@ class RentedCaches:
             what = f"provider {group.provider}: no explicit cache of a beginning of prompts"
             self._failure_log.tell(what, error, "its documents are sent whole")
             if isinstance(error, CallFailed):
-                self._thread.submit(self._book.warm, *name, group.until - self._clock())
+                self._tell_later(self._book.warm, *name, group.until - self._clock())
 
     async def _found(self, name: _Name, group: _Group, held: bytes) -> KeptContent | None:
         """Return the cache that Redis knows, renewed where it is due; or make one.
@@ -236,6 +259,11 @@ class RentedCaches:
         """Ask a store, in the thread."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, ask, *what)
 
+    def _tell_later(self, tell: Callable[..., None], *what: Any) -> None:
+        """Tell Redis, in the thread; where it is away, others learn it by asking in vain."""
+        with contextlib.suppress(RuntimeError):  # the worker has ended
+            self._thread.submit(tell, *what)
+
     def _forget(self, name: _Name, kept: KeptContent) -> None:
         self._book.forget(*name, kept.to_text())
 
@@ -270,7 +298,7 @@ class RentedCaches:
             kept = group.kept
             if kept is None or states.get(name[0]) is JobState.RUNNING:
                 continue
-            group.kept, group.until = None, 0.0
+            group.kept, group.until, group.losses = None, 0.0, 0
             await self._ask(self._forget, name, kept)
             try:
                 await self._calls.delete(group.provider, kept.name)

@@ -13,6 +13,7 @@ from attempts import done, make_attempt
 
 from penstock_ledger import PaidBeside, Primed, WarmPrefixes
 from penstock_ledger.model import JobState
+from penstock_producer.planning.prefixes import CachedPrompts
 from penstock_producer.planning.rented_caches import LIFETIME_S
 from penstock_ratelimit.testing import run_virtual
 from penstock_workers.failpoints import Failpoints
@@ -44,6 +45,9 @@ class Google:
         self.asked.append(call)
         if self.refuses is not None:
             raise self.refuses
+
+    def account(self, provider: str) -> str:
+        return "account"
 
     async def find(self, provider: str, title: str) -> KeptContent | None:
         self._heard("find")
@@ -109,7 +113,9 @@ class Book:
 
 
 class House:
-    """Workers, one account, one Redis and one ledger."""
+    """Workers, one account, one Redis and one ledger, and the beginning that all prompts share."""
+
+    model = MODEL
 
     def __init__(self) -> None:
         self.clock = asyncio.get_running_loop().time
@@ -168,7 +174,7 @@ class House:
                 self.sent.append(None)
             return done()
 
-        await worker.once(HELD, MODEL, steps, attempt)
+        await worker.once(cast(CachedPrompts, self), steps, attempt)
 
 
 async def _two_workers() -> None:
@@ -229,11 +235,19 @@ async def _gone() -> None:
     assert not house.book.kept_by_name
     await house.item(worker)
     assert house.google.asked == ["find", "make"] * 2
-    await worker.close()
+    # a key that makes caches which it may not read would pay for one after the other
+    await house.item(worker, is_gone=True)
+    other = house.worker()
+    for one in (worker, other):
+        await house.item(one)
+    assert house.sent[-2:] == [None, None]
+    assert house.google.asked.count("make") == 2
+    for one in (worker, other):
+        await one.close()
 
 
-def test_a_cache_that_the_provider_has_lost_is_made_anew() -> None:
-    """Once a document has learned that it is gone."""
+def test_a_cache_that_the_provider_has_lost_is_made_anew_once() -> None:
+    """As soon as a document has learned that it is gone; lost again, none is made for an hour."""
     run_virtual(_gone())
 
 
