@@ -13,13 +13,17 @@ from attempts import done, make_attempt
 
 from penstock_ledger import PaidBeside, Primed, WarmPrefixes
 from penstock_ledger.model import JobState
-from penstock_producer.planning.prefixes import CachedPrompts
+from penstock_producer.planning.prefixes import Behind, CachedPrompts, held_as
 from penstock_producer.planning.rented_caches import LIFETIME_S
 from penstock_ratelimit.testing import run_virtual
 from penstock_workers.failpoints import Failpoints
 from penstock_workers.item.attempt import Attempt
+from penstock_workers.item.failures import Failure
 from penstock_workers.item.outcome import Outcome
 from penstock_workers.item.run.cached_contents import CachedContents, CallFailed, KeptContent
+from penstock_workers.item.run.cost import too_long, whole
+from penstock_workers.item.run.fates import RetryPolicy
+from penstock_workers.item.run.follow_ups import has_follow_up
 from penstock_workers.item.run.rented import AGAIN_S, JOBS_EVERY_S, REFUSED_S, RentedCaches
 from penstock_workers.item.slots import Waiting
 from penstock_workers.settings import ProviderSettings
@@ -336,3 +340,47 @@ async def _closed() -> None:
 def test_a_worker_that_ends_deletes_the_caches_of_jobs_that_have_ended() -> None:
     """As that of `penstock run` does, which ends with its job."""
     run_virtual(_closed())
+
+
+BODY = orjson.dumps({"model": MODEL, "contents": [{"role": "user", "parts": [{"text": "MQ"}]}]})
+FORBIDDEN = "HTTP 403: CachedContent not found (or permission denied)"
+
+
+def behind_one() -> Attempt:
+    """An attempt whose request was sent behind a cache."""
+    attempt = make_attempt(body=BODY, endpoint="/v1beta/generateContent", model=MODEL)
+    attempt.behind = Behind(lambda: "cachedContents/a", held_as(HELD))
+    cached = cast(CachedPrompts, type("Cached", (), {"parted": lambda *_: (HELD, b"{}")})())
+    attempt.body = attempt.behind.asked(cached, BODY, ())
+    assert orjson.loads(attempt.body) == {"cachedContent": "cachedContents/a"}
+    return attempt
+
+
+def test_a_document_whose_cache_is_gone_is_asked_again_whole() -> None:
+    """Once, and without an attempt: the whole request's own refusal stands."""
+    attempt = behind_one()
+    behind, policy = attempt.behind, RetryPolicy(1.0, 1.0, 1.0)
+    assert behind is not None
+    assert has_follow_up(attempt, Failure("forbidden", FORBIDDEN, 403), policy)
+    assert (attempt.next_body, behind.is_gone, attempt.behind) == (BODY, True, None)
+    assert attempt.spent == make_attempt().spent
+    assert not has_follow_up(attempt, Failure("forbidden", FORBIDDEN, 403), policy)
+
+
+def test_another_refusal_says_nothing_of_the_cache() -> None:
+    """The document is asked whole all the same; what passes by itself is waited for."""
+    policy = RetryPolicy(1.0, 1.0, 1.0)
+    attempt = behind_one()
+    behind = attempt.behind
+    assert has_follow_up(attempt, Failure("bad_request", "no such field", 400), policy)
+    assert behind is not None
+    assert (attempt.next_body, behind.is_gone) == (BODY, False)
+    assert not has_follow_up(behind_one(), Failure("rate_limited", "slow down", 429), policy)
+
+
+def test_what_a_cache_holds_is_of_the_request() -> None:
+    """Where budgets, bounds on prompts and other models look at it."""
+    attempt = behind_one()
+    assert whole(attempt) == BODY
+    assert too_long(whole(attempt), 1) is not None
+    assert whole(make_attempt(body=BODY)) == BODY
