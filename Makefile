@@ -144,7 +144,8 @@ images: ## build the images for amd64 and arm64, with provenance and SBOM, by do
 
 servers: ## install the servers of `make test-servers` on Debian or Ubuntu (sudo)
 	sudo apt-get update --quiet
-	sudo apt-get install --yes --no-install-recommends mariadb-server nginx pgbouncer rabbitmq-server redis-sentinel redis-server
+	sudo apt-get install --yes --no-install-recommends mariadb-server nginx npm pgbouncer rabbitmq-server redis-sentinel redis-server
+	sudo npm install --global azurite@3.35.0
 
 cluster: ## make a cluster with KEDA for `make test-cluster` (needs kind and helm; KUBECONFIG=file to write)
 	kind create cluster --name penstock --kubeconfig "$$KUBECONFIG" --wait 180s
