@@ -113,8 +113,6 @@ class ProviderSettings(ProviderFacts):
     # Bedrock also the ARN of the role that reads and writes there for it
     batch_bucket: Annotated[str, Field(pattern=_BUCKET)] | None = None
     batch_role: Annotated[str, Field(pattern=_ROLE)] | None = None
-    # a batch of fewer requests is refused; None = as the provider says (Bedrock: 100)
-    batch_min_requests: Annotated[int, Field(ge=1)] | None = None
     discover: bool = True  # take limits, and later changes of them, from the headers of answers
     # find out how many requests it takes at once; None = where no limit is declared
     adaptive: bool | None = None
