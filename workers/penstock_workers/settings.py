@@ -119,7 +119,7 @@ class ProviderSettings(ProviderFacts):
     # answers that a caller reads as they come: `usage` asks for their figures, too; `plain` is for
     # servers that refuse `stream_options`; `no` for those that cannot stream
     streams: Streams = "usage"
-    # vLLM's /metrics, where reachable: its waiting requests limit how many are sent
+    # the /metrics of a server of your own (docs/servers.md): what waits there limits what is sent
     metrics_url: str | None = None
     # interactive traffic at the same vLLM goes first: seconds to the first token that its 95th
     # percentile stays under, by metrics_url; docs/interactive.md
