@@ -75,6 +75,7 @@ class ServerQueue:
 
     def gauges(self) -> Mapping[str, float | str]:
         lined_up = self.items.waiting
+        others = {} if self._others is None else {"yields": self._others.state.to_json()}
         max_seqs = self._max_seqs if self._is_open else 0
         return {
             "running": float(self._state.running),
@@ -82,7 +83,7 @@ class ServerQueue:
             "bound": "interactive"
             if lined_up and self.items.inside >= self.items.ceiling
             else bound(self._state, max_seqs=max_seqs, lined_up=lined_up),
-        }
+        } | others
 
 
 class VllmModels:
