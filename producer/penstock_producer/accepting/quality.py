@@ -21,7 +21,15 @@ from penstock_producer.job.routing import OWN
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.job.tiers import FLEX
 
-__all__ = ["Levers", "check_batches", "check_prices", "estimated_usd", "factors_of", "levers_of"]
+__all__ = [
+    "GoneOn",
+    "Levers",
+    "check_batches",
+    "check_prices",
+    "estimated_usd",
+    "factors_of",
+    "levers_of",
+]
 
 Facts = Callable[[str], ProviderFacts]  # of a provider, by its name
 
@@ -34,6 +42,18 @@ class RouteCost(NamedTuple):
     cost_usd: float | None
 
 
+class GoneOn(NamedTuple):
+    """The documents of an earlier job whose answers went on to the better model."""
+
+    job_key: str
+    documents: int  # that have ended, one at least
+    went_on: int
+
+    @property
+    def share(self) -> float:
+        return min(1.0, self.went_on / self.documents)
+
+
 class Levers(NamedTuple):
     """The documents of a job by its rules, and their cost."""
 
@@ -43,14 +63,29 @@ class Levers(NamedTuple):
     steps: list[
         tuple[str, float | None]
     ]  # what all documents would cost, asked by it from the first
+    gone_on: GoneOn | None = None  # where an earlier job says how many answers go on
+
+    @property
+    def expected_usd(self) -> float | None:
+        """Return the cost where as many answers go on as before; None where that is not known."""
+        none, every = self.escalated_usd or (None, None)
+        if self.gone_on is None or none is None or every is None:
+            return None
+        return none + (every - none) * self.gone_on.share
 
     def to_json(self) -> dict[str, Any]:
-        escalated = self.escalated_usd
+        escalated, before = self.escalated_usd, self.gone_on
         return {
             "routes": [one._asdict() for one in self.routes],
             "escalate": None
             if escalated is None
-            else {"cost_usd_none": escalated[0], "cost_usd_all": escalated[1]},
+            else {
+                "cost_usd_none": escalated[0],
+                "cost_usd_all": escalated[1],
+                "cost_usd": self.expected_usd,
+                "share": None if before is None else before.share,
+                "share_of": None if before is None else before._asdict(),
+            },
             "degrade": [{"step": step, "cost_usd_all": cost} for step, cost in self.steps],
         }
 

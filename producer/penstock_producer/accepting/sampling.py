@@ -94,9 +94,14 @@ class Preview:
         return Tally.of_pin(self.survey.pin)
 
     @property
+    def expected_usd(self) -> float | None:
+        """Return the cost with the answers that go on, as far as an earlier job says how many."""
+        return self.cost_usd if self.levers.gone_on is None else self.levers.expected_usd
+
+    @property
     def over_budget(self) -> str | None:
         """Return what to say where the job may cost more than its budget."""
-        return beyond_budget(self.spec.budget_usd, self.cost_usd)
+        return beyond_budget(self.spec.budget_usd, self.expected_usd)
 
     def tokens_of(self, request: Document) -> Estimate:
         return Measure.taken([request.body], self.meter).of(1)
@@ -125,7 +130,7 @@ class Preview:
             **self.levers.to_json(),
             "tokens_by": self.meter.by,
             "prompts_usd": self.prompts_usd,
-            "cost_usd": self.cost_usd,
+            "cost_usd": self.expected_usd,
             "prompt_cache": None if self.cache is None else self.cache.to_json(),
         }
 
@@ -134,7 +139,7 @@ class Preview:
         try:
             check_bad_rows(self.uri, self.spec, self.survey.total, self.refused)
             if self.spec.over_budget != "warn":
-                check_estimate(self.spec, self.cost_usd)
+                check_estimate(self.spec, self.expected_usd)
         except PenstockError as error:
             return error
         return self.unfit
