@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 FEW: Final = 30  # documents: an interval from fewer is itself a guess
 # of the cost in a hundredth of the documents: the interval may miss what is rarer still
 HEAVY: Final = 0.1
+LIKE: Final = ("escalate", "model")  # what makes an earlier job say how many answers go on
 
 
 def gone_on_before(state: Path, job_key: str, spec: JobSpec) -> GoneOn | None:
@@ -61,10 +62,7 @@ def gone_on_before(state: Path, job_key: str, spec: JobSpec) -> GoneOn | None:
                 continue
             counts, rules = ledger.outcomes.counts(job.job_id), rules_of(ledger.database, job)
             ended = counts.succeeded + counts.dead
-            is_like = (job.spec.get("escalate"), job.spec.get("model")) == (
-                spec.escalate,
-                spec.model,
-            )
+            is_like = all(job.spec.get(name) == getattr(spec, name) for name in LIKE)
             if ended and is_like and rules is not None and rules.escalated is not None:
                 found.append(GoneOn(job.job_key, ended, rules.escalated["documents"]))
     return max(found, key=lambda one: one.documents, default=None)
