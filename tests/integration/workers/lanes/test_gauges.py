@@ -10,11 +10,18 @@ from math import inf
 import pytest
 from aiohttp import web
 
+from penstock_producer.job.endpoints import CHAT
 from penstock_ratelimit import ServerGauges
 from penstock_simulate.answers.servers import SERVERS as SIMULATED
+from penstock_simulate.config import SimulatorConfig
+from penstock_simulate.web import running
+from penstock_workers.item.answer import Answer
+from penstock_workers.item.lane import Request
 from penstock_workers.lanes.api import polls
+from penstock_workers.lanes.api.api_lane import ApiLane
 from penstock_workers.lanes.api.gauges import SERVERS, read_gauges
 from penstock_workers.lanes.api.polls import GaugeWatch
+from penstock_workers.settings import ProviderSettings
 
 PAGE = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -277,3 +284,39 @@ def test_a_server_is_asked_by_those_who_are_to_look() -> None:
             await watch.close()
 
     asyncio.run(main())
+
+
+async def test_requests_with_a_priority_let_others_pass_at_a_server_that_sorts_by_it() -> None:
+    """One place at a simulated vLLM, and 30 documents before it: a person's request that comes last
+    waits for the one that runs, and all documents have their answers."""
+    config = SimulatorConfig(
+        like="vllm",
+        max_concurrency=1,
+        scheduling_policy="priority",
+        latency_ms=30,
+        latency_sigma=0,
+    )
+    async with running(config) as url:
+        person = ProviderSettings(base_url=f"{url}/v1")
+        lane = ApiLane({"default": person.model_copy(update={"request_priority": 10}), "p": person})
+        await lane.start()
+        try:
+            answered = list[str]()
+
+            async def ask(name: str, provider: str) -> None:
+                body = b'{"model":"m","messages":[{"role":"user","content":"Hi"}]}'
+                request = Request(f"job:{name}~g1", provider, CHAT, body, 20.0)
+                found = await lane.infer(await lane.prepare(request))
+                assert isinstance(found, Answer)
+                answered.append(name if found.status == 200 else f"{name}: {found.status}")
+
+            async with asyncio.TaskGroup() as tasks:
+                for number in range(30):
+                    tasks.create_task(ask(str(number), "default"))
+                while len(answered) < 3:  # noqa: ASYNC110 - answers have no event
+                    await asyncio.sleep(0.001)
+                tasks.create_task(ask("person", "p"))
+        finally:
+            await lane.close()
+    assert len(answered) == 31
+    assert 3 <= answered.index("person") <= 6
