@@ -62,7 +62,7 @@ def gone_on_before(state: Path, job_key: str, spec: JobSpec) -> GoneOn | None:
                 continue
             counts, rules = ledger.outcomes.counts(job.job_id), rules_of(ledger.database, job)
             ended = counts.succeeded + counts.dead
-            is_like = all(job.spec.get(name) == getattr(spec, name) for name in LIKE)
+            is_like = all(job.spec.get(one) == getattr(spec, one) for one in LIKE)
             if ended and is_like and rules is not None and rules.escalated is not None:
                 found.append(GoneOn(job.job_key, ended, rules.escalated["documents"]))
     return max(found, key=lambda one: one.documents, default=None)
