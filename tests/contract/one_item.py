@@ -29,6 +29,7 @@ from penstock_workers.__main__ import _worker_main
 from penstock_workers.broker.transport import Channel
 from penstock_workers.celery_app.app import create_app
 from penstock_workers.control.loop import Control
+from penstock_workers.heartbeat import Heartbeat
 from penstock_workers.settings import WorkerSettings
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +37,7 @@ OURS = tuple(
     f"{ROOT}/{folder}/" for folder in ("producer", "workers", "ledger", "ratelimit", "cli")
 )
 ENTERED = "entered.json"
-IDLE_POLLS = 20  # a second: a worker that waits asks for messages each 0.05 s
+IDLE_POLLS = 5  # a worker that waits asks for messages twice a second
 ITEM_S = 60.0
 SPEC = {"lane": "api", "model": "m", "endpoint": "/v1/chat/completions", "prompt": "{text}"}
 ANSWER = (
@@ -115,6 +116,8 @@ def send_one(settings: WorkerSettings, recorder: Recorder, folder: Path) -> None
     recorder.wait_for_polls(IDLE_POLLS)  # what a worker does at first and then seldom is over
     recorder.phase("idle")
     recorder.wait_for_polls(IDLE_POLLS)
+    beat = Heartbeat._beat.__code__  # which comes now and then, beside an item or not
+    until(lambda: beat in recorder.entered["idle"], "a heartbeat")
     recorder.phase(None)
     documents = folder / "one.jsonl"
     documents.write_text('{"id": "d", "text": "t"}\n')
