@@ -20,13 +20,14 @@ import polars as pl
 import psycopg
 import pyarrow as pa
 import pytest
-from forked import Forked, Penstock
+from forked import Penstock
 from machine import Machine, Simulator, eventually, simulator
 from pydantic import BaseModel
 from servers import Postgres
 
 import penstock
 
+pytestmark = pytest.mark.usefixtures("forked_starts")
 PROMPT = "Categorise: {text}"
 
 
@@ -46,9 +47,8 @@ def provider() -> Iterator[Simulator]:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the working folder of a test, below which its jobs are kept. Runs of jobs are forked."""
+    """Return the working folder of a test, below which its jobs are kept."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(subprocess, "Popen", Forked)
     return tmp_path
 
 
