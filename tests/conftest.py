@@ -157,6 +157,12 @@ def postgres_url(postgres_server: Postgres) -> str:
 
 
 @pytest.fixture
+def migrated_url(postgres_server: Postgres) -> str:
+    """The URL of a fresh database on a real PostgreSQL server, with the tables of a ledger."""
+    return postgres_server.migrated_database()
+
+
+@pytest.fixture
 def own_postgres() -> Iterator[Postgres]:
     """A real PostgreSQL server that belongs to one test, which may restart it."""
     server = Postgres.start()
