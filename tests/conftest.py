@@ -6,6 +6,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import limiter_fleet
 import pytest
+from forked import Forked
 from hypothesis import HealthCheck, settings
 from rewritten import rewrite
 from servers import MissingServer, Postgres, RedisServer, S3Server, redis_binary
@@ -155,6 +157,12 @@ def postgres_url(postgres_server: Postgres) -> str:
 
 
 @pytest.fixture
+def migrated_url(postgres_server: Postgres) -> str:
+    """The URL of a fresh database on a real PostgreSQL server, with the tables of a ledger."""
+    return postgres_server.migrated_database()
+
+
+@pytest.fixture
 def own_postgres() -> Iterator[Postgres]:
     """A real PostgreSQL server that belongs to one test, which may restart it."""
     server = Postgres.start()
@@ -168,6 +176,12 @@ def s3_server() -> Iterator[S3Server]:
     server = S3Server.start()
     yield server
     server.stop()
+
+
+@pytest.fixture
+def forked_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have what this process starts of Penstock forked, as what tests start by ``Penstock`` is."""
+    monkeypatch.setattr(subprocess, "Popen", Forked)
 
 
 @pytest.fixture

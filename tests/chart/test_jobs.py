@@ -24,6 +24,7 @@ from penstock_cli.errors import (
 from penstock_cli.state import StateFolder
 from penstock_producer.jobfile import JobFile
 
+pytestmark = pytest.mark.usefixtures("forked_starts")
 DOCUMENTS = 80
 SLOTS = 4
 CLAIM = "fleet-penstock-tickets-state"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -100,18 +101,32 @@ class Machine:
         )
 
     def leftovers(self) -> list[str]:
-        """Processes that still name this folder in their command line or work in it."""
-        found = []
+        """Processes that work in this folder."""
+        return list(self.processes().values())
+
+    def at_work(self) -> list[str]:
+        """Those but this one, and the Redis that a killed run leaves, idle, to the one that goes
+        on."""
+        found = self.processes().items()
+        return [words for pid, words in found if pid != os.getpid() and "-server " not in words]
+
+    def processes(self) -> dict[int, str]:
+        """The pids of those, and their command lines behind what a forked one is named after."""
+        found = {}
         for entry in Path("/proc").iterdir():
-            try:
+            with contextlib.suppress(OSError):
                 inside = entry.name.isdigit() and str((entry / "cwd").readlink()).startswith(
                     str(self.folder)
                 )
-            except OSError:
-                continue
-            if inside:
-                found.append((entry / "cmdline").read_text().replace("\0", " "))
+                if inside:
+                    found[int(entry.name)] = words_of(int(entry.name))
         return found
+
+
+def words_of(pid: int) -> str:
+    """Return what a process was started with; the name that a forked one has stands first."""
+    there = Path(f"/proc/{pid}")
+    return f"{(there / 'comm').read_text()} {(there / 'cmdline').read_text()}".replace("\0", " ")
 
 
 def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:

@@ -40,7 +40,7 @@ def ledger_of(request: pytest.FixtureRequest, folder: Path) -> Iterator[Database
     url = (
         f"sqlite:///{folder}/ledger.db"
         if request.param == "sqlite"
-        else request.getfixturevalue("postgres_url")
+        else request.getfixturevalue("migrated_url")
     )
     database = open_database(url, pool_size=8)
     database.migrate()

@@ -23,6 +23,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import typer.main
+from forked import Forked
+from machine import simulator
 from servers import Postgres, RedisServer, S3Server, free_port
 
 from penstock_cli.main import command_line
@@ -113,7 +115,7 @@ class Place:
             for name, value in os.environ.items()
             if not name.startswith(("PENSTOCK_", "AWS_"))
         }
-        return subprocess.Popen(
+        return Forked(
             words,
             cwd=self.folder,
             env={**kept, "PATH": f"{Path(sys.executable).parent}:{kept['PATH']}"}
@@ -142,37 +144,20 @@ def penstock(command: str) -> list[str]:
 def reader(folder: Path, postgres: Postgres, s3: S3Server) -> Iterator[Place]:
     """Yield a reader's folder with its stand-ins, and end what was started there."""
     server = RedisServer.start(folder / "redis", appendonly=True)
-    simulator = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "penstock_cli",
-            "simulate",
-            "--port",
-            "0",
-            "--latency-ms",
-            "5",
-            "--batch-s",
-            "1",
-        ],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert simulator.stdout is not None
-    url = simulator.stdout.readline().split()[-1]
-    place = Place(folder, url, server, postgres.new_database(), s3)
-    place.environment |= {
-        "OPENAI_API_KEY": "key-of-the-reader",
-        "AWS_ENDPOINT_URL": s3.url,
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    _write_files(place)
-    yield place
-    for process in [*place.running, simulator]:
-        process.terminate()
-        process.wait()
+    with simulator("--batch-s", "1") as provider:
+        place = Place(folder, provider.url, server, postgres.new_database(), s3)
+        place.environment |= {
+            "OPENAI_API_KEY": "key-of-the-reader",
+            "AWS_ENDPOINT_URL": s3.url,
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+        _write_files(place)
+        yield place
+        for process in place.running:
+            process.terminate()
+            process.wait()
     server.stop()
 
 

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from importlib import util
 from pathlib import Path
@@ -269,6 +269,7 @@ class Postgres:
     handle: Any
     guard: subprocess.Popen[bytes]
     names: itertools.count[int] = field(default_factory=itertools.count)
+    migrated: str | None = None  # the database that ``migrated_database`` copies
 
     @classmethod
     def start(cls, *, fsync: bool = False) -> Postgres:
@@ -290,6 +291,18 @@ class Postgres:
         name = f"test_{os.getpid()}_{next(self.names)}"
         self.handle.psql(f"create database {name} {options}")
         return str(self.handle.get_uri(database=name))
+
+    def migrated_database(self) -> str:
+        """A copy of one that was migrated once: migrations of a database take a quarter of a second
+        of CPU, its copy a sixth of that."""
+        if self.migrated is None:
+            from penstock_ledger import open_database
+
+            url = self.new_database()
+            with closing(open_database(url)) as database:
+                database.migrate()
+            self.migrated = url.partition("?")[0].rpartition("/")[2]
+        return self.new_database(f"template {self.migrated}")
 
     def restart(self) -> None:
         """At once: every transaction is lost, every connection broken, and the log is replayed."""

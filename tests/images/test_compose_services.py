@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 from fleet import Process, until
+from forked import Forked
 from images.compose_file import FILES, ROOT, Service, example_environment, services
 from images.image_programs import local
 from servers import free_port, redis_binary
@@ -47,7 +48,7 @@ class Machine:
         service = self.services[name]
         log = self.folder / f"{name}-{len(self.processes)}.log"
         with log.open("wb") as out:
-            popen = subprocess.Popen(
+            popen = Forked(
                 [*self._argv(service), *more],
                 env=self._environment(service),
                 cwd=self.folder,

@@ -22,7 +22,7 @@ def either(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]
     """A migrated database of its own, on SQLite and then on PostgreSQL."""
     on_sqlite = request.param == "sqlite"
     database = open_database(
-        f"sqlite:///{tmp_path}/own.db" if on_sqlite else request.getfixturevalue("postgres_url")
+        f"sqlite:///{tmp_path}/own.db" if on_sqlite else request.getfixturevalue("migrated_url")
     )
     database.migrate()
     yield database

@@ -16,14 +16,19 @@ from typing import Any
 
 import pytest
 from fleet import until
-from forked import Penstock, run
+from forked import FROM_NOTHING, Penstock, run
 
 LIMIT_S = 900
 
 
 def chaos(tmp: Path, *words: str, limit_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
     """Its temporary folders are below ``tmp``."""
-    return run(["chaos", *words], limit_s, env=os.environ | {"TMPDIR": str(tmp)})
+    return run(["chaos", *words], limit_s, env=variables(tmp))
+
+
+def variables(tmp: Path) -> dict[str, str]:
+    """What it starts is found by its variables, which a forked process shows none of."""
+    return os.environ | {"TMPDIR": str(tmp), FROM_NOTHING: "1"}
 
 
 @pytest.fixture
@@ -128,7 +133,7 @@ def test_nothing_outlives_it(
             ["chaos", "--faults", "freeze", *more],
             stdout=screen,
             stderr=screen,
-            env=os.environ | {"TMPDIR": str(open_folder)},
+            env=variables(open_folder),
         )
     until(
         lambda: "T" in states_in(open_folder) or running.poll() is not None, 120, "a worker stands"

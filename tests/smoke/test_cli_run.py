@@ -193,7 +193,7 @@ def test_killed_run_leaves_no_worker_and_resumes(machine: Machine) -> None:
         eventually(lambda: provider.stats()["requests"] > 60)
         process.kill()
         process.communicate()
-        eventually(lambda: not any("penstock_cli" in line for line in machine.leftovers()))
+        eventually(lambda: not machine.at_work())
         status, told = machine.penstock(*arguments)
         assert status == 0, told + machine.logs()
     report = machine.report()

@@ -10,14 +10,15 @@ import re
 import signal
 import sqlite3
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import forked
 import psycopg
 import pytest
-from machine import Machine, Simulator, eventually, simulator
+from forked import Penstock
+from machine import Machine, Simulator, eventually, simulator, words_of
 from pages import commands_of, missing
 from pyarrow import parquet
 from servers import Postgres
@@ -75,16 +76,13 @@ def run(name: str, folder: Path, *flags: str, again: bool = False, **environment
     """The example's output: it has ended with status 0, left no process behind, and printed what
     its page shows, unless it does it ``again``."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
-    ended = subprocess.run(
-        [sys.executable, EXAMPLES / f"{name}.py", "--out", "out", "--docs", str(DOCS), *flags],
+    ended = forked.run(
+        ["--out", "out", "--docs", str(DOCS), *flags],
+        TIME_S,
+        program=EXAMPLES / f"{name}.py",
         cwd=folder,
         env=clean | environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
-        timeout=TIME_S,
-        check=False,
     )
     assert ended.returncode == 0, ended.stdout
     eventually(lambda: not Machine(folder).leftovers())
@@ -272,22 +270,21 @@ def test_a_demo_that_is_killed_leaves_nothing_and_goes_on(tmp_path: Path) -> Non
     """`kill -9` of it ends its provider and its run with it; the run's own end is said; the same
     command goes on each time, and finishes."""
     machine = Machine(tmp_path)
-    command = [sys.executable, str(EXAMPLES / "demo.py"), "--docs", "200"]
+    words, program = ["--docs", "200"], EXAMPLES / "demo.py"
     for whole in (True, False):
-        demo = subprocess.Popen(
-            command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        demo = Penstock(words, program=program, cwd=tmp_path, text=True, **streams)
         assert demo.stdout is not None
         for line in demo.stdout:
             if "the first calls are under way" in line:
                 break
-        run = next(pid for pid in children(demo.pid) if " run " in command_of(pid))
+        run = next(pid for pid in children(demo.pid) if " run " in words_of(pid))
         os.kill(demo.pid if whole else run, signal.SIGKILL)
         said, _ = demo.communicate(timeout=TIME_S)
         assert whole or "The run was ended by SIGKILL" in said
         # a killed run leaves its Redis, idle, to the one that goes on
-        eventually(lambda: not any("penstock_cli" in one for one in machine.leftovers()))
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIME_S)
+        eventually(lambda: not machine.at_work())
+    done = forked.run(words, TIME_S, program=program, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "of 200 documents" in done.stdout
     assert machine.leftovers() == []
@@ -295,7 +292,3 @@ def test_a_demo_that_is_killed_leaves_nothing_and_goes_on(tmp_path: Path) -> Non
 
 def children(pid: int) -> list[int]:
     return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def command_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")

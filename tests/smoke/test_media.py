@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -19,14 +20,9 @@ def machine(tmp_path: Path) -> Machine:
 
 def kill_all(machine: Machine) -> None:
     """End every process that works in the folder, at once."""
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and str((entry / "cwd").readlink()).startswith(
-                str(machine.folder)
-            ):
-                os.kill(int(entry.name), signal.SIGKILL)
-        except OSError:
-            continue
+    for pid in machine.processes():
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.whole  # two starts of everything

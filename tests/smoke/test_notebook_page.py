@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-from machine import simulator
+import forked
+from machine import RUN_TIMEOUT_S, simulator
 
 ROOT = Path(__file__).parents[2]
 CODE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -33,14 +31,7 @@ def test_the_code_of_the_page_runs(tmp_path: Path) -> None:
         script = "\n".join(blocks).replace(THERE, provider.url)
         assert THERE not in script
         (tmp_path / "page.py").write_text(f"{script}\nCOLUMNS = {columns[1]!r}\n{CHECKS}")
-        done = subprocess.run(
-            [sys.executable, "page.py"],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = forked.run([], RUN_TIMEOUT_S, program=tmp_path / "page.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "It is late. succeeded" in done.stdout
     assert "<Answers of rows-" in done.stdout

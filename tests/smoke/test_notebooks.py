@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import Forked
 from machine import Machine, Simulator, eventually, simulator
 
 jupyter_client = pytest.importorskip("jupyter_client")
@@ -63,11 +64,9 @@ print(repr(answers))
 """
 
 
-def at_work(folder: Path) -> list[str]:
-    """Return the processes in the folder that are neither this one nor a kernel."""
-    this = Path("/proc/self/cmdline").read_text().replace("\0", " ")
-    there = Machine(folder).leftovers()
-    return [one for one in there if one != this and "ipykernel" not in one]
+@pytest.fixture(autouse=True)
+def forked_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jupyter_client.launcher.Popen", Forked)
 
 
 def has_called(provider: Simulator, times: int) -> bool:
@@ -114,5 +113,5 @@ def test_a_cell_that_is_interrupted_or_whose_kernel_is_killed_goes_on(
                 assert ("The same call goes on" if how == "interrupt" else "150 answered") in told
             client.stop_channels()
             kernel.shutdown_kernel(now=True)
-            eventually(lambda: at_work(tmp_path) == [])
+            eventually(lambda: not Machine(tmp_path).at_work())
         assert slow.stats()["requests"] == 150

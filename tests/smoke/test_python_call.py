@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import signal
 import sqlite3
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,12 +20,14 @@ import polars as pl
 import psycopg
 import pyarrow as pa
 import pytest
+from forked import Penstock
 from machine import Machine, Simulator, eventually, simulator
 from pydantic import BaseModel
 from servers import Postgres
 
 import penstock
 
+pytestmark = pytest.mark.usefixtures("forked_starts")
 PROMPT = "Categorise: {text}"
 
 
@@ -242,18 +242,12 @@ def test_answers_come_while_the_job_runs(folder: Path) -> None:
             seen.append(answer)
             if len(seen) == 5:
                 break
-        eventually(lambda: not at_work(folder))
+        eventually(lambda: not Machine(folder).at_work())
         assert 5 <= slow.stats()["requests"] < 60
         rest = list(penstock.stream(rows, **more))
         assert sorted(int(one.id) for one in rest) == list(range(1, 61))
         assert all(one.row == rows[one.number] for one in rest)
         assert slow.stats()["requests"] == 60
-
-
-def at_work(folder: Path) -> list[str]:
-    """Return the processes in the folder but for this one."""
-    this = Path("/proc/self/cmdline").read_text().replace("\0", " ")
-    return [one for one in Machine(folder).leftovers() if one != this]
 
 
 async def test_it_runs_beside_other_coroutines_and_in_threads(provider: Simulator) -> None:
@@ -309,14 +303,8 @@ def started(folder: Path, url: str) -> subprocess.Popen[str]:
     """Run a script without `if __name__ == "__main__"` in the folder."""
     script = folder / "script.py"
     script.write_text(SCRIPT)
-    return subprocess.Popen(
-        [sys.executable, str(script), url],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return Penstock([url], program=script, cwd=folder, text=True, **pipes)
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
@@ -337,13 +325,13 @@ def test_an_end_in_the_middle_leaves_no_process_and_pays_nothing_twice(
             said = re.search(r"stopped: (\d+) of 150 rows", told)
             assert said is not None
             assert f" {said[1]}/150 [" in told, "the bar ends where the job has stopped"
-        eventually(lambda: not at_work(folder))
+        eventually(lambda: not Machine(folder).at_work())
         again = started(folder, slow.url)
         out, told = again.communicate(timeout=180)
         assert again.returncode == 0, told
         assert json.loads(out)["succeeded"] == 150
         assert slow.stats()["requests"] == 150
-        eventually(lambda: not at_work(folder))
+        eventually(lambda: not Machine(folder).at_work())
 
 
 def test_texts_of_a_folder_come_back_with_their_names(provider: Simulator, folder: Path) -> None:

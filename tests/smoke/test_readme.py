@@ -231,7 +231,8 @@ def test_the_python_of_the_readme_runs(place: Place, what: str) -> None:
     """The call from a notebook; OpenAI's client at `penstock serve`; the producer's example, with a
     file in a bucket and an open job (D11)."""
     (block,) = [block for block in code("python") if what in block]
-    status, told = place.run([sys.executable, "-c", place.here(block)])
+    (place.folder / "pasted.py").write_text(place.here(block))
+    status, told = place.run([sys.executable, "pasted.py"])
     assert status == 0, told
     assert "b9" in told or "batches" not in what, "the answers are printed"
 

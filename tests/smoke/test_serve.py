@@ -145,7 +145,7 @@ def test_batches_go_on_after_an_interrupt_and_after_kills(served: Served) -> Non
     eventually(served.healthy)
     second = begun(served.client)
     served.end(signal.SIGKILL)
-    eventually(lambda: not any("penstock" in name for name in served.processes()))
+    eventually(lambda: not served.machine.at_work())
     served.start()
     for batch in (first, second):
         eventually(partial(ended, served.client, batch))
@@ -194,15 +194,8 @@ def lane_of(served: Served, batch: str) -> str:
 
 def kill(served: Served, what: str) -> None:
     """SIGKILL for the one process of this folder whose command line says so."""
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            inside = entry.name.isdigit() and str((entry / "cwd").readlink()).startswith(
-                str(served.machine.folder)
-            )
-            if inside and what in (entry / "cmdline").read_text():
-                os.kill(int(entry.name), signal.SIGKILL)
-                return
-    pytest.fail(f"no process with {what!r}")
+    there = served.machine.processes().items()
+    os.kill(next(pid for pid, words in there if what in words), signal.SIGKILL)
 
 
 def test_what_cannot_be_served_is_refused_before_anything_starts(tmp_path: Path) -> None:

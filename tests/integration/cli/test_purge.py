@@ -48,7 +48,7 @@ def test_a_purged_job_leaves_no_row_and_others_stay(
     url = (
         f"sqlite:///{tmp_path}/p.db"
         if backend == "sqlite"
-        else request.getfixturevalue("postgres_url")
+        else request.getfixturevalue("migrated_url")
     )
     database = open_database(url)
     database.migrate()

@@ -71,7 +71,7 @@ def test_a_producer_works_on_both_sides_of_a_fork(
     url = (
         f"sqlite:///{tmp_path}/ledger.db"
         if kind == "sqlite"
-        else request.getfixturevalue("postgres_url")
+        else request.getfixturevalue("migrated_url")
     )
     migrated = open_database(url)
     migrated.migrate()

@@ -34,7 +34,7 @@ from penstock_ledger.vectors import pack
 @pytest.fixture(params=["sqlite", "postgresql"])
 def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
     sqlite = request.param == "sqlite"
-    url = f"sqlite:///{tmp_path}/ledger.db" if sqlite else request.getfixturevalue("postgres_url")
+    url = f"sqlite:///{tmp_path}/ledger.db" if sqlite else request.getfixturevalue("migrated_url")
     database = open_database(url, pool_size=8)
     database.migrate()
     JobStore(database).create(NewJob("job", "job", {}, {"kind": "spool"}, "digest", None))
@@ -44,8 +44,8 @@ def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
 
 
 @pytest.fixture
-def postgres(request: pytest.FixtureRequest, postgres_url: str) -> Iterator[Database]:
-    database = open_database(postgres_url, pool_size=8)
+def postgres(request: pytest.FixtureRequest, migrated_url: str) -> Iterator[Database]:
+    database = open_database(migrated_url, pool_size=8)
     database.migrate()
     JobStore(database).create(NewJob("job", "job", {}, {"kind": "spool"}, "digest", None))
     yield database

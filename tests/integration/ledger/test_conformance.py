@@ -63,7 +63,7 @@ from penstock_ledger.vectors import pack
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/ledger.db"
-    url: str = request.getfixturevalue("postgres_url")
+    url: str = request.getfixturevalue("migrated_url")
     return url
 
 

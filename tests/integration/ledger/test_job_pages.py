@@ -28,7 +28,7 @@ STATES = ("completed", "running", "paused")
 def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
     sqlite = f"sqlite:///{tmp_path}/ledger.db"
     database = open_database(
-        sqlite if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+        sqlite if request.param == "sqlite" else request.getfixturevalue("migrated_url")
     )
     database.migrate()
     yield database

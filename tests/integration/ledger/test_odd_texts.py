@@ -52,7 +52,7 @@ def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
     url = (
         f"sqlite:///{tmp_path}/odd.db"
         if request.param == "sqlite"
-        else request.getfixturevalue("postgres_url")
+        else request.getfixturevalue("migrated_url")
     )
     database = open_database(url)
     database.migrate()

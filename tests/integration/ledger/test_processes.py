@@ -32,7 +32,7 @@ for batch in range(batches):
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/ledger.db"
-    found: str = request.getfixturevalue("postgres_url")
+    found: str = request.getfixturevalue("migrated_url")
     return found
 
 

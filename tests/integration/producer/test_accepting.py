@@ -31,7 +31,7 @@ def producer(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Produce
     url = (
         f"sqlite:///{tmp_path}/ledger.db"
         if request.param == "sqlite"
-        else request.getfixturevalue("postgres_url")
+        else request.getfixturevalue("migrated_url")
     )
     database = open_database(url)
     database.migrate()

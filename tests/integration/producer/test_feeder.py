@@ -94,7 +94,7 @@ def house(
     url = (
         f"sqlite:///{tmp_path}/ledger.db"
         if request.param == "sqlite"
-        else request.getfixturevalue("postgres_url")
+        else request.getfixturevalue("migrated_url")
     )
     settings = ProducerSettings(database_url=url, redis_url=redis_server.url)
     database = open_database(url)

@@ -102,7 +102,7 @@ def pipeline(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pipelin
     url = (
         f"sqlite:///{tmp_path}/ledger.db"
         if request.param == "sqlite"
-        else request.getfixturevalue("postgres_url")
+        else request.getfixturevalue("migrated_url")
     )
     database = open_database(url)
     database.migrate()

@@ -291,7 +291,7 @@ def test_names_wait_until_they_are_forgotten(
     url = (
         f"sqlite:///{tmp_path}/ledger.db"
         if kind == "sqlite"
-        else request.getfixturevalue("postgres_url")
+        else request.getfixturevalue("migrated_url")
     )
     with closing(open_database(url)) as database:
         database.migrate()

@@ -116,7 +116,7 @@ def house(
     url = (
         f"sqlite:///{tmp_path}/ledger.db"
         if request.param == "sqlite"
-        else request.getfixturevalue("postgres_url")
+        else request.getfixturevalue("migrated_url")
     )
     made = House(redis_server, url, tmp_path)
     yield made

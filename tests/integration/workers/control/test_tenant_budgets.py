@@ -304,7 +304,7 @@ def test_the_newest_valid_key_says_what_a_tenant_may_spend(
     at = (
         f"sqlite:///{tmp_path}/ledger.db"
         if kind == "sqlite"
-        else request.getfixturevalue("postgres_url")
+        else request.getfixturevalue("migrated_url")
     )
     database = open_database(at)
     database.migrate()

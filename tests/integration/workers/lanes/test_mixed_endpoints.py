@@ -60,7 +60,7 @@ def house(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[House]:
-    url = None if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    url = None if request.param == "sqlite" else request.getfixturevalue("migrated_url")
     memory = Memory()
     quick(monkeypatch, memory)
     with batch_house(redis_server.url, tmp_path, memory, url) as made:

@@ -51,7 +51,7 @@ def house(
 ) -> Iterator[House]:
     memory = Memory()
     quick(monkeypatch, memory)
-    url = None if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    url = None if request.param == "sqlite" else request.getfixturevalue("migrated_url")
     with batch_house(redis_server.url, tmp_path, memory, url) as made:
         yield made
 

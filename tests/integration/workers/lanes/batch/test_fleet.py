@@ -303,7 +303,7 @@ FAULTS = (
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def house_of_each(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[House]:
-    url = None if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    url = None if request.param == "sqlite" else request.getfixturevalue("migrated_url")
     with Fleet(tmp_path, database_url=url) as fleet:
         fleet.control()
         yield House(fleet)
