@@ -32,10 +32,10 @@ define make_venv
 @$(1)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 endef
 
-.PHONY: help demo demo-embed demo-clean test test-all test-fast test-long test-cluster test-images test-servers test-vllm test-airflow test-frameworks docs pages packages images servers cluster chart check monitoring format bench bench-vllm chaos soak explore known-faults audit clean
+.PHONY: help demo demo-embed demo-clean test test-all test-fast test-long test-cluster test-images test-servers test-vllm test-airflow test-frameworks docs docs-versions pages packages images servers cluster chart check monitoring format bench bench-vllm chaos soak explore known-faults audit clean
 
 help: ## list these commands
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # The environment is made anew whenever the pins or the project file change. It needs Python 3.11+ and no compiler.
 $(STAMP): pyproject.toml constraints.txt
@@ -150,6 +150,9 @@ cluster: ## make a cluster with KEDA for `make test-cluster` (needs kind and hel
 # Not --quiet: MkDocs counts only the warnings that it shows, so that --strict would refuse nothing.
 docs: $(STAMP) ## build the pages as a site into site/, strictly: no broken links, no network
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-versions: $(STAMP) ## build the pages of every release (tags) and of this commit into site/, with a choice among them; nothing is pushed
+	@$(BIN)/python -m tools.site.versions site
 
 # Tests hold these files to the code: they are never written by hand.
 pages: $(STAMP) ## write the pages and schemas that are made of the code: options, commands, job specs, licences
