@@ -155,8 +155,8 @@ docs-versions: $(STAMP) ## build the pages of every release (tags) and of this c
 	@$(BIN)/python -m tools.site.versions site
 
 # Tests hold these files to the code: they are never written by hand.
-pages: $(STAMP) ## write the pages and schemas that are made of the code: options, commands, job specs, licences
-	@for page in options_page commands_page job_spec_schema licences_page; do $(BIN)/python tests/harness/$$page.py || exit 1; done
+pages: $(STAMP) ## write the pages and schemas that are made of the code: options, commands, job specs, licences, figures
+	@for page in options_page commands_page job_spec_schema licences_page figures_page; do $(BIN)/python tests/harness/$$page.py || exit 1; done
 
 chart: $(STAMP) ## renew the chart's golden file and its table of values (look at the diff)
 	@PYTHONPATH=tests $(BIN)/python -m chart.renew

@@ -69,27 +69,18 @@ def chosen(tags: list[str], head: str) -> list[Built]:
 
 
 def git(folder: Path, *words: str) -> str:
-    return subprocess.run(
-        ["git", *words], cwd=folder, check=True, stdout=subprocess.PIPE, text=True
-    ).stdout
+    command = ["git", *words]
+    done = subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, text=True)  # noqa: S603 -- our own arguments
+    return done.stdout
 
 
 def mike(clone: Path, command: str, *words: str) -> None:
     # It starts `mkdocs` by name.
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "from mike.driver import main; main()",
-            command,
-            "--branch",
-            PAGES,
-            *words,
-        ],
-        cwd=clone,
-        env=os.environ | {"NO_MKDOCS_2_WARNING": "1", "PATH": path},
-        check=True,
+    program = [sys.executable, "-c", "from mike.driver import main; main()"]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PATH": path}
+    subprocess.run(  # noqa: S603 -- our own arguments
+        [*program, command, "--branch", PAGES, *words], cwd=clone, env=environment, check=True
     )
 
 
