@@ -158,8 +158,8 @@ docs-versions: $(STAMP) ## build the pages of every release (tags) and of this c
 pages: $(STAMP) ## write the pages and schemas that are made of the code: options, commands, job specs, licences, figures
 	@for page in options_page commands_page job_spec_schema licences_page figures_page; do $(BIN)/python tests/harness/$$page.py || exit 1; done
 
-chart: $(STAMP) ## renew the chart's golden file and its table of values (look at the diff)
-	@PYTHONPATH=tests $(BIN)/python -m chart.renew
+chart: $(STAMP) ## renew the chart's golden file, its table of values and their meaning in its schema (look at the diff)
+	@PYTHONPATH=tests:tests/harness $(BIN)/python -m chart.renew
 
 monitoring: $(STAMP) ## write alert rules, dashboards and their docs from the catalogue of metrics
 	@$(BIN)/python -m tools.monitoring.write
