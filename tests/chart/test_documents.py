@@ -48,6 +48,21 @@ def test_the_table_is_that_of_todays_values() -> None:
     assert values_table.with_table(readme, VALUES) == readme
 
 
+def test_the_example_of_digests_names_images_by_them(render: Render) -> None:
+    """The values that README.md shows lead to these images in every pod that has them."""
+    (shown,) = re.findall(
+        r"^```yaml\n(.*?)^```", (CHART / "README.md").read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+    values = yaml.safe_load(shown)
+    named = {
+        f"{values['image']['repository']}@{values['image']['digest']}",
+        f"redis@{values['redis']['image']['digest']}",
+    }
+    images = set(re.findall(r'image: "?([^\s"]+)', golden.text(render("minimal", values))))
+    assert named < images
+    assert {image for image in images - named if not image.startswith("postgres:")} == set()
+
+
 def test_links_hold_in_a_package() -> None:
     """What the chart's pages link to is in the chart: its archive has nothing else."""
     for page in CHART.glob("*.md"):
