@@ -83,6 +83,9 @@ def test_the_search_of_a_folder_finds_a_page(site: Path, browser: Browser) -> No
     """Who opens a file of the site in a browser, without a server, types and comes to the page that
     answers."""
     page = browser.new_page()
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto((site / "uses/tickets.html").as_uri())
     page.fill("input.md-search__input", "half price")
     found = page.locator(".md-search-result__item > a")
@@ -93,6 +96,7 @@ def test_the_search_of_a_folder_finds_a_page(site: Path, browser: Browser) -> No
         .inner_text()
         .startswith("The batch lane: half the price for those who can wait")
     )
+    assert complaints == []
     page.close()
 
 
@@ -114,12 +118,10 @@ RELEASES = ("v0.1.0", "v0.1.1", "v0.2.0", "v0.3.0rc1")
 def versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that `make docs-versions` fills, of a small repository with these tags."""
     repository = tmp_path_factory.mktemp("repository")
-    rules = (ROOT / "mkdocs.yml").read_text("utf-8")
-    (choice,) = re.findall(r"^  version: .*\n", rules, re.MULTILINE)
     (repository / "mkdocs.yml").write_text(
         "site_name: small\nsite_url: !ENV [SITE_URL, '']\nuse_directory_urls: false\n"
         f"theme: {{name: material, font: false, custom_dir: {ROOT / 'tools/site/theme'}}}\n"
-        f"extra:\n{choice}"
+        f"hooks: [{ROOT / 'tools/site/versions.py'}]\n"
     )
     (repository / "docs").mkdir()
 

@@ -2,19 +2,25 @@
 among them: `python -m tools.site.versions FOLDER`.
 
 Each is built from its own sources by today's tools, so that nothing is stored between two releases
-and nothing is pushed: releases are read from the tags. Work happens in a clone beside them."""
+and nothing is pushed: releases are read from the tags. Work happens in a clone beside them.
+
+MkDocs calls `on_config` (its "hooks"). Pages that are built alone have no choice: a browser would
+look for its list in vain."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from mkdocs.config.defaults import MkDocsConfig
 
 RELEASE: Final = re.compile(r"v(\d+)\.(\d+)\.(\d+)")
 # Minor releases: older pages are read at their tag, and a build takes 20 seconds for each.
@@ -35,6 +41,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.site.versions", description=__doc__)
     parser.add_argument("folder", type=Path, help="is emptied first")
     folder: Path = parser.parse_args().folder.resolve()
+    if folder.exists() and any(folder.iterdir()) and not (folder / "index.html").is_file():
+        parser.error(f"{folder} holds something else than pages, and would be emptied")
+    try:
+        build(folder)
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"{shlex.join(error.cmd)} ended with {error.returncode}: nothing was written")
+
+
+def build(folder: Path) -> None:
+    """Raises CalledProcessError."""
     with tempfile.TemporaryDirectory() as place:
         clone = Path(place) / "clone"
         git(Path.cwd(), "clone", "--quiet", "--shared", "--no-checkout", ".", str(clone))
@@ -66,6 +82,12 @@ def chosen(tags: list[str], head: str) -> list[Built]:
     if not releases:
         return [Built("dev", head, (LATEST,))]
     return [*releases[:-1], releases[-1]._replace(aliases=(LATEST,)), Built("dev", head)]
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Show the choice where mike builds the pages."""
+    if "MIKE_DOCS_VERSION" in os.environ:
+        config.extra["version"] = {"provider": "mike", "default": LATEST, "alias": True}
 
 
 def git(folder: Path, *words: str) -> str:
