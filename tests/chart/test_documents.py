@@ -76,7 +76,8 @@ def test_an_editor_shows_what_each_value_means() -> None:
     """The schema has the comments and defaults of values.yaml, and those of settings; `make chart`
     renews it."""
     written = (CHART / "values.schema.json").read_text("utf-8")
-    assert values_schema.text(values_schema.completed(SCHEMA, VALUES)) == written
+    completed = values_schema.text(values_schema.completed(SCHEMA, VALUES))
+    assert completed == written, "look at the diff after `make chart`"
 
 
 def test_every_value_is_in_the_schema() -> None:

@@ -43,11 +43,14 @@ def place_of(root: Schema, path: str) -> tuple[Schema | None, bool]:
     for part in path.split("."):
         within = resolved(root, schema)
         more = within.get("additionalProperties")
-        found = within.get("properties", {}).get(part)
+        found: Schema | None = within.get("properties", {}).get(part)
         named = found is None
-        if found is None and not isinstance(more, dict):
+        if found is not None:
+            schema = found
+        elif isinstance(more, dict):
+            schema = more
+        else:
             return None, True
-        schema = more if found is None else found
     return schema, named
 
 

@@ -149,7 +149,7 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
         check=False,
     )
     assert built.returncode == 0, built.stdout + built.stderr
-    return repository / words
+    return repository / str(words)
 
 
 def test_the_pages_of_each_release_stay(versions: Path) -> None:
