@@ -32,10 +32,10 @@ define make_venv
 @$(1)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 endef
 
-.PHONY: help demo demo-embed demo-clean test test-all test-fast test-long test-cluster test-images test-servers test-vllm test-airflow test-frameworks docs pages version packages images servers cluster chart check monitoring format bench bench-vllm chaos soak explore known-faults audit clean
+.PHONY: help demo demo-embed demo-clean test test-all test-fast test-long test-cluster test-images test-servers test-vllm test-airflow test-frameworks docs docs-versions pages version packages images servers cluster chart check monitoring format bench bench-vllm chaos soak explore known-faults audit clean
 
 help: ## list these commands
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # The environment is made anew whenever the pins or the project file change. It needs Python 3.11+ and no compiler.
 $(STAMP): pyproject.toml constraints.txt
@@ -155,12 +155,15 @@ cluster: ## make a cluster with KEDA for `make test-cluster` (needs kind and hel
 docs: $(STAMP) ## build the pages as a site into site/, strictly: no broken links, no network
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# Tests hold these files to the code: they are never written by hand.
-pages: $(STAMP) ## write the pages and schemas that are made of the code: options, commands, job specs, licences
-	@for page in options_page commands_page job_spec_schema licences_page; do $(BIN)/python tests/harness/$$page.py || exit 1; done
+docs-versions: $(STAMP) ## build the pages of every release (tags) and of this commit into site/, with a choice among them; nothing is pushed
+	@$(BIN)/python -m tools.site.versions site
 
-chart: $(STAMP) ## renew the chart's golden file and its table of values (look at the diff)
-	@PYTHONPATH=tests $(BIN)/python -m chart.renew
+# Tests hold these files to the code: they are never written by hand.
+pages: $(STAMP) ## write the pages and schemas that are made of the code: options, commands, job specs, licences, figures
+	@for page in options_page commands_page job_spec_schema licences_page figures_page; do $(BIN)/python tests/harness/$$page.py || exit 1; done
+
+chart: $(STAMP) ## renew the chart's golden file, its table of values and their meaning in its schema (look at the diff)
+	@PYTHONPATH=tests:tests/harness $(BIN)/python -m chart.renew
 
 monitoring: $(STAMP) ## write alert rules, dashboards and their docs from the catalogue of metrics
 	@$(BIN)/python -m tools.monitoring.write

@@ -79,6 +79,14 @@ GROWTH = "docs/growth.md"
 INTERACTIVE = "benchmarks/RESULTS.md, 'Interactive traffic beside a job'"
 FEED = "benchmarks/RESULTS.md, 'What the items of later releases cost'"
 IDLE: Final = "benchmarks/RESULTS.md, Idle serve"
+# When and where each of these was measured, for docs/figures.md.
+MEASURED: Final = {
+    QUIET: "2026-11-22, 2 cores, alone",
+    GROWTH: "2026-11-22, 2 cores, shared",
+    INTERACTIVE: "2026-11-28, 2 cores, shared",
+    FEED: "2026-11-21, 2 cores, nearly alone",
+    IDLE: "2026-11-28, 2 cores, shared",
+}
 TARGETS: Final = {
     "fed per CPU second / apply_async": Target("a", FEED, Limit(least=16), measured=21.7),
     "whole path / bare aiohttp": Target("c", QUIET, Limit(most=1.4), measured=1.61),

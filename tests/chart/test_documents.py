@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
-from chart import golden, helm_library, values_table
+from chart import golden, helm_library, values_schema, values_table
 from chart.conftest import CHART, EXAMPLES, ROOT, Render, example
 
 from penstock_workers.settings import ProviderSettings, WorkerSettings
@@ -29,10 +30,17 @@ def test_manifests_change_in_review(render: Render) -> None:
 
 
 def test_every_value_is_described() -> None:
-    """Each key of values.yaml that has a value of its own has its comment."""
+    """Each key of values.yaml has its comment, which stands as far to the right as the key."""
     found = list(values_table.keys(VALUES))
-    assert len(found) > 150
-    assert [key.path for key in found if key.is_leaf and not key.comment] == []
+    assert len(found) > 250
+    assert [key.path for key in found if not key.comment] == []
+    lines = VALUES.splitlines()
+    indents = [len(line) - len(line.lstrip()) for line in lines]
+    assert [
+        line
+        for line, below, here, there in zip(lines, lines[1:], indents, indents[1:], strict=False)
+        if line.lstrip().startswith("#") and below and here != there
+    ] == []
 
 
 def test_the_table_is_that_of_todays_values() -> None:
@@ -41,21 +49,76 @@ def test_the_table_is_that_of_todays_values() -> None:
     assert values_table.with_table(readme, VALUES) == readme
 
 
-def _resolve(schema: dict[str, Any]) -> dict[str, Any]:
-    reference = schema.get("$ref")
-    return SCHEMA["$defs"][reference.removeprefix("#/$defs/")] if reference else schema
+def test_the_example_of_digests_names_images_by_them(render: Render) -> None:
+    """The values that README.md shows lead to these images in every pod that has them."""
+    (shown,) = re.findall(
+        r"^```yaml\n(.*?)^```", (CHART / "README.md").read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+    values = yaml.safe_load(shown)
+    named = {
+        f"{values['image']['repository']}@{values['image']['digest']}",
+        f"redis@{values['redis']['image']['digest']}",
+    }
+    images = set(re.findall(r'image: "?([^\s"]+)', golden.text(render("minimal", values))))
+    assert named < images
+    assert {image for image in images - named if not image.startswith("postgres:")} == set()
+
+
+def test_links_hold_in_a_package() -> None:
+    """What the chart's pages link to is in the chart: its archive has nothing else."""
+    for page in CHART.glob("*.md"):
+        for link in re.findall(r"\]\(([^)#]+)", page.read_text("utf-8")):
+            assert (CHART / link).resolve().is_relative_to(CHART), link
+            assert (CHART / link).is_file(), link
+
+
+def test_an_editor_shows_what_each_value_means() -> None:
+    """The schema has the comments and defaults of values.yaml, and those of settings; `make chart`
+    renews it."""
+    written = (CHART / "values.schema.json").read_text("utf-8")
+    completed = values_schema.text(values_schema.completed(SCHEMA, VALUES))
+    assert completed == written, "look at the diff after `make chart`"
 
 
 def test_every_value_is_in_the_schema() -> None:
-    """Each key is named there, or stands below a map whose names are the user's."""
+    """Each key is named there, or stands below a map whose names are the user's, and its default is
+    one that the schema takes."""
     for key in values_table.keys(VALUES):
-        schema = SCHEMA
-        for part in key.path.split("."):
-            more = schema.get("additionalProperties")
-            schema = _resolve(
-                schema.get("properties", {}).get(part) or (more if isinstance(more, dict) else {})
-            )
-            assert schema, key.path
+        assert values_schema.place_of(SCHEMA, key.path)[0] is not None, key.path
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    jsonschema.Draft202012Validator(SCHEMA).validate(yaml.safe_load(VALUES))
+
+
+def test_the_schema_describes_all_that_it_takes() -> None:
+    """An editor completes a key, and shows what it means: of each of them, in every map."""
+    found = list(_named(SCHEMA, "")) + list(_named({"properties": SCHEMA["$defs"]}, "$defs"))
+    assert len(found) > 300
+    assert [
+        path for path, schema in found if path.count("/") > 1 and not schema.get("description")
+    ] == []
+
+
+def _named(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, part in schema.get("properties", {}).items():
+        yield f"{path}/{name}", part
+        yield from _named(part, f"{path}/{name}")
+    for name in ("items", "additionalProperties"):
+        if isinstance(schema.get(name), dict):
+            yield from _named(schema[name], f"{path}/{name}")
+
+
+def test_templates_read_what_there_is() -> None:
+    """Each value that a template reads is in the schema, and each of values.yaml is read by one."""
+    templates = "".join(
+        path.read_text("utf-8") for path in (CHART / "templates").rglob("*") if path.is_file()
+    )
+    read = set(re.findall(r"\.Values\.([a-zA-Z][\w.]*\w)", templates))
+    assert len(read) > 100
+    places = {path: values_schema.place_of(SCHEMA, path) for path in read}
+    assert [path for path, (schema, _) in places.items() if schema is None] == []
+    words = set(re.findall(r"\.(\w+)", templates)) | set(re.findall(r"\"(\w+)\"", templates))
+    keys = [key.path for key in values_table.keys(VALUES)]
+    assert [path for path in keys if path.rpartition(".")[2] not in words] == []
 
 
 def _objects(schema: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -77,7 +140,7 @@ def test_no_map_takes_any_key() -> None:
     for path, schema in found:
         named = schema.get("additionalProperties") is False
         typed = "propertyNames" in schema and "additionalProperties" in schema
-        assert named or typed or schema.get("description", "").startswith("free:"), path
+        assert named or typed or schema.get("$comment", "").startswith("free:"), path
 
 
 def test_settings_that_can_be_given_are_settings() -> None:
@@ -162,10 +225,4 @@ def test_values_that_pages_name_exist() -> None:
     named = set(re.findall(r"--set (?:'|\")?([\w.]+)=", pages))
     assert len(named) >= 3
     for path in named:
-        schema = SCHEMA
-        for part in path.split("."):
-            more = schema.get("additionalProperties")
-            schema = _resolve(
-                schema.get("properties", {}).get(part) or (more if isinstance(more, dict) else {})
-            )
-        assert schema, path
+        assert values_schema.place_of(SCHEMA, path)[0] is not None, path

@@ -51,13 +51,11 @@ def _comment_above(line: int, lines: list[str]) -> str:
 
 
 def table(text: str) -> str:
-    """Markdown, one row for each key that has a value of its own."""
+    """Markdown, one row for each key; those that only hold others have no default."""
     rows = ["| key | default | meaning |", "|---|---|---|"]
-    rows += [
-        f"| `{key.path}` | `{_shown(key.default)}` | {key.comment.replace('|', chr(92) + '|')} |"
-        for key in keys(text)
-        if key.is_leaf
-    ]
+    for key in keys(text):
+        default = f"`{_shown(key.default)}`" if key.is_leaf else ""
+        rows.append(f"| `{key.path}` | {default} | {key.comment.replace('|', chr(92) + '|')} |")
     return "\n".join(rows)
 
 

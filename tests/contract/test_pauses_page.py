@@ -1,7 +1,9 @@
-"""The table of pauses in docs/production.md says what the code does."""
+"""The tables of pauses in docs/production.md and of dead letters in docs/troubleshooting.md say what
+the code does."""
 
 from __future__ import annotations
 
+import re
 from importlib.resources import files
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 from penstock_ratelimit.shared.discovery import ABSURD, FORGET_S
 from penstock_ratelimit.shared.reserving import ASK_AGAIN_S
 from penstock_workers.item.failures import ASTRAY
-from penstock_workers.item.outcome import Parked
+from penstock_workers.item.outcome import Dead, Parked, Retry
 from penstock_workers.item.run.fates import FATES
 from penstock_workers.item.run.runs import PROVEN_WAIT_S, UNPROVEN_WAIT_S
 from penstock_workers.settings import WorkerSettings
@@ -30,6 +32,14 @@ DISCOVERY = (
 )
 
 
+LETTERS = (
+    (DOCS / "troubleshooting.md")
+    .read_text()
+    .split("## Why a document is a dead letter")[1]
+    .split("## To ask others")[0]
+)
+
+
 def default(name: str) -> object:
     return WorkerSettings.model_fields[name].default
 
@@ -39,6 +49,15 @@ def test_every_row_has_a_cause_a_scope_an_end_and_a_command() -> None:
     rows = [line.strip("|").split("|") for line in PAUSES.splitlines() if line.startswith("| ")]
     assert len(rows) > 8
     assert all(len(row) == 4 and all(cell.strip() for cell in row) for row in rows)
+
+
+def test_the_table_of_dead_letters_has_each_reason_once() -> None:
+    """A reader who meets a reason finds what it is and what to do, and which are final at once."""
+    table = "".join(line.split(" | ")[0] for line in LETTERS.splitlines() if line.startswith("| "))
+    final = {name for name, fate in FATES.items() if fate.outcome is Dead}
+    tried = {name for name, fate in FATES.items() if fate.outcome is Retry and fate.counted}
+    assert sorted(re.findall(r"\*`(\w+)`\*", table)) == sorted(final)
+    assert sorted(re.findall(r"`(\w+)`", table)) == sorted(final | tried)
 
 
 @pytest.mark.parametrize(

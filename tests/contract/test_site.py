@@ -7,12 +7,17 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
+from dashboard_ledger import chromium
+from playwright.sync_api import Browser, Route
 
 import penstock_ratelimit
+from tools.site.versions import KEPT, chosen
 
 ROOT = Path(__file__).parents[2]
 IN_NAV = re.compile(r"^ +- [^#\n]+: ([\w./-]+\.md)$", re.MULTILINE)
@@ -66,6 +71,130 @@ def test_the_search_needs_no_server(site: Path) -> None:
     for page in ("index.html", "uses/tickets.html"):
         found = re.findall(r'src="([^"]*iframe-worker.js)"', (site / page).read_text("utf-8"))
         assert [(site / page).parent.joinpath(one).resolve().is_file() for one in found] == [True]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+def test_the_search_of_a_folder_finds_a_page(site: Path, browser: Browser) -> None:
+    """Who opens a file of the site in a browser, without a server, types and comes to the page that
+    answers."""
+    page = browser.new_page()
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto((site / "uses/tickets.html").as_uri())
+    page.fill("input.md-search__input", "half price")
+    found = page.locator(".md-search-result__item > a")
+    found.filter(has_text="The batch lane: half the price for those who can wait").first.click()
+    page.wait_for_url("**/batch.html*")
+    assert (
+        page.locator("h1")
+        .inner_text()
+        .startswith("The batch lane: half the price for those who can wait")
+    )
+    assert complaints == []
+    page.close()
+
+
+def test_a_shared_link_has_a_card(site: Path) -> None:
+    """Each page says its title and what Penstock is; the picture is named where the site has an
+    address, and is of the size that readers of cards ask for."""
+    page = (site / "batch.html").read_text("utf-8")
+    assert '<meta property="og:title" content="Provider batches at half price' in page
+    assert '<meta property="og:description" content="A message-queue worker fleet' in page
+    assert "og:image" not in page
+    picture = (site / "images/card.png").read_bytes()
+    assert picture[12:24] == b"IHDR" + (1200).to_bytes(4) + (630).to_bytes(4)
+
+
+RELEASES = ("v0.1.0", "v0.1.1", "v0.2.0", "v0.3.0rc1")
+
+
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that `make docs-versions` fills, of a small repository with these tags."""
+    repository = tmp_path_factory.mktemp("repository")
+    (repository / "mkdocs.yml").write_text(
+        "site_name: small\nsite_url: !ENV [SITE_URL, '']\nuse_directory_urls: false\n"
+        f"theme: {{name: material, font: false, custom_dir: {ROOT / 'tools/site/theme'}}}\n"
+        f"hooks: [{ROOT / 'tools/site/versions.py'}]\n"
+    )
+    (repository / "docs").mkdir()
+
+    def git(*words: str) -> None:
+        named = ("-c", "user.name=t", "-c", "user.email=t@localhost", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", *named, *words], cwd=repository, check=True, capture_output=True)
+
+    git("init", "--quiet")
+    for tag in (*RELEASES, None):
+        (repository / "docs/index.md").write_text(f"# Pages of {tag}\n")
+        git("add", "--all")
+        git("commit", "--quiet", "--message", f"docs: {tag}")
+        if tag:
+            git("tag", tag)
+    (words,) = re.findall(
+        r"\$\(BIN\)/python -m tools\.site\.versions (.+)", (ROOT / "Makefile").read_text("utf-8")
+    )
+    paths = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
+    built = subprocess.run(
+        [sys.executable, "-m", "tools.site.versions", *words.split()],
+        cwd=repository,
+        env=os.environ | {"PYTHONPATH": paths, "SITE_URL": "https://docs.example.com/"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    return repository / str(words)
+
+
+def test_the_pages_of_each_release_stay(versions: Path) -> None:
+    """Of each minor release the newest patch, of this commit `dev`, and `latest` is the newest
+    release: each has its own text, and its address in its card."""
+    texts = {"0.1": "v0.1.1", "0.2": "v0.2.0", "latest": "v0.2.0", "dev": "None"}
+    for folder, text in texts.items():
+        page = (versions / folder / "index.html").read_text("utf-8")
+        assert f"Pages of {text}" in page
+        address = "0.2" if folder == "latest" else folder
+        assert f'og:image" content="https://docs.example.com/{address}/images/card.png"' in page
+    folders = sorted(path.name for path in versions.iterdir() if path.is_dir())
+    assert folders == ["0.1", "0.2", "dev", "latest"]
+    assert 'url=latest/"' in (versions / "index.html").read_text("utf-8").replace("index.html", "")
+
+
+def test_readers_choose_among_versions(versions: Path, browser: Browser) -> None:
+    """A page shows all of them, the newest release by its name; one of another says so, and leads
+    to the latest."""
+
+    def answer(route: Route) -> None:
+        path = versions / urlsplit(route.request.url).path.lstrip("/")
+        route.fulfill(path=path) if path.is_file() else route.fulfill(status=404)
+
+    page = browser.new_page()
+    page.route("http://docs.localhost/**", answer)
+    page.goto("http://docs.localhost/0.1/index.html")
+    listed = page.locator(".md-version__link")
+    listed.first.wait_for(state="attached")
+    assert listed.all_text_contents() == ["dev", "0.2latest", "0.1"]
+    page.get_by_text("Read the latest one.").click()
+    page.wait_for_url("**/latest/index.html")
+    assert page.locator("h1").inner_text().startswith("Pages of v0.2.0")
+    assert not page.get_by_text("Read the latest one.").is_visible()
+    page.close()
+
+
+def test_old_releases_leave_the_choice() -> None:
+    """As many minor releases as are kept; before the first one `latest` is this commit."""
+    many = [f"v{major}.{minor}.0" for major in (0, 1) for minor in range(12)]
+    kept = chosen(many, "head")
+    assert [built.version for built in kept[:-1]] == ["1.7", "1.8", "1.9", "1.10", "1.11"]
+    assert len(kept) == KEPT + 1
+    assert [built.version for built in kept if built.aliases] == ["1.11"]
+    assert chosen(["demo", "v1"], "head") == [("dev", "head", ("latest",))]
 
 
 def test_what_the_strict_build_refuses(tmp_path: Path) -> None:

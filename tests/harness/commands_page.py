@@ -117,7 +117,7 @@ def _settings() -> Iterator[str]:
 
 def _fields(settings: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
     """Yield a row for each setting, those of a table below its own name."""
-    said = {name: text for one in settings.__mro__[::-1] for name, text in _comments(one)}
+    said = meanings(settings)
     for name, field in settings.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -128,6 +128,11 @@ def _fields(settings: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]
         shown = "" if empty else f"`{_plain(default)}`"
         cells = (f"`{prefix}{name}`", _kind(kind), shown, said.get(name, ""))
         yield prefix + name, _line(*cells)
+
+
+def meanings(settings: type[BaseModel]) -> Mapping[str, str]:
+    """Return what the class and those above it say of each field."""
+    return {name: text for one in settings.__mro__[::-1] for name, text in _comments(one)}
 
 
 def _comments(settings: type) -> Iterator[tuple[str, str]]:
