@@ -36,6 +36,10 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in _OPTIONAL:
             raise
+        if sys.argv[1:] == ["--version"]:
+            from penstock_cli.version import version_line
+
+            sys.exit(print(version_line()))  # noqa: T201  typer.echo is what is missing
         sys.exit(
             f"penstock: the command line needs {error.name}, which a bare `pip install penstock` "
             "leaves out; install it with: pip install 'penstock[worker]'"

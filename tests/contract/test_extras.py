@@ -13,6 +13,7 @@ EXTRAS: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text
     "project"
 ]["optional-dependencies"]
 ROW = re.compile(r"^\| `(\w+)` \| (.*?) ?\| [^|]+ \|$", re.MULTILINE)
+TOLD = re.compile(r"(?:penstock|'\.)\[([a-z0-9,]+)\]")
 
 
 def contained(extra: str) -> set[str]:
@@ -31,6 +32,17 @@ def test_the_table_has_every_extra_and_its_other_names() -> None:
     for extra, names in rows.items():
         for name in names:
             assert EXTRAS[name] == [f"penstock[{extra}]"]
+
+
+def test_what_says_what_to_install_names_an_extra_that_is_there() -> None:
+    """Messages and pages: pip would only warn of another one, and the next try would fail alike."""
+    told = dict[str, str]()
+    for folder in ("cli", "docs", "gateway", "ledger", "penstock", "producer", "workers"):
+        for file in [*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("*.md")]:
+            for names in TOLD.findall(file.read_text("utf-8")):
+                told.update(dict.fromkeys(names.split(","), str(file.relative_to(ROOT))))
+    assert len(told) > 8
+    assert {name: place for name, place in told.items() if name not in EXTRAS} == {}
 
 
 def test_all_is_all_but_what_hosts_models() -> None:
