@@ -39,7 +39,8 @@ def main() -> None:
         if sys.argv[1:] == ["--version"]:
             from penstock_cli.version import version_line
 
-            sys.exit(print(version_line()))  # noqa: T201  typer.echo is what is missing
+            print(version_line())  # noqa: T201  typer.echo is what is missing
+            return
         sys.exit(
             f"penstock: the command line needs {error.name}, which a bare `pip install penstock` "
             "leaves out; install it with: pip install 'penstock[worker]'"
