@@ -11,6 +11,7 @@ EMBED_VENV ?= .venv-embed
 AIRFLOW ?= .venv-airflow
 AUDIT ?= .venv-audit
 FRAMEWORKS ?= .venv-frameworks
+LOWEST ?= .venv-lowest
 VERCEL := tests/integration/gateway/vercel
 IMAGES ?= localhost
 PLATFORMS ?= linux/amd64,linux/arm64
@@ -19,7 +20,7 @@ MINUTES ?= 60
 # Half of the tests' time is waiting for processes, leases and retries: two tests for each of two cores.
 TEST_PROCESSES ?= 4
 # What needs more than this environment, or an hour.
-ELSEWHERE := long or engine or servers or images or airflow or frameworks
+ELSEWHERE := long or engine or servers or images or packages or airflow or frameworks
 LEFT_OUT ?= $(ELSEWHERE) or whole
 # Tests commit tens of thousands of times, and a disk takes milliseconds for each; they kill processes, not machines, so
 # nothing that they prove needs a disk. Root's tests get a folder in memory, which they alone see and which ends with them.
@@ -32,7 +33,7 @@ define make_venv
 @$(1)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 endef
 
-.PHONY: help demo demo-embed demo-clean test test-all test-fast test-long test-cluster test-images test-servers test-vllm test-airflow test-frameworks docs docs-versions pages version packages images servers cluster chart check monitoring format bench bench-vllm chaos soak explore known-faults audit clean
+.PHONY: help demo demo-embed demo-clean test test-all test-fast test-long test-cluster test-images test-lowest test-packages test-servers test-vllm test-airflow test-frameworks docs docs-versions pages version packages images servers cluster chart check monitoring format bench bench-vllm chaos soak explore known-faults audit clean
 
 help: ## list these commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,6 +83,25 @@ test-servers: $(STAMP) ## run the tests that need PgBouncer, RabbitMQ, MariaDB, 
 test-cluster: $(STAMP) ## run the chart in the cluster that KUBECONFIG names (kind, k3d): namespaces and nodes come and go, pods are processes here
 	@test -n "$$KUBECONFIG" || { echo "name a cluster that tests may use: make test-cluster KUBECONFIG=~/.kube/config"; exit 2; }
 	@$(BIN)/python -m pytest -q -s tests/chart/test_with_cluster.py
+
+# uv and pipx are tools of these tests: what they install goes to folders that the tests make.
+test-packages: $(STAMP) ## build wheel and sdist, install them extra by extra outside of the checkout, and use what is installed (from the index; three minutes)
+	@$(BIN)/python $(INSTALL) --group packages
+	@$(BIN)/python -m pytest -q -m packages tests/packages
+
+# What the tests themselves need may be newer; what only the tests' clients ask for is not there, and its tests are left out.
+test-lowest: $(LOWEST)/.installed ## run the unit and contract tests on the lowest versions that pyproject.toml allows, in an environment of their own
+	@$(LOWEST)/bin/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile -m "not ($(LEFT_OUT))" $(NOT_LOWEST:%=--ignore %) tests/unit tests/contract
+
+$(LOWEST)/.installed: pyproject.toml constraints.txt
+	@echo "Setting up $(LOWEST) with the lowest versions (a minute, once)"
+	$(call make_venv,$(LOWEST))
+	$(call make_venv,$(LOWEST)/tools)
+	@$(LOWEST)/tools/bin/python $(INSTALL) --group packages
+	@$(LOWEST)/tools/bin/uv pip compile --quiet --resolution lowest-direct --python $(LOWEST)/bin/python --extra all \
+		--output-file $(LOWEST)/lowest.txt pyproject.toml >/dev/null
+	@$(LOWEST)/tools/bin/uv pip install --quiet --python $(LOWEST)/bin/python --requirements $(LOWEST)/lowest.txt --editable . --group lowest
+	@touch $@
 
 test-images: $(STAMP) ## build the images and run the compose file with podman (needs podman as root; debootstrap without a registry)
 	@$(BIN)/python $(INSTALL) --group images
@@ -212,4 +232,4 @@ $(AUDIT)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 clean: ## remove the environment and everything generated
-	rm -rf $(VENV) $(ENGINES) $(EMBED_VENV) $(AIRFLOW) $(FRAMEWORKS) $(AUDIT) audit $(DEMO) $(DEMO)-embed build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(ENGINES) $(EMBED_VENV) $(AIRFLOW) $(FRAMEWORKS) $(LOWEST) $(AUDIT) audit $(DEMO) $(DEMO)-embed build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

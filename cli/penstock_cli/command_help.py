@@ -100,6 +100,11 @@ CHAOS: Final = _examples(
     "penstock chaos --faults kill,flushall",
     "penstock chaos --minutes 30 --lane batch --seed 7",
 )
+COMPLETION: Final = _examples(
+    "penstock completion bash > ~/.local/share/bash-completion/completions/penstock",
+    "echo 'source <(penstock completion zsh)' >> ~/.zshrc",
+    "penstock completion fish > ~/.config/fish/completions/penstock.fish",
+)
 SIMULATE: Final = _examples("penstock simulate --port 8080 --rpm 600")
 DLQ_LIST: Final = _examples(
     "penstock dlq list tickets --reason context_overflow",

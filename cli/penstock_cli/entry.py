@@ -36,6 +36,11 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in _OPTIONAL:
             raise
+        if sys.argv[1:] == ["--version"]:
+            from penstock_cli.version import version_line
+
+            print(version_line())  # noqa: T201  typer.echo is what is missing
+            return
         sys.exit(
             f"penstock: the command line needs {error.name}, which a bare `pip install penstock` "
             "leaves out; install it with: pip install 'penstock[worker]'"

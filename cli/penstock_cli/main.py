@@ -69,6 +69,9 @@ COMMANDS: Mapping[str, Command] = {
     "refused": Command(FLEET, "penstock_cli.commands.fleet:refused", command_help.REFUSED),
     "doctor": Command(FLEET, "penstock_cli.commands.worker:doctor", command_help.DOCTOR),
     "chaos": Command(ONE_MACHINE, "penstock_cli.chaos.command:chaos", command_help.CHAOS),
+    "completion": Command(
+        ONE_MACHINE, "penstock_cli.completion:completion", command_help.COMPLETION
+    ),
     "simulate": Command(ONE_MACHINE, "penstock_simulate.command:simulate", command_help.SIMULATE),
 }
 """In the order of `penstock --help`."""

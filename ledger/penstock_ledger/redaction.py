@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from penstock_ledger.lone_surrogates import replace_surrogates
 
@@ -196,11 +196,19 @@ def remember_url(url: str | None) -> None:
     user, _, password = login.partition(":")
     shown = {user, *re.split(r"[/:?,]", rest)}
     remember(*(value for value in {password, unquote(password)} if value not in shown))
-    try:
-        query = parse_qsl(urlsplit(url).query)
-    except ValueError:
-        return
+    query = parse_qsl(split_hosts(url).query)
     remember(*(value for name, value in query if is_secret_option(name)))
+
+
+def split_hosts(url: str) -> SplitResult:
+    """Return the parts of a URL that may name several hosts, none of which is looked at.
+
+    ``urlsplit`` refuses a list with an address in brackets behind another host (since 3.11.13).
+    """
+    scheme, sign, after = url.partition("://")
+    hosts = re.split(r"[/?#]", after, maxsplit=1)[0]
+    rest = urlsplit(f"{scheme}{sign}{after.removeprefix(hosts)}")
+    return rest._replace(netloc=hosts)
 
 
 def remember_variables(variables: Mapping[str, str]) -> None:

@@ -15,6 +15,16 @@ from penstock_workers.http import HttpClient, HttpError, Target, make_client
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 ONCE = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok"
+OTHER_USES = (
+    "digital_signature",
+    "content_commitment",
+    "key_encipherment",
+    "data_encipherment",
+    "key_agreement",
+    "crl_sign",
+    "encipher_only",
+    "decipher_only",
+)
 
 
 def write_authority(folder: Path) -> None:
@@ -37,11 +47,19 @@ def write_authority(folder: Path) -> None:
             now - datetime.timedelta(hours=1),
             now + datetime.timedelta(days=1),
         )
+        # what Python asks for since 3.13 (VERIFY_X509_STRICT)
+        identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
+        made = made.add_extension(identifier, critical=False)
         if names:
             made = made.add_extension(x509.SubjectAlternativeName(names), critical=False)
         else:
-            made = made.add_extension(
-                x509.BasicConstraints(ca=True, path_length=None), critical=True
+            may_sign = x509.KeyUsage(key_cert_sign=True, **dict.fromkeys(OTHER_USES, False))
+            made = (
+                made.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+                .add_extension(may_sign, critical=True)
+                .add_extension(
+                    x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
+                )
             )
         return made.sign(key, hashes.SHA256()).public_bytes(pem)
 

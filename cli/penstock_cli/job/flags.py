@@ -15,6 +15,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from penstock_cli.command_help import HelpAll
+from penstock_cli.completion import values_of
 from penstock_cli.job.given import GivenJob, given_job
 from penstock_cli.job.options import Source, SpecFile
 from penstock_producer.job.options import OPTIONS, FlagForm, Option
@@ -123,6 +124,7 @@ def _parameter(option: Option) -> inspect.Parameter:
         help=option.help
         + (" Repeatable." if option.form in (FlagForm.PAIRS, FlagForm.LIST) else ""),
         metavar=option.metavar,
+        autocompletion=values_of(option.field),
         show_default=option.form is not FlagForm.SWITCH,
     )
     annotation = Annotated[kind if default is not None else kind | None, flag]  # type: ignore[valid-type]  # made, not read

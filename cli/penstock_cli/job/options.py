@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from penstock_cli.completion import job_keys
 from penstock_producer.job.options import OPTIONS, RUN_OPTIONS
 from penstock_producer.job.sinks import tables_in_words
 
@@ -35,7 +36,9 @@ SpecFile = Annotated[
 FromJob = Annotated[
     str | None,
     typer.Option(
-        metavar="JOB", help="Read the outcomes of a job that has ended, instead of a source."
+        metavar="JOB",
+        help="Read the outcomes of a job that has ended, instead of a source.",
+        autocompletion=job_keys,
     ),
 ]
 FromSchedule = Annotated[
@@ -56,7 +59,9 @@ Where = Annotated[
         "of the answer, score<0.5. Repeatable: all must hold.",
     ),
 ]
-JobName = Annotated[str, typer.Argument(metavar="JOB", help="A job id or job key.")]
+JobName = Annotated[
+    str, typer.Argument(metavar="JOB", help="A job id or job key.", autocompletion=job_keys)
+]
 StateOption = Annotated[
     Path | None,
     typer.Option(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, Self
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode, urlunsplit
 
 import redis
 import redis.asyncio
@@ -20,7 +20,7 @@ from redis.connection import parse_url
 
 from penstock_ledger.errors import RedisUnfit
 from penstock_ledger.in_redis.batches import Memory
-from penstock_ledger.redaction import is_secret_option
+from penstock_ledger.redaction import is_secret_option, split_hosts
 
 SERVER_SCHEMES: Final = ("redis", "rediss", "unix")
 SENTINEL_SCHEMES: Final = ("sentinel", "sentinels")
@@ -64,7 +64,7 @@ class RedisAddress:
 
     @classmethod
     def _of_sentinels(cls, url: str) -> Self:
-        parts = urlsplit(url)
+        parts = split_hosts(url)
         login, _, hosts = parts.netloc.rpartition("@")
         query = dict(parse_qsl(parts.query))
         if not query.get("service"):
@@ -196,7 +196,7 @@ class AsyncSentinelPool(async_sentinel.SentinelConnectionPool):
 
 def without_secrets(url: str) -> str:
     """Return an address fit to be printed: passwords become an ellipsis."""
-    parts = urlsplit(url)
+    parts = split_hosts(url)
     login, at, hosts = parts.netloc.rpartition("@")
     user, colon, _ = login.partition(":")
     query = parts.query

@@ -136,3 +136,10 @@ def test_tracebacks_are_indented_and_clean(lines: tuple[logging.Logger, io.Strin
     assert all(line.startswith("    ") for line in rest)
     assert KEY not in out.getvalue()
     assert "\x1b" not in out.getvalue()
+
+
+def test_a_list_of_hosts_hides_what_stands_behind_it() -> None:
+    """An address in brackets behind another host, which Python's own reading refuses, takes the
+    password of the Sentinels away as any other."""
+    remember_url("sentinel://s1:26379,[::1]:26381/0?service=jobs&sentinel_password=hushed-one")
+    assert "hushed-one" not in redact("the Sentinel said: hushed-one is wrong")

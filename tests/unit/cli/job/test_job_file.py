@@ -208,7 +208,7 @@ def test_an_unusable_yaml_file_is_named_with_its_line(
     ("content", "line", "words"),
     [
         ('{"model": "m",\n "model": "n"}', 2, "'model' is given here and in line 1"),
-        ('{"model": "m",\n}', 2, "not JSON"),
+        ('{"model": "m",\n: 1}', 2, "not JSON"),
         ('{"params":\n {"seed": NaN}}', 2, "NaN is not a number of JSON"),
         ('{"params":\n {"seed": 1e999}}', 2, "the number is not finite"),
         ('{"params":\n {"seed": ' + "9" * 5000 + "}}", 2, "is too large"),

@@ -11,6 +11,7 @@ import gzip
 import io
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,6 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from backports import zstd
 from pyarrow import ipc
 from pyarrow.parquet import encryption
 
@@ -27,6 +27,11 @@ from penstock_producer.errors import SourceChanged, SourceError, SourceUnavailab
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources import Document, open_source
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 PLAIN = JobSpec(prompt="{text}", model="m", max_bad_rows=5)
 BATCH = JobSpec(model="m", max_bad_rows=5)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import lzma
 import os
+import shutil
 import subprocess
 import tracemalloc
 from pathlib import Path
@@ -19,6 +20,10 @@ from penstock_producer.sources import BadRow, Document, open_source
 from penstock_producer.sources.blobs.blob import split_lines
 
 SPEC = JobSpec(prompt="{text}", model="m")
+
+NEEDS_XZ = pytest.mark.skipif(
+    shutil.which("xz") is None, reason="no xz here: apt-get install xz-utils"
+)
 
 
 def record(doc_id: str, text: str = "t") -> bytes:
@@ -246,7 +251,7 @@ def test_other_formats_come_with_a_command_that_converts_them(name: str, command
     assert command in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["a.jsonl.xz", "array.json"])
+@pytest.mark.parametrize("name", [pytest.param("a.jsonl.xz", marks=NEEDS_XZ), "array.json"])
 def test_the_commands_convert(name: str, tmp_path: Path) -> None:
     """What the refusals of archives and arrays advise makes a source that is read (D13, D24)."""
     packed = lzma.compress(b'{"id": "x", "text": "t"}\n')
