@@ -57,6 +57,7 @@ _LIMITS = {
 _CAPACITY = {
     "max_concurrency": "Calls in flight that are worked on.",
     "crowded": "More calls get `429` (default) or `503`, or wait in a `queue` without end.",
+    "scheduling_policy": "The queue's order, as vLLM's option: `fcfs` (default), or `priority`.",
     "ramp_percent": "Growth within --ramp-s above this many percent gets 429 slow_down.",
     "ramp_s": "The span over which growth is measured.",
     "ramp_free_rpm": "Below these requests per minute nothing is too steep.",

@@ -18,6 +18,7 @@ from penstock_simulate.choices import (
     Metering,
     Mode,
     RetryStyle,
+    Scheduling,
     Structured,
 )
 from penstock_simulate.hostile import chosen
@@ -33,6 +34,7 @@ CHOICES = {
     "headers": tuple(HeaderStyle),
     "retry_style": tuple(RetryStyle),
     "crowded": tuple(Crowded),
+    "scheduling_policy": tuple(Scheduling),
     "credit_error": CREDIT_ERRORS,
     "certificate": CERTIFICATES,
     "structured": tuple(Structured),
@@ -131,6 +133,7 @@ class SimulatorConfig:
     foreign_share: float = 0.0  # of every limit, used by other clients of the same key
     max_concurrency: int | None = None  # calls in flight above this are crowded out
     crowded: str | None = None  # what these get, see Crowded
+    scheduling_policy: str = Scheduling.FCFS.value
     # Growth of the accepted requests above this many percent within ramp_s gets slow_down.
     ramp_percent: float | None = None
     ramp_s: float = 60.0
@@ -220,6 +223,15 @@ class SimulatorConfig:
                 "--crowded queue has nothing to wait for; give --max-concurrency, the calls that "
                 "run at once"
             )
+        if self.by_priority and self.metering.crowded != Crowded.QUEUED:
+            raise BadSetting(
+                "--scheduling-policy priority orders a queue, and there is none; give --like vllm, "
+                "or --crowded queue with --max-concurrency"
+            )
+
+    @property
+    def by_priority(self) -> bool:
+        return self.scheduling_policy == Scheduling.PRIORITY
 
     @property
     def metering(self) -> Metering:

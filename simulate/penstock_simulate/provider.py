@@ -34,7 +34,8 @@ from penstock_simulate.answers.structured import refused_format
 from penstock_simulate.book import CallBook
 from penstock_simulate.capacity import (
     Latencies,
-    ServerSlots,
+    PriorityQueue,
+    Queue,
     Wallet,
     gauges,
     labels_of,
@@ -60,7 +61,7 @@ class Provider:
     def __init__(self, config: SimulatorConfig, wall: Callable[[], float] = time.time) -> None:
         self._wall = wall
         self._demand: Demand | None = None
-        self._slots: ServerSlots | None = None
+        self._slots: Queue | None = None
         self.book = CallBook(config.call_log)
         self._follow(config)
         self._fill()
@@ -84,7 +85,7 @@ class Provider:
         self._cache.kept_s = change.config.prompt_cache_s
         if ramp_settings(before) != ramp_settings(change.config):
             self._ramp = make_ramp(change.config)
-        self._slots = resized(self._slots, change.config.metering)
+        self._slots = resized(self._slots, change.config)
 
     def controls(self) -> dict[str, Any]:
         """Return the settings in force."""
@@ -162,7 +163,7 @@ class Provider:
         if refusal is not None:
             self._limits.catch_up(now)
             return replies.refuse(refusal, call, self._limits.meters, now)
-        reply = self._take_time(replies.work(call, self._limits.meters, now), charge, now)
+        reply = self._take_time(call, replies.work(call, self._limits.meters, now), charge, now)
         if reply.worked:
             self._cache.use(call.prefixes, now, now + reply.delay_s)
         return reply
@@ -192,7 +193,7 @@ class Provider:
         self._wallet = Wallet(self._config)
         self._cache = PromptCache(self._config.prompt_cache_s)
         self._ramp = make_ramp(self._config)
-        self._slots = resized(None, self._config.metering)
+        self._slots = resized(None, self._config)
         self._latencies = Latencies()
 
     def _request_id(self) -> str:
@@ -276,19 +277,39 @@ class Provider:
             at_admission(self._mode, call, self._unset_max_tokens) if self._limits.meters else None
         )
 
-    def _take_time(self, reply: Reply, charge: Charge | None, now: float) -> Reply:
+    def _take_time(self, call: Call, reply: Reply, charge: Charge | None, now: float) -> Reply:
         """Let the call wait for its turn, and charge what is due while it runs and when it ends."""
         wait_s = 0.0
         if self._slots is not None and reply.delay_s > 0 and reply.manner is not Manner.HUNG:
-            wait_s = self._slots.enter(now, reply.delay_s)
-        if reply.worked and reply.manner is not Manner.HUNG:
-            decode_s = reply.usage.completion * self._config.latency_ms_per_token / 1000
-            first_s = max(0.0, reply.delay_s - decode_s)
-            self._latencies.add(now, wait_s, first_s, reply.delay_s)
+            if isinstance(self._slots, PriorityQueue):
+                turn = self._slots.enter(now, reply.delay_s, call.priority)
+                reply = reply._replace(turn=turn)
+            else:
+                wait_s = self._slots.enter(now, reply.delay_s)
+        if reply.turn is None:
+            self._count_latency(reply, now, wait_s)
         if charge is not None:
             self._charge_later(reply, charge, now + wait_s)
         self.pay(reply.usage, reply.price)
         return reply._replace(delay_s=wait_s + reply.delay_s) if wait_s else reply
+
+    def wait_s(self, reply: Reply, now: float) -> float:
+        """Return the seconds after which to ask again, while a call waits for its turn.
+
+        0 once that has come: it is asked until then, and no more."""
+        turn, queue = reply.turn, self._slots
+        if turn is None or not isinstance(queue, PriorityQueue):
+            return 0.0
+        left = queue.wait_s(turn, now)
+        if turn.start is not None:
+            self._count_latency(reply, turn.arrived, turn.start - turn.arrived)
+        return left
+
+    def _count_latency(self, reply: Reply, arrived: float, wait_s: float) -> None:
+        if reply.worked and reply.manner is not Manner.HUNG:
+            decode_s = reply.usage.completion * self._config.latency_ms_per_token / 1000
+            first_s = max(0.0, reply.delay_s - decode_s)
+            self._latencies.add(arrived, wait_s, first_s, reply.delay_s)
 
     def _charge_later(self, reply: Reply, charge: Charge, start: float) -> None:
         end = start + reply.delay_s
@@ -317,6 +338,7 @@ FIXED = frozenset(
         "charge",
         "certificate",
         "authority",
+        "scheduling_policy",
     }
 )
 CHANGEABLE = [field.name for field in fields(SimulatorConfig) if field.name not in FIXED]

@@ -403,7 +403,8 @@ class PreviewResponse(BaseModel):
         description="Of each rule of `routes`: `rule`, `documents` and `cost_usd`."
     )
     escalate: dict[str, Any] | None = Field(
-        description="`cost_usd_none`: where no answer goes on, `cost_usd_all`: where all do."
+        description="`cost_usd_none`: where no answer goes on, `cost_usd_all`: where all do; what "
+        "an earlier job says of that (`cost_usd`, `share`) is shown by the command line alone."
     )
     degrade: list[dict[str, Any]] = Field(
         description="Of each step: `step`, and `cost_usd_all`, by it from the first document on."

@@ -445,6 +445,8 @@ paid_beside = Table(
     Column("at", Double, nullable=False),
     # answers of which no price is known
     Column("unpriced", BigInteger, nullable=False, server_default=text("0")),
+    # of these answers, those that went on to the better model of the job's `escalate`
+    Column("escalations", Integer, nullable=False, server_default=text("0")),
     PrimaryKeyConstraint("job_id", "generation", "doc_id", "answer", name="paid_beside_pkey"),
 )
 

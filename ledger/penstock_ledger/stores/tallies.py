@@ -124,7 +124,7 @@ def add_left(connection: Connection, spent: Iterable[PaidBeside]) -> None:
         key = {f"its_{name}": value for name, value in one.key._asdict().items()}
         if connection.execute(_STORED, key).first() is not None:
             continue
-        beyond = Paid(*one[1:]).beyond(tuple(map(int, connection.execute(_NOTED, key).one())))
+        beyond = Paid(*one[1:-1]).beyond(tuple(map(int, connection.execute(_NOTED, key).one())))
         if any(beyond):
             rows.append(_beside(PaidBeside(one.key, *beyond), f"lane-left-{one.calls}", LANE_LEFT))
     _insert_beside(connection, rows)
@@ -159,6 +159,7 @@ def _beside(spent: PaidBeside, answer: str, why: str) -> dict[str, Any]:
         "completion_tokens": bounded_figure(spent.completion_tokens),
         "cost_microusd": bounded_figure(spent.cost_microusd),
         "unpriced": bounded_count(spent.unpriced),
+        "escalations": bounded_count(spent.escalations),
         "at": time.time(),
     }
 

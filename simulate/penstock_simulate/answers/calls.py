@@ -70,6 +70,12 @@ class Call:
     _answer: tuple[str, str] | None = None
 
     @property
+    def priority(self) -> int:
+        """Its place in a queue by priority: lower first, as vLLM has it."""
+        asked = self.body.get("priority")
+        return asked if type(asked) is int else 0
+
+    @property
     def tier(self) -> str:
         """The service tier that it is answered in: the one that it asks for, where that is sold."""
         asked = self.body.get(_TIER_FIELDS.get(self.endpoint, ""))
