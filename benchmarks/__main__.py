@@ -24,6 +24,7 @@ MODULES = {
     "s": "direct_door",
     "i": "idle",
     "p": "interactive",
+    "t": "start",
 }
 EXPLAINED = {
     "a": "feed rate",
@@ -37,6 +38,7 @@ EXPLAINED = {
     "s": "calls that wait beside direct calls",
     "i": "an idle server",
     "p": "interactive traffic beside a job",
+    "t": "starting and ending",
 }
 
 

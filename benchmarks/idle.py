@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import sys
 import time
 import urllib.request
@@ -19,7 +18,7 @@ from typing import Final
 
 import psutil
 
-from benchmarks.harness.ground import folder, process, provider, redis_server
+from benchmarks.harness.ground import folder, free_port, process, provider, redis_server
 from benchmarks.harness.report import Report, Row
 from benchmarks.harness.targets import judge
 
@@ -65,7 +64,7 @@ def run(quick: bool) -> Report:
 @contextlib.contextmanager
 def _serve(place: Path) -> Iterator[list[int]]:
     """Give the processes of a server that was asked once."""
-    port, state = _free_port(), place / "state"
+    port, state = free_port(), place / "state"
     command = [sys.executable, "-m", "penstock_cli", "serve", "--port", f"{port}"]
     with provider(1.0) as answers:
         command += ["--state", str(state), "--base-url", answers.url]
@@ -81,7 +80,7 @@ def _stock(place: Path, redis_url: str) -> Iterator[list[int]]:
     (place / "empty.py").write_text(EMPTY)
     worker = [sys.executable, "-m", "benchmarks.queue_worker", "threads", redis_url]
     door = [sys.executable, "-m", "uvicorn", "--app-dir", str(place), "empty:app"]
-    door += ["--lifespan", "off", "--port", f"{_free_port()}"]
+    door += ["--lifespan", "off", "--port", f"{free_port()}"]
     with contextlib.ExitStack() as running:
         yield [
             running.enter_context(process(command, log=place / f"stock-{number}.log")).pid
@@ -106,12 +105,6 @@ def _ask(port: int) -> None:
             if time.monotonic() > end:
                 raise
             time.sleep(0.2)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _spent_ms(pids: Sequence[int]) -> float:

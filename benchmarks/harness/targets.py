@@ -78,6 +78,7 @@ QUIET = "benchmarks/RESULTS.md, 'What an item costs: the whole of it, quiet mach
 GROWTH = "docs/growth.md"
 INTERACTIVE = "benchmarks/RESULTS.md, 'Interactive traffic beside a job'"
 FEED = "benchmarks/RESULTS.md, 'What the items of later releases cost'"
+START: Final = "benchmarks/RESULTS.md, Starting and ending"
 IDLE: Final = "benchmarks/RESULTS.md, Idle serve"
 # When and where each of these was measured, for docs/figures.md.
 MEASURED: Final = {
@@ -110,6 +111,11 @@ TARGETS: Final = {
     ),
     "idle serve / stock Celery, uvicorn and Redis": Target(
         "i", IDLE, Limit(most=2.3), measured=None
+    ),
+    "CPU of penstock run / bare aiohttp": Target("t", START, Limit(most=3.0), measured=None),
+    "CPU of penstock --help / typer": Target("t", START, Limit(most=1.6), measured=None),
+    "CPU of penstock serve until it answers / uvicorn": Target(
+        "t", START, Limit(most=6.0), measured=None
     ),
 }
 

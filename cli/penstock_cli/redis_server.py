@@ -51,6 +51,8 @@ PING_TIMEOUT_S = 2.0
 # a living server that says nothing for longer hangs: disks and swap stall for minutes at most
 SILENCE_MAX_S = 300.0
 POLL_S = 0.02
+# of the server itself, which are 10 by default: it looks after expiry, clients and its log
+TURNS_PER_S = 2
 
 Tell = Callable[[str], None]
 
@@ -258,6 +260,7 @@ def _configuration(folder: Path, endpoint: Endpoint) -> str:
         "appendonly": "yes",
         "appendfsync": "everysec",
         "maxmemory-policy": "noeviction",
+        "hz": str(TURNS_PER_S),
     }
     if endpoint.socket is not None:
         lines |= {"unixsocket": _quoted(endpoint.socket), "unixsocketperm": "700"}

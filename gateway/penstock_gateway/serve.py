@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import resource
 import socket
 from collections.abc import Sequence
+from types import FrameType
 from typing import Annotated, Any, Final
 
 import redis
@@ -91,6 +93,9 @@ __all__ = ["DoorOpen", "door_server", "refuse_open_door", "router", "serve_door"
 log = logging.getLogger("penstock.gateway")
 
 OTHER_FILES: Final = 200  # that a process has open besides connections: SQL, Redis, uploads, logs
+TICK_S: Final = (
+    1.0  # between two looks at what uvicorn keeps: the date in answers has whole seconds
+)
 BACKLOG: Final = 2048  # connections that the kernel holds until they are accepted
 
 
@@ -109,6 +114,27 @@ class DoorServer(uvicorn.Server):
         super().__init__(config)
         self.app = app
         self._door = door
+        self._ends = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None  # once it serves
+
+    async def main_loop(self) -> None:
+        """Turn once a second, for the date of answers, and at once when asked to end.
+
+        uvicorn itself turns ten times a second, and an idle process is woken each time."""
+        self._loop = asyncio.get_running_loop()
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ends.wait(), TICK_S)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        self.end()
+
+    def end(self) -> None:
+        """Stop serving; any thread, and any time."""
+        self.should_exit = True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._ends.set)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

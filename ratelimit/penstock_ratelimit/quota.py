@@ -52,7 +52,8 @@ class Quota:
     ``caps`` are the most units one request can ever cost; by default one whole minute's (or
     second's) worth. ``profile`` names what the provider charges when; ``burst_s``, ``horizon_s``
     and ``slope`` come from it when left out. ``concurrency`` is the most one process has in flight
-    (None = not controlled). ``discover`` takes limits from the provider's answers, never above the
+    (None = not controlled), and ``start`` what it begins with (None = 8). ``discover`` takes limits
+    from the provider's answers, never above the
     declared ones. ``probe`` sends one request per process until one of the fleet was answered well.
     These need tickets that are ended with ``answered`` or ``failed``. ``account`` is a fingerprint
     of the key: another one lifts a hold. ``reserve`` is the part of every limit that is left to
@@ -69,6 +70,7 @@ class Quota:
     caps: Mapping[str, float]
     profile: str
     concurrency: int | None
+    start: int | None
     discover: bool
     probe: bool
     account: str
@@ -86,6 +88,7 @@ class Quota:
         caps: Mapping[str, float] | None = None,
         profile: str = "generic",
         concurrency: int | None = None,
+        start: int | None = None,
         discover: bool = False,
         probe: bool = False,
         account: str = "",
@@ -105,6 +108,7 @@ class Quota:
             caps=MappingProxyType(dict(caps or {})),
             profile=profile,
             concurrency=concurrency,
+            start=start,
             discover=discover,
             probe=probe,
             account=account,
@@ -134,13 +138,9 @@ class Quota:
             check_number(
                 "Quota.interactive.ttft_s", self.interactive.ttft_s, up_to=600, unit="seconds"
             )
-        if self.concurrency is not None:
-            check_number(
-                "Quota.concurrency",
-                self.concurrency,
-                up_to=math.inf,
-                unit="requests in flight",
-            )
+        for name, value in (("concurrency", self.concurrency), ("start", self.start)):
+            if value is not None:
+                check_number(f"Quota.{name}", value, up_to=math.inf, unit="requests in flight")
 
     def _check_dimensions(self) -> None:
         for name, rate in self.limits.items():

@@ -53,7 +53,7 @@ def door(settings: GatewaySettings, *, extra: Sequence[APIRouter] = ()) -> Itera
         assert thread.is_alive(), "the door has ended while it was starting"
         yield f"http://127.0.0.1:{settings.gateway.port}"
     finally:
-        server.should_exit = True
+        server.end()
         thread.join(START_TIMEOUT_S)
         assert not thread.is_alive(), "the door did not end"
 

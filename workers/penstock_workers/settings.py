@@ -188,6 +188,11 @@ class ProviderSettings(ProviderFacts):
         return key
 
     @property
+    def has_account(self) -> bool:
+        """Return whether calls are made for an account: by a key, or by a cloud's credentials."""
+        return self.api_key_env is not None or self.kind in ("bedrock", "vertex")
+
+    @property
     def metering(self) -> str | None:
         """The profile that it meters by; None = found by the host of ``base_url``."""
         if self.profile is not None or self.kind == "openai":

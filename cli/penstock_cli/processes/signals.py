@@ -8,13 +8,14 @@ the machine.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Self
 
@@ -65,6 +66,15 @@ class Interrupts:
 
     def defer(self, deferred: bool = True) -> None:
         self._deferred = deferred
+
+    @contextlib.contextmanager
+    def undeferred(self) -> Iterator[None]:
+        """Raise Interrupted in the block, as before ``defer``."""
+        self.defer(False)
+        try:
+            yield
+        finally:
+            self.defer()
 
     @property
     def asked(self) -> bool:

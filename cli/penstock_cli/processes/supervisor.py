@@ -135,6 +135,7 @@ class Supervisor:
             for number in range(1, count + 1)
         ]
         self.restarts = 0
+        self._is_ending = False
 
     def start(self) -> None:
         for worker in self.workers:
@@ -186,6 +187,14 @@ class Supervisor:
             if worker.process is not None and worker.process.poll() is None
         )
 
+    def terminate(self) -> None:
+        """Ask all to finish what they hold (SIGTERM), once; ``stop`` waits for them."""
+        if not self._is_ending:
+            self._is_ending = True
+            for worker in self.workers:
+                if worker.process is not None:
+                    worker.process.terminate()
+
     def stop(
         self,
         drain_s: float,
@@ -198,9 +207,8 @@ class Supervisor:
 
         ``waiting`` gets the seconds that are left, again and again while it lasts.
         """
+        self.terminate()
         running = [worker.process for worker in self.workers if worker.process is not None]
-        for process in running:
-            process.terminate()
         deadline = time.monotonic() + drain_s
         while any(process.poll() is None for process in running):
             if time.monotonic() > deadline or hurry():

@@ -110,10 +110,16 @@ class Fleet:
                     next_look = time.monotonic() + LOOK_EVERY_S
                     if self._look():
                         break
-                time.sleep(TICK_S)
+                if self._services.job_moved.wait(TICK_S):
+                    self._services.job_moved.clear()
+                    next_look = 0.0
         finally:
             self._keep(self._watch.job, seconds(), kept)
         return self._watch.job
+
+    def let_workers_end(self) -> None:
+        """Ask the workers to end, which hold nothing of the job any more; wait for none."""
+        self._services.supervisor.terminate()
 
     @property
     def failing(self) -> str | None:

@@ -95,10 +95,11 @@ def run_local(request: RunRequest, standby: Standby, follower: Follower) -> int:
             with plan.state.locked(wait), opened_ledger(plan) as ledger:
                 job = accepted(plan, ledger)
                 accepted_one()
-                if _has_work(plan, ledger, job):
-                    job = _worked(plan, ledger, job, interrupts, standby)
-                progress.note("writing result files")
-                ended = concluded(plan, ledger, job)
+                ended = (
+                    _worked(plan, ledger, job, interrupts, standby)
+                    if _has_work(plan, ledger, job)
+                    else _written(plan, ledger, job)
+                )
                 screen.close()
                 follower.concluded(ended)
                 return exit_status(ended.report)
@@ -126,13 +127,20 @@ def _has_work(plan: Plan, ledger: Books, job: Job) -> bool:
     return not (is_out_of_budget(job) and still_spent(plan, ledger, job))
 
 
-def _worked(plan: Plan, ledger: Books, job: Job, interrupts: Interrupts, standby: Standby) -> Job:
+def _written(plan: Plan, ledger: Books, job: Job) -> Conclusion:
+    plan.progress.note("writing result files")
+    return concluded(plan, ledger, job)
+
+
+def _worked(
+    plan: Plan, ledger: Books, job: Job, interrupts: Interrupts, standby: Standby
+) -> Conclusion:
     """Start everything, show it working until the job ends, end everything.
 
-    Returns the job in its last state."""
+    The files of a job that is over are written while the workers end."""
     from penstock_cli.run.fleet import Fleet
 
-    kept = KeptFigures.load(ledger.figures_path(job))
+    kept, ended = KeptFigures.load(ledger.figures_path(job)), None
     interrupts.defer()
     with Fleet(
         (plan.settings, *plan.beside),
@@ -144,8 +152,14 @@ def _worked(plan: Plan, ledger: Books, job: Job, interrupts: Interrupts, standby
         standby=standby,
     ) as fleet:
         job = fleet.work(job, kept, asked_to_stop=lambda: interrupts.asked)
+        if job.state.final:
+            fleet.let_workers_end()
+            with interrupts.undeferred():
+                ended = _written(plan, ledger, job)
     interrupts.defer(False)
-    if interrupts.asked and not job.state.final:
+    if ended is not None:
+        return ended
+    if interrupts.asked:
         keep_report(plan, ledger, job)
         counts = ledger.outcomes.counts(job.job_id)
         plan.console.print(
@@ -159,7 +173,7 @@ def _worked(plan: Plan, ledger: Books, job: Job, interrupts: Interrupts, standby
                 soft_wrap=True,
             )
         raise Interrupted("interrupted")
-    return job
+    return _written(plan, ledger, job)
 
 
 def _disk_trouble(request: RunRequest, error: BaseException) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -148,6 +149,8 @@ class Services:
         self._asked_to_stop = asked_to_stop
         self._progress = progress
         self._standby = standby
+        # set by the control thread when a job's state changes, cleared by who waits for it
+        self.job_moved = threading.Event()
         self._exits = ExitStack()
         self._looked_at = float("-inf")  # monotonic: when a drain was shown last
 
@@ -212,7 +215,10 @@ class Services:
 
         # the page's port is the workers'
         own = self.settings.model_copy(update={"lane": CONTROL_LANE, "metrics_port": None})
-        with start_control(self.settings) as control, start_metrics(own, control.figures):
+        with (
+            start_control(self.settings, on_move=self.job_moved.set) as control,
+            start_metrics(own, control.figures),
+        ):
             yield
 
     def _start_workers(self) -> Supervisor:
@@ -343,7 +349,8 @@ def logging_to(path: Path) -> Iterator[None]:
 def as_variables(settings: WorkerSettings, state: StateFolder) -> dict[str, str]:
     """Return all settings as PENSTOCK_* variables, with an empty settings file beside them.
 
-    So no other file is merged in."""
+    So no other file is merged in. The concurrency is left out unless it was named: workers climb to
+    a default more gently."""
     nothing = state.root / "workers.toml"
     write_private(
         nothing,
@@ -351,7 +358,7 @@ def as_variables(settings: WorkerSettings, state: StateFolder) -> dict[str, str]
     )
     variables = {"PENSTOCK_CONFIG": str(nothing)}
     for name, value in settings.model_dump(mode="json").items():
-        if value is not None:
+        if value is not None and (name != "concurrency" or name in settings.model_fields_set):
             variables[f"PENSTOCK_{name.upper()}"] = (
                 value if isinstance(value, str) else json.dumps(value)
             )

@@ -52,6 +52,7 @@ from penstock_ledger.sql.postgres import (
     MIGRATION_LOCK_S,
     POOL_SIZE,
     Connections,
+    ServerCommits,
     Waits,
     holders,
     open_engine,
@@ -337,9 +338,11 @@ class Database:
         with self._explained(), self.engine.connect() as connection:
             return Connections(*connection.execute(text(COUNT_CONNECTIONS)).one())
 
-    def commits(self) -> Commits | None:
-        """Return what tells of commits; None where the server would have to be asked for each."""
-        return Commits(str(self.engine.url.database)) if self.is_sqlite else None
+    def commits(self) -> Commits | ServerCommits:
+        """Return what tells of commits, of other processes too."""
+        if self.is_sqlite:
+            return Commits(str(self.engine.url.database))
+        return ServerCommits(self.engine)
 
     def close(self) -> None:
         self.engine.dispose()

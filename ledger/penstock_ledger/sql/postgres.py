@@ -7,19 +7,22 @@ are only those that PgBouncer knows.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, text
+from sqlalchemy import URL, Connection, Engine, PoolProxiedConnection, create_engine, event, text
 from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.exc import SQLAlchemyError
 
 __all__ = [
     "COUNT_CONNECTIONS",
     "MIGRATION_LOCK_S",
     "POOL_SIZE",
     "Connections",
+    "ServerCommits",
     "Waits",
     "application_name",
     "holders",
@@ -61,6 +64,8 @@ COUNT_CONNECTIONS: Final = (
     "backend_type = 'client backend'"
 )
 
+_SNAPSHOT: Final = "SELECT CAST(pg_current_snapshot() AS text)"
+
 HOLDERS_SHOWN: Final = 3
 _HOLDERS: Final = (
     "SELECT pid, application_name AS name, extract(epoch FROM clock_timestamp() - xact_start) AS "
@@ -88,6 +93,40 @@ class Waits:
     statement_s: float = 60.0
     # a lock that is not had by then fails the transaction, which is tried again
     lock_s: float = 10.0
+
+
+class ServerCommits:
+    """Tells of commits on a PostgreSQL server, to whichever database of it. Of one thread.
+
+    A transaction that writes is named in each snapshot from its first row to its commit, so that a
+    snapshot differs once one has begun or ended. A look is one round trip on a connection that is
+    kept, without a transaction
+    (https://www.postgresql.org/docs/current/functions-info.html, ``pg_current_snapshot``).
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._connection: PoolProxiedConnection | None = None
+
+    def mark(self) -> str | None:
+        """Return a text that each commit changes; None where the server does not answer."""
+        try:
+            if self._connection is None:
+                self._connection = self._engine.raw_connection()
+                self._connection.detach()
+                self._connection.dbapi_connection.autocommit = True
+            with contextlib.closing(self._connection.cursor()) as cursor:
+                cursor.execute(_SNAPSHOT)
+                return str(cursor.fetchone()[0])
+        except (SQLAlchemyError, self._engine.dialect.loaded_dbapi.Error):
+            self.close()
+            return None
+
+    def close(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(SQLAlchemyError, self._engine.dialect.loaded_dbapi.Error):
+                self._connection.close()
+            self._connection = None
 
 
 def open_engine(url: URL, *, pool_size: int, waits: Waits, role: str) -> Engine:

@@ -109,9 +109,11 @@ class AdaptiveConcurrency:
 
     Owned by one task; ``clock`` gives seconds that never step back."""
 
-    def __init__(self, *, maximum: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, *, maximum: int, clock: Callable[[], float], start: int | None = None
+    ) -> None:
         self._maximum, self._clock = maximum, clock
-        self._limit = float(min(START, maximum))
+        self._limit = float(min(START if start is None else start, maximum))
         self.limit = int(self._limit)
         """Requests that this process may have in flight now: ``_limit`` in whole requests."""
         self._growth = SLOW_START
@@ -251,7 +253,7 @@ class InFlight:
         self.control = (
             None
             if quota.concurrency is None
-            else AdaptiveConcurrency(maximum=quota.concurrency, clock=clock)
+            else AdaptiveConcurrency(maximum=quota.concurrency, clock=clock, start=quota.start)
         )
         self.count = 0
         self.ceiling = UNBOUNDED

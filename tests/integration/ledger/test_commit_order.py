@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from sqlalchemy import insert, text
+from sqlalchemy import Connection, insert, text
 
 from penstock_ledger import (
     CommitOrder,
@@ -237,3 +237,22 @@ def test_embeddings_come_as_json_or_as_stored(db: Database) -> None:
     ((_, stored),) = CommitOrder(db).read("job", as_stored=True)
     assert isinstance(stored, Result)
     assert stored.body == body
+
+
+def test_a_mark_changes_with_each_commit_and_stays_while_there_is_none(db: Database) -> None:
+    """What rests until something is committed looks at nothing else: no commit may be missed, that
+    of a transaction which had begun before the look neither."""
+    commits, jobs = db.commits(), JobStore(db)
+
+    def begin(connection: Connection) -> int | str | None:
+        row = dict(zip(COLUMNS, result_row(result("d1"), 1.0), strict=True))
+        connection.execute(insert(outcome_rows), row)
+        return commits.mark()
+
+    begun = db.write(begin)
+    done = commits.mark()
+    jobs.create(NewJob("third", "third", {}, {"kind": "spool"}, "digest", None))
+    assert begun is not None
+    assert done not in (None, begun)
+    assert commits.mark() not in (None, done)
+    commits.close()

@@ -54,6 +54,15 @@ def test_it_starts_small_and_doubles_while_more_brings_more() -> None:
     assert grown(bench, 20) == 200
 
 
+@pytest.mark.parametrize(("start", "first", "then"), [(32, 32, 64), (1, 1, 2), (900, 64, 64)])
+def test_it_starts_with_what_it_is_given(start: int, first: int, then: int) -> None:
+    """Never above the maximum; and it doubles from there."""
+    bench = Bench(maximum=64)
+    bench.control = AdaptiveConcurrency(maximum=64, clock=lambda: bench.now, start=start)
+    assert bench.control.limit == first
+    assert grown(bench, 1) == then
+
+
 def test_a_saturated_server_stops_the_growth() -> None:
     """When twice as many take twice as long, the limit stays near where goodput stopped rising."""
     bench = Bench()

@@ -101,11 +101,13 @@ def job_steps(
     *,
     owner: str,
     outputs_written: Callable[[], None],
+    on_move: Callable[[], None],
     tracing: Tracing | None = None,
 ) -> JobSteps:
     """Make the steps of a control loop, and all that they stand on."""
     jobs, outcomes, batches = JobStore(database), OutcomeStore(database), BatchFigures(database)
-    states, specs, failpoints = JobStates(jobs, hot), Specs(), Failpoints.parse(settings.failpoints)
+    states, specs = JobStates(jobs, hot, on_move), Specs()
+    failpoints = Failpoints.parse(settings.failpoints)
     moves = LaneMoves(database)
     known = KnownMoves(moves)
 

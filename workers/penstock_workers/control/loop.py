@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 PROMOTE_MAX = 1_000  # due retries brought back per queue and round
 # between rounds while nothing happens and nothing is under way
-AT_REST_S = 1.0
+AT_REST_S = 2.0
 # between the rounds of a process that leads nothing: it helps where a leader is busy or dead
 ASIDE_S = 2.0
 # times the CPU of looking at all live jobs: a thousand of them cost no more than a twentieth of a
@@ -211,10 +211,12 @@ class Control:
         owner: str,
         tracing: Tracing | None = None,
         decided: DecidedTimes | None = None,
+        on_move: Callable[[], None] = lambda: None,
     ) -> None:
         """Make the loop.
 
-        ``decided`` gets what came of the times of schedules, for those who show it."""
+        ``on_move`` is called behind each change of a job's state here. ``decided`` gets what
+        came of the times of schedules, for those who show it."""
         self._interval_s = settings.control_interval_s
         self._live = LiveJobs(database)
         self._pace = Pace()
@@ -239,6 +241,7 @@ class Control:
                 counters,
                 owner=owner,
                 outputs_written=self._wake.set,
+                on_move=on_move,
                 tracing=tracing,
             ),
             _chores(settings, hot, client),
@@ -266,7 +269,8 @@ class Control:
         self._pace.restart()
         with self._pace.looking():
             live = self._live.look()
-        self._is_quiet = not live
+        # the jobs that other processes lead: news of them are commits
+        self._is_quiet = True
         leadership = self._rounds.steps.leading.leadership
         if self._pace.has_news(live) or leadership.concerns(live):
             self._pace.note_round()
@@ -288,8 +292,9 @@ class Control:
         while not stop.is_set():
             began = time.monotonic()
             self._wake.clear()
+            # while there is work the rounds come anyway: nothing is asked then
+            mark = self._commits.mark() if self._is_quiet else None
             self._is_quiet = False
-            mark = None if self._commits is None else self._commits.mark()
             try:
                 self.tick()
                 interval_s = self._rounds.steps.interval_s(self._interval_s)
@@ -298,6 +303,7 @@ class Control:
                 faults = 0
                 counters.ticks["ok"] += 1
             except Exception as error:
+                self._is_quiet = False
                 wait_s = full_jitter(faults, base_s=0.5, cap_s=FAULT_CAP_S) + self._interval_s
                 self._failure_log.tell(
                     "control: a round failed", error, f"next look in {wait_s:.1f} s"
@@ -318,7 +324,7 @@ class Control:
                 error,
             )
 
-    def _rest(self, wait_s: float, mark: int | None, stop: threading.Event) -> None:
+    def _rest(self, wait_s: float, mark: int | str | None, stop: threading.Event) -> None:
         """Wait for ``wait_s``, or, after a quiet round, until something is committed.
 
         ``mark`` is of before the round, so that what came in the midst of it is seen. Work begins
@@ -327,7 +333,6 @@ class Control:
         while not stop.is_set() and not self._wake.wait(wait_s):
             if (
                 not self._is_quiet
-                or self._commits is None
                 or mark is None
                 or time.monotonic() >= until
                 or self._commits.mark() != mark
@@ -412,7 +417,9 @@ def _shovel_beside(settings: WorkerSettings) -> contextlib.AbstractContextManage
 
 @contextlib.contextmanager
 def start_control(
-    settings: WorkerSettings, decided: DecidedTimes | None = None
+    settings: WorkerSettings,
+    decided: DecidedTimes | None = None,
+    on_move: Callable[[], None] = lambda: None,
 ) -> Iterator[Control]:
     """Run a control loop in a thread and with connections of its own until the block ends.
 
@@ -430,6 +437,7 @@ def start_control(
             owner=process_name(),
             tracing=tracing,
             decided=decided,
+            on_move=on_move,
         )
         thread = threading.Thread(target=control.run, args=(stop,), name="control", daemon=True)
         thread.start()

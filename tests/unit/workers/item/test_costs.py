@@ -10,8 +10,8 @@ from msgspec import structs
 from penstock_workers.item.answer_forms import counted, usage_of
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Reply
-from penstock_workers.lanes.api.admission import LEARN_EVERY, Costs
-from penstock_workers.settings import ProviderSettings
+from penstock_workers.lanes.api.admission import LEARN_EVERY, Costs, quotas
+from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 
 def attempt(text: str, *, job: str = "job", **params: object) -> Attempt:
@@ -129,3 +129,32 @@ def test_reasoning_that_is_counted_beside_the_completion_is_output(
         "completion_tokens_details": {"reasoning_tokens": 20},
     }
     assert counted(usage_of({"usage": usage})) == (10, completion)
+
+
+@pytest.mark.parametrize(
+    ("provider", "goes_alone"),
+    [
+        ({"base_url": "http://127.0.0.1:8000/v1"}, False),
+        ({"base_url": "http://127.0.0.1:8000/v1", "api_key_env": "OWN_KEY"}, True),
+        ({"kind": "vertex", "project": "p", "region": "global"}, True),
+    ],
+    ids=["server without keys", "key", "credentials of a cloud"],
+)
+def test_the_first_call_goes_alone_where_an_account_may_be_refused(
+    provider: dict[str, str], goes_alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong key costs one call; a server without keys has none to refuse."""
+    monkeypatch.setenv("OWN_KEY", "sk-of-its-own-0001")
+    (quota,) = quotas(WorkerSettings.load(providers={"default": provider}))
+    assert quota.probe is goes_alone
+
+
+@pytest.mark.parametrize(
+    ("named", "start"), [({}, None), ({"concurrency": 64}, 32), ({"concurrency": 1}, 1)]
+)
+def test_a_worker_begins_with_half_of_a_concurrency_that_was_named(
+    named: dict[str, int], start: int | None
+) -> None:
+    """It climbs from eight to a default, of which no one said that the server takes it."""
+    (quota,) = quotas(WorkerSettings.load(providers={"default": {}}, **named))
+    assert quota.start == start

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from penstock_ledger import JobStore, RedisLedger
 from penstock_ledger.model import Job, JobState
@@ -13,11 +13,14 @@ from penstock_workers.errors import stop_reason
 
 
 class JobStates:
-    """The states of jobs, as the control thread changes them."""
+    """The states of jobs, as the control thread changes them.
 
-    def __init__(self, jobs: JobStore, hot: RedisLedger) -> None:
+    ``on_move`` is called behind each change."""
+
+    def __init__(self, jobs: JobStore, hot: RedisLedger, on_move: Callable[[], None]) -> None:
         self._jobs = jobs
         self._hot = hot
+        self._on_move = on_move
 
     def move(self, job: Job, to: JobState, why: Reason | None) -> bool:
         """Move a job from the state in which this round found it.
@@ -37,6 +40,7 @@ class JobStates:
         )
         if moved:
             self._hot.set_job_state(job.job_id, to)
+            self._on_move()
         return moved
 
     @contextlib.contextmanager

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
 
 import orjson
 
@@ -35,6 +36,10 @@ from penstock_workers.item.lane import Prepared
 from penstock_workers.item.run.fates import explain
 from penstock_workers.lanes.api.polls import GaugeWatch
 from penstock_workers.settings import ProviderSettings, WorkerSettings
+
+# requests in flight that a worker begins with where a concurrency was named: half of it, which the
+# next round trip doubles, and no more than a server with a queue of its own takes at once
+START_MOST: Final = 32
 
 # no tokenizer packs text more tightly but for runs of blanks: what a prompt costs for sure
 MOST_CHARS_PER_TOKEN = 32
@@ -169,14 +174,17 @@ def _least_prompt(body: bytes) -> float:
 def quotas(settings: WorkerSettings) -> list[Quota]:
     """Return one quota per provider: what its settings declare, corrected by its answers' headers.
 
-    Raises MissingApiKey."""
+    A lone request goes first where there is an account that may refuse it; a server without keys
+    has none. Raises MissingApiKey."""
+    named = "concurrency" in settings.model_fields_set
+    start = max(1, min(settings.concurrency // 2, START_MOST)) if named else None
     return [
-        _quota(name, provider, settings.concurrency)
+        _quota(name, provider, settings.concurrency, start)
         for name, provider in settings.providers.items()
     ]
 
 
-def _quota(name: str, provider: ProviderSettings, concurrency: int) -> Quota:
+def _quota(name: str, provider: ProviderSettings, concurrency: int, start: int | None) -> Quota:
     limits = {dim: PerMinute(amount) for dim, amount in provider.limits.items()}
     adaptive = not limits if provider.adaptive is None else provider.adaptive
     ttft_s = provider.interactive_ttft_s
@@ -185,8 +193,9 @@ def _quota(name: str, provider: ProviderSettings, concurrency: int) -> Quota:
         limits,
         profile=profile_for(provider.base_url, provider.metering).name,
         discover=provider.discover,
-        probe=True,
+        probe=provider.has_account,
         concurrency=concurrency if adaptive else None,
+        start=start,
         account=_fingerprint(name, provider),
         reserve=provider.interactive_share,
         interactive=None
