@@ -83,7 +83,7 @@ class ChildEngine:
     def _build(self, arguments: Any) -> Any:
         make = upstream("vllm.v1.engine.async_llm", "AsyncLLM").from_vllm_config
         return make(
-            **options(arguments, self._figures.note),
+            **options(self._settings, arguments, self._figures.note),
             enable_log_requests=arguments.enable_log_requests,
         )
 
