@@ -54,9 +54,9 @@ def check_model_place(model: str) -> None:
     with contextlib.suppress(OSError):  # no folder, or none that may be read
         beside = [one.name for one in islice(place.parent.iterdir(), BESIDE_MAX)]
     close = difflib.get_close_matches(place.name, beside, n=1)
+    fix = f"did you mean {str(place.parent / close[0])!r}?" if close else "mount it, or correct it"
     raise BadEngineSettings(
-        f"gpu.model = {model!r}: there is no such folder on this machine; "
-        + (f"did you mean {str(place.parent / close[0])!r}?" if close else "mount it, or correct it")
+        f"gpu.model = {model!r}: there is no such folder on this machine; {fix}"
     )
 
 
