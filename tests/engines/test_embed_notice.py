@@ -41,6 +41,7 @@ def test_documents_are_back_in_the_queue_at_once(tmp_path: Path) -> None:
             )
         )
         spec = {"lane": "embed", "model": None, "endpoint": "/v1/embeddings", "prompt": "{text}"}
+        spec["stop_at_dead"] = "off"  # all of them are fed at once
         job = fleet.producer.submit(source, spec)
         settings = {
             "embed__model": MODEL,

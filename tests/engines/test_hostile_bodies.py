@@ -62,7 +62,8 @@ def submit(fleet: Fleet, endpoint: str, bodies: dict[str, Body], model: Path) ->
         for name, body in bodies.items()
     )
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return fleet.producer.submit(source, {"lane": "gpu", "endpoint": endpoint, "model": str(model)})
+    spec = {"lane": "gpu", "endpoint": endpoint, "model": str(model), "stop_at_dead": "off"}
+    return fleet.producer.submit(source, spec)
 
 
 def choices_of(answer: Body, asked: Body) -> list[str]:

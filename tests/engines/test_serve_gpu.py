@@ -27,6 +27,8 @@ def test_a_machine_serves_a_model_of_its_own(tiny_llama: Path, tmp_path: Path) -
     from engines.tiny_model import make_adapter
 
     machine, port = Machine(tmp_path), free_port()
+    legal = make_adapter(tmp_path / "legal")
+    (tmp_path / "penstock.toml").write_text(f'gpu.lora.legal = "{legal}"\n')
     url = f"http://127.0.0.1:{port}"
     process = machine.start(
         "serve",
@@ -39,8 +41,6 @@ def test_a_machine_serves_a_model_of_its_own(tiny_llama: Path, tmp_path: Path) -
         "--state",
         "state",
         "--no-progress",
-        "--lora",
-        f"legal={make_adapter(tmp_path / 'legal')}",
     )
     told = ""
     try:

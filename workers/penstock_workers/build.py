@@ -166,7 +166,12 @@ class WorkerEngine:
             quarantine=row.place_of_suspects(lane, suspects),
             code=JobCode(hooks, schemas, suspects, slots=waits.slots),
             starts=starts,
-            causes=Causes(stores.hot.failing.note),
+            causes=Causes(
+                stores.hot.failing.note,
+                engine=None
+                if row.engine is None
+                else f"a request to the engine of lane {row.name}",
+            ),
             waits=waits,
             policy=RetryPolicy(
                 settings.retry_base_s, settings.retry_cap_s, settings.max_retry_after_s

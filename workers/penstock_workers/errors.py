@@ -14,6 +14,7 @@ WorkerError
 │   └── PricesMissing       it has a budget, and this worker does not know what its provider charges
 ├── DoorRefused         a task of a Celery client asks for what cannot be done, or not at this door
 ├── BadEngineSettings   the settings of an engine that a worker is to host cannot work
+│   └── EngineNotStarted    its start failed for a reason that may pass, such as too little memory
 ├── EngineAway          the server that a gpu worker asks has not loaded its model in time
 ├── MissingApiKey       a provider's `api_key_env` names a variable that is not set
 ├── PlainHttp           a provider's key would travel readable over http
@@ -32,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import ClassVar
 
-from penstock_ledger.errors import EXIT_USAGE, PenstockError
+from penstock_ledger.errors import EXIT_FAILED, EXIT_USAGE, PenstockError
 from penstock_ledger.reasons import By, Code, Reason
 from penstock_ledger.texts import SetOption, Text
 from penstock_producer.errors import ContentError
@@ -89,6 +90,12 @@ class BadEngineSettings(WorkerError):
     """The settings of an engine that a worker is to host cannot work."""
 
     exit_status = EXIT_USAGE
+
+
+class EngineNotStarted(BadEngineSettings):
+    """The start of an engine failed for a reason that may pass, such as too little memory."""
+
+    exit_status = EXIT_FAILED
 
 
 class TooManyNames(WorkerError):

@@ -22,8 +22,8 @@ from penstock_workers.item.lane import Admission, Lane
 from penstock_workers.item.run.cost import PricedAdmission, SharedTime
 from penstock_workers.item.run.host import ItemHost
 from penstock_workers.item.run.models import ModelCheck
-from penstock_workers.item.settling.records import engine_in_words
 from penstock_workers.item.settling.tally import OutcomeTally
+from penstock_workers.lanes.machine import engine_in_words
 from penstock_workers.lanes.registry import (
     bound_figures,
     engine_figures,

@@ -23,6 +23,7 @@ from penstock_cli.errors import WorkersKeepCrashing
 from penstock_cli.settings import PARENT_PID_VARIABLE
 from penstock_cli.show.terminal import last_lines
 from penstock_cli.state import private_opener
+from penstock_ledger.errors import EXIT_USAGE
 
 BACKOFF_BASE_S = 0.5
 # and the signal's number: the exit status of what a signal has ended, as shells have it
@@ -255,10 +256,17 @@ class Supervisor:
                 f"{name} has ended by itself with {describe(status)}: it is not started again"
             )
             return
+        if status == EXIT_USAGE:
+            self._give_up(worker, f"{name} cannot start with these settings ({describe(status)})")
+            return
         lived = 0.0 if worker.up_since is None else self._clock() - worker.up_since
         worker.quick_crashes = worker.quick_crashes + 1 if lived < HEALTHY_AFTER_S else 1
         if worker.quick_crashes >= MAX_QUICK_CRASHES:
-            self._give_up(worker, name, status)
+            self._give_up(
+                worker,
+                f"{name} ended {worker.quick_crashes} times in a row within "
+                f"{HEALTHY_AFTER_S:.0f} s of its start, the last time with {describe(status)}",
+            )
             return
         pause = min(BACKOFF_CAP_S, self._policy.pause_base_s * 2 ** (worker.quick_crashes - 1))
         worker.start_again_at = self._clock() + pause
@@ -267,15 +275,11 @@ class Supervisor:
             f"held goes to the others){'' if worker.log is None else f'. Log: {worker.log}'}"
         )
 
-    def _give_up(self, worker: Worker, name: str, status: int) -> None:
-        """Give a worker up that keeps crashing.
+    def _give_up(self, worker: Worker, why: str) -> None:
+        """Give a worker up that keeps crashing, or that another start would not help.
 
         Raises WorkersKeepCrashing where the others would do no better.
         """
-        why = (
-            f"{name} ended {worker.quick_crashes} times in a row within {HEALTHY_AFTER_S:.0f} s "
-            f"of its start, the last time with {describe(status)}"
-        )
         if self._policy.each_alone:
             worker.over = True
             self._tell(

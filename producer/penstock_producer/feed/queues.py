@@ -93,6 +93,8 @@ PROVIDERS: Final = "providers"
 between them."""
 NAMES_MAX: Final = 256
 """Names of one worker, adapters included: each is a queue that it looks into at every claim."""
+SHOWN_MAX: Final = 8
+"""Adapters of a model that a sentence names; a model may have hundreds."""
 LISTED_MAX: Final = 1_000
 """Models of one provider that are listed; more than that fit into no heartbeat."""
 NAME_CHARS: Final = 512
@@ -190,12 +192,18 @@ class Serving:
         return sorted(found, key=lambda served: served.shown)
 
     def in_words(self) -> str:
-        """Return text such as "tiny1 (2 workers), tiny2 (1 worker: score, rerank, classify)"."""
+        """Return text such as "tiny1 (2 workers; adapters legal), tiny2 (1 worker: score)"."""
         parts = []
         for model in self.models():
-            number = sum(bool(set(model.names) & set(served.names)) for served in self.workers)
+            same = [served for served in self.workers if set(model.names) & set(served.names)]
             tasks = f": {', '.join(model.tasks)}" if model.tasks else ""
-            parts.append(f"{model.shown} ({number} worker{'' if number == 1 else 's'}{tasks})")
+            adapters = sorted({name for served in same for name in served.adapters})
+            more = f" and {len(adapters) - SHOWN_MAX} more" if len(adapters) > SHOWN_MAX else ""
+            if adapters:
+                tasks += f"; adapters {', '.join(adapters[:SHOWN_MAX])}{more}"
+            parts.append(
+                f"{model.shown} ({len(same)} worker{'' if len(same) == 1 else 's'}{tasks})"
+            )
         return ", ".join(parts)
 
 

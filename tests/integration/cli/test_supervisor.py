@@ -187,3 +187,14 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     parent.wait()
     parent.stdout.close()
     eventually(lambda: not any(alive(pid) for pid in children))
+
+
+def test_a_worker_that_refuses_its_settings_is_not_started_again(fleet: Fleet) -> None:
+    """Its status says that another start would end the same, and its log why (H4)."""
+    supervisor = fleet.start("import sys; print('gpu.model: no such folder'); sys.exit(2)")
+    process = supervisor.workers[0].process
+    assert process is not None
+    process.wait()
+    with pytest.raises(WorkersKeepCrashing, match=r"(?s)cannot start .*no such folder"):
+        supervisor.tick()
+    assert supervisor.restarts == 0

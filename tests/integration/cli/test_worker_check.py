@@ -13,6 +13,7 @@ from penstock_cli.doctor import worker as worker_check
 from penstock_cli.doctor.worker import check
 from penstock_cli.errors import CliError
 from penstock_ledger import open_database
+from penstock_ledger.errors import EXIT_USAGE
 from penstock_workers.settings import WorkerSettings
 
 
@@ -63,10 +64,30 @@ def test_servers_that_are_away_are_waited_for_a_while(
     assert "secret" not in told
 
 
+def test_an_engine_that_cannot_start_is_one_line(
+    tmp_path: Path, database_url: str, redis_server: RedisServer
+) -> None:
+    """What a lane finds only as it starts ends its worker with the reason and the status of bad
+    settings, and no traceback (H4)."""
+    environment = os.environ | {
+        "PENSTOCK_DATABASE_URL": database_url,
+        "PENSTOCK_REDIS_URL": redis_server.url,
+        "PENSTOCK_GPU__CHAT_TEMPLATE": "{% for nothing %}",
+    }
+    worker = ["worker", "--lane", "gpu", "--model", str(tmp_path)]
+    ended = run(worker, 60, env=environment, cwd=tmp_path)
+    assert ended.returncode == EXIT_USAGE
+    assert "CRITICAL" in ended.stderr
+    assert "this worker cannot start: " in ended.stderr
+    assert "Traceback" not in ended.stderr + ended.stdout
+
+
 @pytest.mark.parametrize(
     ("lane", "word"),
     [
         ("gpu", "needs a model"),
+        ("gpu --model {folder}/lama", "did you mean '{folder}/llama'?"),
+        ("gpu --model /nowhere/at/all", "mount it, or correct it"),
         ("embed", "embed.model"),
         ("nope", "lane 'nope' is not available in this worker; available: api, batch, embed, gpu"),
         ("api", "no Penstock tables"),
@@ -80,8 +101,10 @@ def test_known_errors_of_a_worker_are_one_line(tmp_path: Path, lane: str, word: 
         name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")
     }
     where = environment | {"PENSTOCK_DATABASE_URL": f"sqlite:///{tmp_path}/p.db"}
-    ended = run(["worker", "--lane", lane], 60, env=where, cwd=tmp_path)
+    (tmp_path / "llama").mkdir()
+    words = [word.format(folder=tmp_path) for word in lane.split()]
+    ended = run(["worker", "--lane", *words], 60, env=where, cwd=tmp_path)
     assert ended.returncode in (1, 2)
-    assert word in ended.stderr
+    assert word.format(folder=tmp_path) in ended.stderr
     assert "Traceback" not in ended.stderr + ended.stdout
     assert len(ended.stderr.splitlines()) == 1

@@ -21,6 +21,7 @@ from celery.worker import state
 from kombu.asynchronous import get_event_loop
 from kombu.common import ignore_errors
 
+from penstock_ledger.errors import PenstockError
 from penstock_producer.feed.wire import TASK_NAME
 from penstock_workers.broker.acks import Acks
 from penstock_workers.broker.leases import BrokerAction, Leases
@@ -88,7 +89,12 @@ class AsyncioPool(ItemPool):
         if self._watch is not None:  # before a model loads, which takes longer than a notice
             worker_shutting_down.connect(MACHINE_END.asked_to_stop)
             self._watch.start()
-        self._engine.start(self.handover, lambda: probes.note(self._engine.trouble()))
+        try:
+            self._engine.start(self.handover, lambda: probes.note(self._engine.trouble()))
+        except PenstockError as error:
+            # Celery would print a traceback, and end with another status.
+            log.critical("this worker cannot start: %s", error)
+            raise SystemExit(error.exit_status) from error
         self.limit = self._engine.running.slots()
         self._is_hosting = True
         probes.started()

@@ -71,10 +71,19 @@ class FirstHundred:
         # and when its hundred were seen to be too bad
         self._stops: dict[tuple[str, int], float] = {}
 
-    def room(self, job: Job, spec: JobSpec, generation: int, outstanding: int, room: int) -> int:
+    def room(
+        self,
+        job: Job,
+        spec: JobSpec,
+        generation: int,
+        outstanding: int,
+        room: int,
+        *,
+        unpaid: int = 0,
+    ) -> int:
         """Return how many of ``room`` documents may be fed now.
 
-        ``outstanding``: of this generation."""
+        ``outstanding``: of this generation. ``unpaid``: so many at once cost nothing."""
         bounds, now = Bounds.of(spec), self._clock()
         if not any(bounds) or job.source.get(AWAITED) or not room:
             return room
@@ -90,7 +99,7 @@ class FirstHundred:
             seen_at = self._stops.setdefault((job.job_id, generation), now)
             if outstanding or now - seen_at < PAUSED_WITHIN_S:
                 return 0
-        most = FED + FIRST * int((now - since) / MORE_EVERY_S)
+        most = max(FED, unpaid) + FIRST * int((now - since) / MORE_EVERY_S)
         return max(0, min(room, most - outstanding - min(lately.ended, FIRST)))
 
     def keep_only(self, live: Collection[str]) -> None:
@@ -188,7 +197,14 @@ class Feeding:
         generation = feeder.feed.generation
         share = self.windows.for_feed(job, generation, ordered=ordered)
         outstanding = self.windows.outstanding(job, generation)
-        room = self._first.room(job, self._specs.of(job), generation, outstanding, share.documents)
+        room = self._first.room(
+            job,
+            self._specs.of(job),
+            generation,
+            outstanding,
+            share.documents,
+            unpaid=self.windows.unpaid(job),
+        )
         return share._replace(documents=room)
 
     def _publish_new(self, feeder: Feeder, documents: Sequence[Document]) -> tuple[int, int]:

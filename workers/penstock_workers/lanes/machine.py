@@ -10,6 +10,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -33,6 +34,25 @@ JSON_BYTES_MAX: Final = 64 * 1024 * 1024
 """Of an index of weights: the largest models have some megabytes."""
 GIB: Final = 1024**3
 MIB: Final = 1024**2
+
+
+def installed(package: str) -> str | None:
+    """Return the name and version of an engine's package that is installed here, if any.
+
+    A build for CPUs alone has a name of its own, and the same modules."""
+    for name in (package.replace("_", "-"), f"{package}-cpu"):
+        try:
+            return f"{name} {metadata.version(name)}"
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def engine_in_words(package: str | None, server: str | None) -> str:
+    """Return the engine's version, or where its server is, for a lane that hosts a model."""
+    if package is None:
+        return ""
+    return f"{package} at {server}" if server is not None else installed(package) or package
 
 
 class Gpu(NamedTuple):

@@ -181,6 +181,21 @@ def test_what_stands_still_does_not_hold_up_the_first_hundred(house: House) -> N
     assert first.room(job, off, 1, FED, 5_000) == 5_000
 
 
+@pytest.mark.parametrize(("lane", "fed"), [("api", FED), ("embed", 256)])
+def test_engines_of_ours_are_filled_at_once(
+    redis_server: RedisServer, tmp_path: Path, lane: str, fed: int
+) -> None:
+    """A worker that hosts its model gets as many documents as it holds before the first hundred are
+    seen: it costs the same while it has less to do. Calls that are paid for are held back (H8)."""
+    house = House(redis_server, tmp_path, window=5_000)
+    spec = {"endpoint": "/v1/embeddings", "model": None} if lane == "embed" else {}
+    job = house.submit(2_000, lane=lane, stop_at_dead="50%", **spec)
+    house.hot.heartbeat("one", {"lane": lane, "concurrency": "256"})
+    house.control.tick()
+    assert house.hot.outstanding(job.job_id, 1) == fed
+    house.close()
+
+
 def test_a_job_that_has_to_stop_is_fed_no_more_until_its_worker_may_have_died(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -200,6 +200,14 @@ def test_what_a_model_does_is_said_and_shown() -> None:
     assert len(found.tasks) == TASKS_MAX
 
 
+def test_adapters_are_named_with_their_model() -> None:
+    """Those of all its workers, a bounded number of them (H7)."""
+    two = Served(("m",), ("b", "a")), Served(("m",), ("c",))
+    assert Serving("gpu", two).in_words() == "m (2 workers; adapters a, b, c)"
+    many = Served(("m",), tuple(map(str, range(10, 22))))
+    assert Serving("gpu", (many,)).in_words().endswith("16, 17 and 4 more)")
+
+
 def test_what_a_worker_says_is_bounded() -> None:
     """A worker with very many adapters announces as many as fit, and is read all the same."""
     many = Served(("m",), tuple(f"{number:0500}" for number in range(NAMES_MAX)))
@@ -235,10 +243,10 @@ def test_the_fleet_is_put_into_words() -> None:
     fleet = serving_of(
         [*TWO, seen("d", Served(("old",)), ago=20), seen("e", Served(("m",)), lane="embed")], "gpu"
     )
-    assert fleet.in_words() == "tiny1 (2 workers), tiny2 (1 worker)"
+    assert fleet.in_words() == "tiny1 (2 workers; adapters legal), tiny2 (1 worker)"
     assert fleet.serves("legal")
     assert missing_model(fleet, "legal") is None
-    words = "tiny1 (2 workers), tiny2 (1 worker)"
+    words = "tiny1 (2 workers; adapters legal), tiny2 (1 worker)"
     assert missing_model(fleet, "old") == MissingModel("old", None, False, words)
     assert missing_model(fleet, None, "penstock.gpu.tiny2") is None
     gone = "penstock.gpu.gone"

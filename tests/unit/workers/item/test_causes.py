@@ -96,6 +96,13 @@ def test_the_log_says_the_cause_at_once_and_then_once_a_minute(
     assert second.endswith("and 499 more since the last such line")
 
 
+def test_the_log_names_an_engine_of_ours(caplog: pytest.LogCaptureFixture) -> None:
+    """Where no provider is asked, none is named (H7)."""
+    causes = Causes(engine="a request to the engine of lane gpu")
+    causes.note(attempt(), Failure("engine_died", "it hangs", None))
+    assert "job job: a request to the engine of lane gpu failed: engine_died: it" in caplog.text
+
+
 def test_memory_does_not_grow_with_jobs() -> None:
     """However many jobs fail, only so many kinds are remembered (A9)."""
     causes = Causes(lambda _: None)

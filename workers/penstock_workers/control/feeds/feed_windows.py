@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from penstock_ledger import FED_UP_TO, RedisLedger, WorkerSeen, keys
 from penstock_ledger.model import Job, JobState
 from penstock_producer.feed.queues import SERVES, Served, queue_name
-from penstock_producer.job.lanes import LANES
+from penstock_producer.job.lanes import LANES, has_own_model
 from penstock_ratelimit import Flow, Priority
 from penstock_workers.control.feeds.shares import TURNS, Share, Turns, parts_of_window, shares
 from penstock_workers.control.feeds.specs import Specs
@@ -91,6 +91,10 @@ class QueueSizes:
 
     def per_s(self, queue: str) -> float:
         return self._pace[queue].per_s
+
+    def slots(self, queue: str) -> int:
+        """Return how many documents its workers hold at once."""
+        return self._slots[queue]
 
     def front(self, queue: str) -> int:
         """Return how many urgent documents may be in the queue at once.
@@ -271,6 +275,12 @@ class FeedWindows:
     def outstanding(self, job: Job, generation: int) -> int:
         """Documents that were fed and are not finished, when the round began."""
         return self._outstanding[job.job_id][generation - 1]
+
+    def unpaid(self, job: Job) -> int:
+        """Return how many documents at once cost nothing: those that fill the engines of its queue.
+
+        An engine costs the same while it has less to do. 0 where calls are paid for."""
+        return self._sizes.slots(self._queues.of(job)[0]) if has_own_model(job.lane) else 0
 
     def place(self, job: Job) -> float:
         """Return a job's place in this round: the lower it is, the sooner the job is fed.

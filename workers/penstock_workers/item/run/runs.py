@@ -56,8 +56,15 @@ class Causes:
 
     Without a ``write`` there is only the log."""
 
-    def __init__(self, write: Note | None = None, clock: Callable[[], float] = time.time) -> None:
-        self._write, self._clock = write, clock
+    def __init__(
+        self,
+        write: Note | None = None,
+        clock: Callable[[], float] = time.time,
+        *,
+        engine: str | None = None,
+    ) -> None:
+        """Write nothing yet; ``engine`` names what answers where that is no provider."""
+        self._write, self._clock, self._engine = write, clock, engine
         self._fresh: dict[Kind, Cause] = {}  # not written yet
         # when the last line was logged, and how many failures since
         self._logged: dict[Kind, tuple[float, int]] = {}
@@ -119,9 +126,9 @@ class Causes:
         more = f", and {unlogged} more since the last such line" if unlogged else ""
         provider, job, name = kind
         log.warning(
-            "job %s: a call to provider %s failed: %s: %s%s",
+            "job %s: %s failed: %s: %s%s",
             job,
-            provider,
+            f"a call to provider {provider}" if self._engine is None else self._engine,
             name,
             one_line(failure.detail[:LOGGED_CHARS]),
             more,

@@ -136,18 +136,6 @@ class MadeWithNotes:
         )
 
 
-def engine_in_words(package: str | None, server: str | None) -> str:
-    """Return the engine's version, or where its server is, for a lane that hosts a model."""
-    if package is None:
-        return ""
-    if server is not None:
-        return f"{package} at {server}"
-    try:
-        return f"{package} {metadata.version(package.replace('_', '-'))}"
-    except metadata.PackageNotFoundError:
-        return package
-
-
 log = logging.getLogger(__name__)
 
 

@@ -76,6 +76,9 @@ class EngineFactory:
     async def build(self) -> Built:
         engine = await self._started()
         config = engine.config
+        lora = getattr(config, "lora_config", None)
+        if lora is not None and is_on_cpu(config):
+            self.adapters.warn_of_ranks(lora.max_lora_rank)
         facts = _facts(self._settings, config)
         replicas = config.parallel_config.data_parallel_size
         return Built(
@@ -139,10 +142,13 @@ def _facts(settings: GpuSettings, config: Any) -> ModelFacts:
 def stall_s(config: Any) -> float:
     """Return how long a step may take, from the model's size and vLLM's own name of the device."""
     tokens = config.scheduler_config.max_num_batched_tokens
-    on_cpu = getattr(config.device_config, "device_type", "") == "cpu"
     return engine_faults.longest_step_s(
-        _parameters(config.model_config.hf_text_config), tokens, on_cpu=on_cpu
+        _parameters(config.model_config.hf_text_config), tokens, on_cpu=is_on_cpu(config)
     )
+
+
+def is_on_cpu(config: Any) -> bool:
+    return getattr(config.device_config, "device_type", "") == "cpu"
 
 
 def _parameters(text: Any) -> float:

@@ -44,6 +44,7 @@ from penstock_workers.lanes.gpu.engine.engines import (
 )
 from penstock_workers.lanes.gpu.engine.vllm_calls import failpoint_as_fault, is_pooling
 from penstock_workers.lanes.gpu.engine_host import EngineHost
+from penstock_workers.lanes.gpu.host_files import check_model_place
 from penstock_workers.lanes.gpu.requests.calls import (
     CallBuilder,
     ContextOverflow,
@@ -164,6 +165,7 @@ class GpuLane:
                     ", or set gpu.model (a folder or a name)",
                 )
             )
+        check_model_place(settings.gpu.model)
         self.queue = EngineQueue()
         self._in_process = settings.gpu.in_process
         self._failpoints = Failpoints.parse(settings.failpoints)

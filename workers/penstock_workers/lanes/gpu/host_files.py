@@ -8,7 +8,9 @@ Also what `penstock doctor --lane gpu` sees of these places.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import difflib
 import logging
 import os
 import re
@@ -16,6 +18,7 @@ import shutil
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
 
@@ -36,7 +39,25 @@ PICKLES: Final = (".bin", ".pt", ".pth")
 BESIDES: Final = (".json", ".model", ".txt", ".jinja", ".tiktoken")
 DEPTH_MAX: Final = 2  # as `1_Pooling/config.json`
 SEGMENT: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,254}", re.ASCII)
+BESIDE_MAX: Final = 1000  # names among which the nearest of a misspelt folder is looked for
 TWICE: Final = "consolidated"  # the same weights once more, for the makers' own programs
+
+
+def check_model_place(model: str) -> None:
+    """Refuse a whole path at which nothing is, with the nearest name beside it.
+
+    What is no path is left for vLLM to resolve. Raises BadEngineSettings."""
+    place = Path(model)
+    if not place.is_absolute() or place.exists():
+        return
+    beside: list[str] = []
+    with contextlib.suppress(OSError):  # no folder, or none that may be read
+        beside = [one.name for one in islice(place.parent.iterdir(), BESIDE_MAX)]
+    close = difflib.get_close_matches(place.name, beside, n=1)
+    fix = f"did you mean {str(place.parent / close[0])!r}?" if close else "mount it, or correct it"
+    raise BadEngineSettings(
+        f"gpu.model = {model!r}: there is no such folder on this machine; {fix}"
+    )
 
 
 class ModelFiles(NamedTuple):

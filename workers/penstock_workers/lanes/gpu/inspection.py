@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import http.client
 from collections.abc import Iterator
-from importlib import metadata
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -32,7 +30,7 @@ def check(settings: WorkerSettings, *, knock: bool) -> Iterator[LaneFinding]:
         if knock:
             yield _server(gpu.upstream_url)
     elif gpu.model is not None:
-        yield _vllm()
+        yield from _version()
         yield from _folders(gpu)
 
 
@@ -66,17 +64,6 @@ def status_of(url: str) -> int | str:
         connection.close()
 
 
-def _vllm() -> LaneFinding:
-    try:
-        return LaneFinding(True, f"vLLM {version('vllm')} is installed")
-    except PackageNotFoundError:
-        return LaneFinding(
-            False,
-            "gpu.model is set, and vLLM is not installed here",
-            "where its workers run: pip install 'penstock[gpu]'",
-        )
-
-
 def _folders(gpu: GpuSettings) -> Iterator[LaneFinding]:
     model = gpu.model or ""
     if Path(model).is_absolute() and not Path(model).is_dir():
@@ -105,6 +92,7 @@ def _folders(gpu: GpuSettings) -> Iterator[LaneFinding]:
         )
 
 
+ENGINE: Final = "vllm"
 OLDEST: Final = (0, 26)
 NEWEST: Final = (0, 33)
 """The versions of vLLM that the lane is for; it is tested with one of them."""
@@ -197,23 +185,23 @@ def _parsers(gpu: GpuSettings) -> Iterator[LaneFinding]:
 
 
 def _version() -> Iterator[LaneFinding]:
-    try:
-        installed = metadata.version("vllm")
-    except metadata.PackageNotFoundError:
+    installed = machine.installed(ENGINE)
+    if installed is None:
         yield LaneFinding(
             False,
             "vLLM is not installed here",
-            "pip install 'penstock[gpu]', or use the image penstock-gpu",
+            "where its workers run: pip install 'penstock[gpu]', or use the image penstock-gpu",
         )
         return
-    parts = tuple(int(part) for part in installed.split(".")[:2] if part.isdecimal())
+    version = installed.rpartition(" ")[2]
+    parts = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
     wanted = f"{'.'.join(map(str, OLDEST))} to {'.'.join(map(str, NEWEST))}"
     if OLDEST <= parts <= NEWEST:
-        yield LaneFinding(True, f"vLLM {installed} is installed; the lane works with {wanted}")
+        yield LaneFinding(True, f"{installed} is installed; the lane works with {wanted}")
     else:
         yield LaneFinding(
             False,
-            f"vLLM {installed} is installed, and the lane works with {wanted}",
+            f"{installed} is installed, and the lane works with {wanted}",
             "install one of these",
         )
 

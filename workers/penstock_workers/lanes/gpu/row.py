@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock_producer.feed.queues import Served
-from penstock_workers.lanes.gpu.inspection import TRIES, check, inspect
+from penstock_workers.lanes.gpu.inspection import ENGINE, TRIES, check, inspect
 from penstock_workers.lanes.gpu.settings import SLOTS_PER_SEQUENCE, GpuSettings
 from penstock_workers.lanes.row import ENGINE_GAUGES, Gauge, LaneRow
 from penstock_workers.metrics import catalogue
@@ -80,7 +80,7 @@ GPU: LaneRow[GpuLane | SidecarLane] = LaneRow(
         "generation_tokens_per_s": Gauge(catalogue.GENERATION_RATE),
     },
     waits_for="room",
-    engine="vllm",
+    engine=ENGINE,
     engine_url=lambda settings: settings.gpu.upstream_url,
     inspect=inspect,
     tries=TRIES,

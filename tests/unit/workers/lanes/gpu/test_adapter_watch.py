@@ -323,6 +323,20 @@ def test_an_engine_makes_room_for_what_may_come(tmp_path: Path) -> None:
     assert Adapters({}, "m").arguments() == {}
 
 
+def test_high_ranks_on_a_cpu_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Once they make every request slow: which adapter it is, and what to do (H6)."""
+    folders = {"low": 64, "high": 512}
+    adapters = Adapters(
+        {name: str(write_adapter(tmp_path / name, rank=rank)) for name, rank in folders.items()},
+        "m",
+    )
+    adapters.warn_of_ranks(64)
+    assert "computes on a CPU" not in caplog.text
+    adapters.warn_of_ranks(512)
+    assert "gpu.lora.high: this engine computes on a CPU" in caplog.text
+    assert "gpu.lora.low" not in caplog.text
+
+
 def test_a_new_engine_loads_what_no_engine_has_and_what_it_keeps(tmp_path: Path) -> None:
     """Hundreds of adapters that were loaded before do not hold up the engine that takes a dead
     one's place."""

@@ -27,8 +27,12 @@ from penstock_workers.lanes.engine_faults import (
     longest_step_s,
 )
 from penstock_workers.lanes.gpu.engine import guard
+from penstock_workers.lanes.gpu.engine.adapters import Adapters
+from penstock_workers.lanes.gpu.engine.child_engine import SHUTDOWN_S, ChildEngine
+from penstock_workers.lanes.gpu.engine.engine_queue import EngineFigures
 from penstock_workers.lanes.gpu.engine.guard import Guard
 from penstock_workers.lanes.gpu.plugin import NAME, PLUGINS_VARIABLE, load_in_engines
+from penstock_workers.lanes.gpu.settings import GpuSettings
 
 
 class Clock:
@@ -48,6 +52,25 @@ def watch(clock: Clock) -> StepWatch:
     made = StepWatch(20.0, clock)
     made.stepped(0, busy=False)
     return made
+
+
+async def test_an_engine_that_was_shut_down_is_not_shut_down_by_its_finalizer() -> None:
+    """vLLM's finalizer does that at Python's end, when its modules are gone: a traceback (H3)."""
+    ended: list[float] = []
+
+    class Llm:
+        def shutdown(self, timeout: float) -> None:
+            ended.append(timeout)
+
+        def __del__(self) -> None:
+            self.shutdown()  # type: ignore[call-arg] # as vLLM's does
+
+    engine = ChildEngine(
+        GpuSettings(model="m"), Adapters({}, "m"), EngineFigures(lambda _: None, lambda *_: None), 1
+    )
+    engine._llm = Llm()
+    await engine.stop()
+    assert ended == [SHUTDOWN_S]
 
 
 def test_an_engine_that_makes_no_step_with_requests_inside_hangs(

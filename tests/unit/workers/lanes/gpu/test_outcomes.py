@@ -82,6 +82,8 @@ def test_a_servers_200_with_such_a_reason_is_a_failure(reason: str, name: str) -
         {"bad_words": "no"},
         {"ignore_eos": "yes"},
         {"logprobs": "many"},
+        {"logprobs": -1},
+        {"top_logprobs": -1},
         {"model": ["m"]},
         {"response_format": "json"},
         {"structured_outputs": []},
@@ -96,6 +98,16 @@ def test_a_wrong_type_is_refused_with_field_value_and_what_it_takes(body: dict[s
         check_types(body)
     said = str(caught.value)
     assert said.startswith(f"{name} is {value!r}: give ")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [(False, "is False"), ([], r"is \[\]"), (None, "is missing")]
+)
+def test_a_schema_that_is_no_object_is_refused_as_what_it_is(given: Any, said: str) -> None:
+    """One that is there is not called missing (H7)."""
+    asked = {"type": "json_schema", "json_schema": {"name": "x", "schema": given}}
+    with pytest.raises(RequestRefused, match=f"json_schema.schema {said}: give"):
+        sampling_params({"response_format": asked}, defaults={}, max_tokens=1, schema=None)
 
 
 def test_what_may_leave_no_token_is_refused() -> None:

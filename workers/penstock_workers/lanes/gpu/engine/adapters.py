@@ -319,6 +319,22 @@ class Adapters:
             "max_lora_rank": next(room for room in _ranks() if room >= highest),
         }
 
+    def warn_of_ranks(self, rank: int) -> None:
+        """Say that adapters are slow, for an engine on a CPU that makes room for this rank.
+
+        There each request is computed with that room, those for the model too."""
+        if rank <= ROOM_RANK:
+            return
+        high = [adapter.setting for adapter in self.usable() if adapter.rank > ROOM_RANK]
+        log.warning(
+            "%s: this engine computes on a CPU with room for adapters of rank %d, and that makes "
+            "every request several times slower, those for the model too; serve adapters above "
+            "rank %d by workers of their own, or on a GPU",
+            ", ".join(high) or "gpu.engine.max_lora_rank",
+            rank,
+            ROOM_RANK,
+        )
+
     # -- while the engine runs ---------------------------------------------------------------------
 
     def found(self, name: str, folder: Path, version: str, setting: str) -> Adapter:

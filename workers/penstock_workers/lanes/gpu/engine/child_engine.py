@@ -83,7 +83,7 @@ class ChildEngine:
     def _build(self, arguments: Any) -> Any:
         make = upstream("vllm.v1.engine.async_llm", "AsyncLLM").from_vllm_config
         return make(
-            **options(arguments, self._figures.note),
+            **options(self._settings, arguments, self._figures.note),
             enable_log_requests=arguments.enable_log_requests,
         )
 
@@ -151,8 +151,14 @@ class ChildEngine:
         try:
             if llm is not None:
                 await asyncio.to_thread(llm.shutdown, timeout=SHUTDOWN_S)
+                # Its finalizer would do it again, when Python has taken vLLM's modules down.
+                llm.shutdown = _nothing
         finally:
             await asyncio.to_thread(guard.end, _mark(), self._memory)
+
+
+def _nothing(**_: object) -> None:
+    """Do nothing: it has been shut down."""
 
 
 async def _give_up(building: asyncio.Future[Any]) -> None:

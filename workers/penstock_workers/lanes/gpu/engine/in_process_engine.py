@@ -139,7 +139,7 @@ class InProcessEngine:
         )
         make = upstream("vllm.v1.engine.llm_engine", "LLMEngine").from_vllm_config
         with explained(self._settings):
-            self._llm = make(**options(arguments, self._note))
+            self._llm = make(**options(self._settings, arguments, self._note))
 
     def _note(self, scheduler: Any, iteration: Any, engine: int) -> None:
         self._call(lambda: self._figures.note(scheduler, iteration, engine))

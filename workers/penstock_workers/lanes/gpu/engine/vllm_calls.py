@@ -15,7 +15,8 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from penstock_workers.errors import BadEngineSettings
+from penstock_producer.reporting.text import one_line
+from penstock_workers.errors import BadEngineSettings, EngineNotStarted
 from penstock_workers.failpoints import PlayedDeviceError
 from penstock_workers.lanes.gpu.engine.adapters import Adapters
 from penstock_workers.lanes.gpu.engine.engines import (
@@ -42,6 +43,7 @@ SWITCHES: Final = {
     "off": False,
     "0": False,
 }
+SAID_CHARS: Final = 400  # of an error of vLLM's: one line that a person reads
 # Tokens between two looks at an unfinished answer: the first shows that its computing has begun,
 # and no other is wanted.
 FIRST_TOKEN_ONLY: Final = 2**30
@@ -69,10 +71,8 @@ def engine_arguments(settings: GpuSettings, adapters: Adapters, *, drain_seconds
         for name, value in _defaults(settings, adapters, drain_seconds).items()
         if name in known
     }
-    try:
+    with _refused(settings):
         return make(**(defaults | _thinking(settings, _typed(settings.engine, make))))
-    except (TypeError, ValueError) as error:
-        raise BadEngineSettings(f"gpu.engine: vLLM refuses these arguments: {error}") from error
 
 
 def _thinking(settings: GpuSettings, given: dict[str, Any]) -> dict[str, Any]:
@@ -179,16 +179,19 @@ def is_pooling(params: Any) -> bool:
     return type(params).__name__ == "PoolingParams"
 
 
-def options(arguments: Any, note: Callable[[Any, Any, int], None]) -> dict[str, Any]:
+def options(
+    settings: GpuSettings, arguments: Any, note: Callable[[Any, Any, int], None]
+) -> dict[str, Any]:
     """Return what both kinds of engine are made from.
 
     These are vLLM's config of the arguments, and a logger that reports each step. It is offline
     use, so that defaults are those of vLLM's own batch class. The model's files decide whether it
     pools, so that is known with the config only: a pooled answer has no tokens, and vLLM's engine
-    ends where it is to show only the first.
+    ends where it is to show only the first. Raises BadEngineSettings.
     """
     context = upstream("vllm.usage.usage_lib", "UsageContext").LLM_CLASS
-    config = arguments.create_engine_config(context)
+    with _refused(settings):
+        config = arguments.create_engine_config(context)
     if config.model_config.runner_type == "pooling":
         config.scheduler_config.stream_interval = 1
     return {
@@ -220,14 +223,39 @@ def _tap(note: Callable[[Any, Any, int], None]) -> Callable[[Any, int], Any]:
 
 @contextlib.contextmanager
 def explained(settings: GpuSettings) -> Any:
+    """Raise what ends the start of an engine as EngineNotStarted."""
     try:
         yield
+    except BadEngineSettings:
+        raise
     except Exception as error:
-        raise BadEngineSettings(
+        raise EngineNotStarted(
             f"the engine for gpu.model = {settings.model!r} does not start: "
-            f"{type(error).__name__}: {error}; its own log above this line says why (memory, a "
-            "missing folder and a wrong dtype are the usual reasons)"
+            f"{type(error).__name__}: {_said(error)}; its own log above this line says why (too "
+            "little memory is the usual reason)"
         ) from error
+
+
+@contextlib.contextmanager
+def _refused(settings: GpuSettings) -> Any:
+    """Raise what vLLM has against the model or the arguments as BadEngineSettings."""
+    try:
+        yield
+    except BadEngineSettings:
+        raise
+    except Exception as error:
+        given = ", ".join(f"{name} = {value!r}" for name, value in settings.engine.items())
+        raise BadEngineSettings(
+            f"vLLM refuses gpu.model = {settings.model!r}"
+            f"{f' with gpu.engine {given}' if given else ''}: {_said(error)}; correct it"
+        ) from error
+
+
+def _said(error: Exception) -> str:
+    """Return the words of an error on one line; of pydantic's, the first thing that it found."""
+    found = getattr(error, "errors", None)
+    said = found()[0]["msg"] if callable(found) else str(error)
+    return one_line(said, SAID_CHARS).rstrip(".")
 
 
 @contextlib.contextmanager

@@ -40,6 +40,7 @@ def _are_texts(value: Any) -> bool:
 
 _NUMBER = Kind("a number", _is_number)
 _WHOLE = Kind("an integer of 32 bits", _is_whole(INT32))
+_COUNT = Kind("an integer of at least 0", _is_whole(INT32, 0))
 _SWITCH = Kind("true or false", lambda value: isinstance(value, bool))
 _TEXTS = Kind("a list of texts", _are_texts)
 _OBJECT = Kind("an object", lambda value: isinstance(value, dict))
@@ -54,11 +55,12 @@ KINDS: Final[Mapping[str, Kind]] = {
     "repetition_penalty": _NUMBER,
     "top_k": _WHOLE,
     "min_tokens": _WHOLE,
-    "top_logprobs": _WHOLE,
+    "top_logprobs": _COUNT,
     "seed": Kind("an integer of 64 bits", _is_whole(INT64)),
     "n": Kind(f"an integer from 1 to {CHOICES_MAX}", _is_whole(CHOICES_MAX, 1)),
     "logprobs": Kind(
-        "true, false or an integer", lambda value: isinstance(value, bool) or _WHOLE.fits(value)
+        f"true, false or {_COUNT.words}",
+        lambda value: isinstance(value, bool) or _COUNT.fits(value),
     ),
     "stop": Kind(
         "a text or a list of texts", lambda value: isinstance(value, str) or _are_texts(value)

@@ -153,10 +153,12 @@ def _constraint(body: Mapping[str, Any], schema: Mapping[str, Any] | None) -> di
             return {"json_object": True}
         case "json_schema":
             described = (wanted or {}).get("json_schema")
-            if isinstance(described, dict) and isinstance(described.get("schema"), dict):
-                return {"json": described["schema"]}
+            given = described.get("schema") if isinstance(described, dict) else None
+            if isinstance(given, dict):
+                return {"json": given}
+            what = "missing" if given is None else seen(given)
             raise RequestRefused(
-                "response_format.json_schema.schema is missing: give the JSON schema there"
+                f"response_format.json_schema.schema is {what}: give a JSON schema, an object"
             )
     raise RequestRefused(
         f"response_format {seen(kind)} is not one of text, json_object, json_schema"
