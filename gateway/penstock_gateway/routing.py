@@ -17,7 +17,15 @@ from starlette.types import Scope, Send
 
 from penstock_gateway.refused import Refused, not_json
 
-__all__ = ["QUIET_S", "SLOW_S", "STILL_THERE", "EventResponse", "JsonRequest", "Router", "json_kept"]
+__all__ = [
+    "QUIET_S",
+    "SLOW_S",
+    "STILL_THERE",
+    "EventResponse",
+    "JsonRequest",
+    "Router",
+    "json_kept",
+]
 
 _STATE: Final = "penstock_json"
 
