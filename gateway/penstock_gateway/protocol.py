@@ -344,15 +344,17 @@ class _Answering:
 
         Each write wakes its reader. A body of unknown length may come much later, and a HEAD has
         none."""
-        cycle = self._cycle
+        transport, cycle = self._protocol.transport, self._cycle
         if self._head is None and cycle.response_started:
             has_body = cycle.chunked_encoding is False and cycle.expected_content_length
-            if has_body and cycle.scope["method"] != "HEAD":
-                self._head = data
+            self._head = data if has_body and cycle.scope["method"] != "HEAD" else b""
+            if self._head:
                 return
+        if self._head:
+            transport.writelines((self._head, data))
             self._head = b""
-        head, self._head = self._head, b"" if cycle.response_started else None
-        self._protocol.transport.write(head + data if head else data)
+        else:
+            transport.write(data)
 
     def close(self) -> None:
         if self._protocol.body_is_there or not self._cycle.response_complete:

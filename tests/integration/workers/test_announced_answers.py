@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attempts import make_attempt
@@ -59,12 +60,14 @@ def test_an_answer_is_announced_when_sql_has_it_and_before_redis_is_up_to_date(
     """Who reads SQL on the announcement finds the answer there; Redis's own account comes after
     it, and costs no caller time."""
     written = records(database, redis_server.url)
-    with redis_server.client().pubsub(ignore_subscribe_messages=True) as channel:
+    client: Any = redis_server.client()  # its channels have no types
+    with client.pubsub(ignore_subscribe_messages=True) as channel:
         channel.subscribe(keys.ANSWERED)
         channel.get_message(timeout=SOON_S)
         written.write_sql([awaited()])
         message = channel.get_message(timeout=SOON_S)
-        assert message is not None and message["data"] == f"{JOB} {DOC}".encode()
+        assert message is not None
+        assert message["data"] == f"{JOB} {DOC}".encode()
         assert set(DoorCallStore(database).outcomes(JOB, [DOC])) == {DOC}
         written.write_redis([awaited()])
         assert channel.get_message(timeout=0.0) is None

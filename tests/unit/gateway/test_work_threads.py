@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from functools import partial
 
 import pytest
 
@@ -35,7 +36,7 @@ async def test_what_waits_is_done_in_its_order_unless_who_asked_has_gone() -> No
     first = asyncio.ensure_future(threads.run(lambda: free.wait(SOON_S)))
     await asyncio.sleep(0)  # it is given
     behind = {
-        name: asyncio.ensure_future(threads.run(lambda name=name: done.append(name)))
+        name: asyncio.ensure_future(threads.run(partial(done.append, name)))
         for name in ("b", "gone", "c")
     }
     await asyncio.sleep(0)
