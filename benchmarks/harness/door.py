@@ -12,9 +12,7 @@ from pathlib import Path
 from benchmarks.harness.ground import ROOT, GroundError, process, tests_on_path
 
 START_S = 60.0
-SERVE = (
-    "from penstock_gateway import GatewaySettings, serve_door; serve_door(GatewaySettings.load())"
-)
+SERVE = [sys.executable, "-m", "penstock_cli", "gateway"]  # as users start it
 
 
 @contextmanager
@@ -39,9 +37,7 @@ def door(
     if config is not None:
         variables["PENSTOCK_CONFIG"] = str(config)
     log = place / "door.log"
-    with process(
-        [sys.executable, "-c", SERVE], variables=variables, log=log, checkout=checkout
-    ) as running:
+    with process(SERVE, variables=variables, log=log, checkout=checkout) as running:
         deadline = time.monotonic() + START_S
         while not _listens(port):
             if time.monotonic() > deadline:

@@ -295,6 +295,9 @@ TASKS: Final[tuple[str, ...]] = (
 )
 
 
+_REFUSALS: Final = (PenstockError, HTTPException, RequestValidationError)
+
+
 def create_app(settings: GatewaySettings, *, extra: Sequence[APIRouter] = ()) -> FastAPI:
     """Return the doors as an ASGI app; ``extra`` are routers on top."""
     app = Doors(
@@ -310,9 +313,11 @@ def create_app(settings: GatewaySettings, *, extra: Sequence[APIRouter] = ()) ->
         app.include_router(_named(name))
     for router in extra:
         app.include_router(router)
-    for kind in (PenstockError, HTTPException, RequestValidationError):
+    for kind in _REFUSALS:
         app.add_exception_handler(kind, _answer)
     # the last one here is the first that a request passes
+    short_way = _named("penstock_gateway.direct.routes:ShortWay")
+    app.add_middleware(short_way, refusals=_REFUSALS, answer=_answer)
     app.add_middleware(Bodies, door=settings.gateway)
     app.add_middleware(Room, settings=settings)
     app.add_middleware(Gate)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
+import threading
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Final, ParamSpec, TypeVar
+from queue import SimpleQueue
+from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
 import redis.asyncio
 from starlette.requests import HTTPConnection
@@ -41,13 +44,60 @@ WAITING_MAX: Final = 1_000
 SMALL_BYTES: Final = 64 * 1024
 
 
+class _Piece(NamedTuple):
+    """A piece of work, and who waits for it."""
+
+    work: Callable[[], Any]
+    done: asyncio.Future[Any]
+
+
+class _WorkThread:
+    """A thread that does one piece after the other, for the event loop that made it."""
+
+    def __init__(self, number: int, ended: Callable[[_WorkThread, _Piece, Any, Any], None]) -> None:
+        """Take ``ended``, which the event loop calls with a piece, what it gave, and its error."""
+        self._ended = ended
+        self._loop = asyncio.get_running_loop()
+        self._pieces: SimpleQueue[_Piece | None] = SimpleQueue()
+        # a daemon: where the server ends without having closed its backend, nothing waits for it
+        self._thread = threading.Thread(target=self._run, name=f"gateway_{number}", daemon=True)
+        self._thread.start()
+
+    def give(self, piece: _Piece) -> None:
+        self._pieces.put(piece)
+
+    def close(self) -> None:
+        self._pieces.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (piece := self._pieces.get()) is not None:
+            given: Any = None
+            error: BaseException | None = None
+            try:
+                given = piece.work()
+            except BaseException as raised:
+                error = raised
+            # the loop of a server that did not wait is closed
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._ended, self, piece, given, error)
+            del piece, given, error  # a body may be among them, and the next piece may be far
+
+
 class WorkThreads:
-    """Threads for blocking work, and how much of it may wait for one. Used on the event loop."""
+    """Threads for blocking work, and how much of it may wait for one. Used on the event loop.
+
+    The thread that was idle last takes the next piece: what it needs is still at hand, and no other
+    is woken. Python's own pool wakes two, in turns."""
 
     def __init__(self, number: int) -> None:
-        self._pool = ThreadPoolExecutor(number, thread_name_prefix="gateway")
+        self._number = number
         self._most = number + WAITING_MAX
         self._at_work = 0
+        self._threads: list[_WorkThread] = []
+        self._idle: list[_WorkThread] = []
+        self._waiting: deque[_Piece] = deque()
+        self._is_over = asyncio.Event()  # nothing is at work, since ``close`` has asked
 
     async def run(self, work: Callable[[], T]) -> T:
         """Do it in one of the threads. Raises Refused (503) where too much waits already."""
@@ -60,22 +110,57 @@ class WorkThreads:
                 headers={"retry-after": "5"},
             )
         self._at_work += 1
-        call: Callable[[], T] = partial(contextvars.copy_context().run, work)
-        future = asyncio.get_running_loop().run_in_executor(self._pool, call)
-        future.add_done_callback(self._worked)
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        piece = _Piece(partial(contextvars.copy_context().run, work), done)
+        if self._idle:
+            self._idle.pop().give(piece)
+        elif len(self._threads) < self._number:
+            self._threads.append(_WorkThread(len(self._threads), self._ended))
+            self._threads[-1].give(piece)
+        else:
+            self._waiting.append(piece)
         try:
-            return await future
+            return await done
         finally:
             # with an error in it, it would keep this frame, and so the error, and a body in one of
             # its frames
-            del future
+            del done, piece
 
     async def close(self) -> None:
-        """Wait for the work under way."""
-        await asyncio.get_running_loop().run_in_executor(None, self._pool.shutdown)
+        """Wait for the work under way, and take no more."""
+        self._most = 0
+        self._is_over.clear()
+        if self._at_work:
+            await self._is_over.wait()
+        for thread in self._threads:
+            thread.close()
 
-    def _worked(self, _: asyncio.Future[Any]) -> None:
+    def _ended(
+        self, thread: _WorkThread, piece: _Piece, given: Any, error: BaseException | None
+    ) -> None:
         self._at_work -= 1
+        following = self._following()
+        if following is None:
+            self._idle.append(thread)
+        else:
+            thread.give(following)
+        if not self._at_work:
+            self._is_over.set()
+        if piece.done.done():  # who asked for it has gone
+            return
+        if error is None:
+            piece.done.set_result(given)
+        else:
+            piece.done.set_exception(error)
+
+    def _following(self) -> _Piece | None:
+        """Return the piece that has waited longest, of those that are still asked for."""
+        while self._waiting:
+            piece = self._waiting.popleft()
+            if not piece.done.cancelled():
+                return piece
+            self._at_work -= 1
+        return None
 
 
 class Backend:

@@ -334,9 +334,27 @@ class _Answering:
     def __init__(self, protocol: BoundedHttp) -> None:
         self._protocol = protocol
         self._cycle = protocol.cycle
+        self._head: bytes | None = None  # of the answer, until its body comes
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._protocol.transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Write the head of an answer with the first of its body, which follows at once.
+
+        Each write wakes its reader. A body of unknown length may come much later, and a HEAD has
+        none."""
+        transport, cycle = self._protocol.transport, self._cycle
+        if self._head is None and cycle.response_started:
+            has_body = cycle.chunked_encoding is False and cycle.expected_content_length
+            self._head = data if has_body and cycle.scope["method"] != "HEAD" else b""
+            if self._head:
+                return
+        if self._head:
+            transport.writelines((self._head, data))
+            self._head = b""
+        else:
+            transport.write(data)
 
     def close(self) -> None:
         if self._protocol.body_is_there or not self._cycle.response_complete:

@@ -17,12 +17,20 @@ from starlette.types import Scope, Send
 
 from penstock_gateway.refused import Refused, not_json
 
-__all__ = ["QUIET_S", "SLOW_S", "STILL_THERE", "EventResponse", "Router", "json_kept"]
+__all__ = [
+    "QUIET_S",
+    "SLOW_S",
+    "STILL_THERE",
+    "EventResponse",
+    "JsonRequest",
+    "Router",
+    "json_kept",
+]
 
 _STATE: Final = "penstock_json"
 
 
-class _Request(Request):
+class JsonRequest(Request):
     """The framework asks it for the JSON of its body, which was read before the route was found."""
 
     async def json(self) -> Any:
@@ -42,7 +50,7 @@ class _Route(APIRoute):
         handle = super().get_route_handler()
 
         async def with_json(request: Request) -> Response:
-            return await handle(_Request(request.scope, request.receive))
+            return await handle(JsonRequest(request.scope, request.receive))
 
         return with_json
 

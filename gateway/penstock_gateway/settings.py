@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 import ssl
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -215,6 +216,8 @@ class GatewaySettings(ProducerSettings):
         return is_loopback(self.gateway.host)
 
 
+# each request asks of its Host header, and callers use few; a header has 64 KiB at most
+@lru_cache(64)
 def is_loopback(host: str) -> bool:
     """Return whether a name or address is this machine's own.
 

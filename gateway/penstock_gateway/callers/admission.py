@@ -173,6 +173,7 @@ def _limited(message: str, wait_s: float) -> Refused:
 
 
 _OPEN: Final = ("/health", "/livez", "/openapi.json", "/login", "/ui/login", "/ui/static")
+_BELOW: Final = tuple(f"{place}/" for place in _OPEN)
 
 
 class Gate:
@@ -183,9 +184,7 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
-        if scope["type"] != "http" or any(
-            path == place or path.startswith(f"{place}/") for place in _OPEN
-        ):
+        if scope["type"] != "http" or path in _OPEN or path.startswith(_BELOW):
             await self._app(scope, receive, send)
             return
         connection = HTTPConnection(scope)

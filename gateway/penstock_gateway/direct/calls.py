@@ -305,9 +305,7 @@ class Calls:
         with self.answers.awaited(job, bodies, asked.live) as futures:
             if not await self._pushing.push(job, call, stream):
                 raise _in_use()
-            pending = asyncio.gather(*futures.values())
-            # asyncio logs what ends later, and is asked for by no one
-            pending.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+            pending = _all_of(list(futures.values()))
             watch = asyncio.ensure_future(gone())
             either: set[asyncio.Future[Any]] = {pending, watch}
             try:
@@ -371,6 +369,16 @@ class Calls:
         if self._hot_ledger is None:
             self._hot_ledger = RedisLedger(self._client, Meta(self._backend.database).epoch())
         return self._hot_ledger
+
+
+def _all_of(futures: Sequence[asyncio.Future[Any]]) -> asyncio.Future[Any]:
+    """Return what is done when all are, or when the first has failed."""
+    if len(futures) == 1:
+        return futures[0]
+    every = asyncio.gather(*futures)
+    # asyncio logs what ends later, and is asked for by no one
+    every.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    return every
 
 
 def _doc_ids(name: str, number: int) -> list[str]:

@@ -46,6 +46,7 @@ class Fleet:
         self._workers: Sequence[WorkerSeen] = ()
         # by name, when they lived last; as many as workers of a minute
         self._lately: dict[str, tuple[float, WorkerSeen]] = {}
+        self._sent: dict[tuple[str, str], str | None] = {}  # of ``_sent_to``, by lane and endpoint
         self._looked_at = float("-inf")
         self._look: asyncio.Task[None] | None = None
 
@@ -111,7 +112,10 @@ class Fleet:
         direct = settings.gateway.direct
         served, loading, unfit = list[str](), False, dict[str, str]()
         for lane in direct.lanes:
-            sent = self._sent_to(lane, endpoint)
+            # each call asks, and settings do not change
+            if (lane, endpoint) not in self._sent:
+                self._sent[lane, endpoint] = self._sent_to(lane, endpoint)
+            sent = self._sent[lane, endpoint]
             if sent is None:
                 why = settings.refused_endpoint(direct.provider, endpoint, lane) or ""
                 unfit[lane] = why.rstrip(".")

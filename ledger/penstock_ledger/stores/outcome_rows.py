@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Row, func
@@ -21,6 +22,7 @@ RESULT_COLUMNS: Final = (
     outcomes.c.doc_id,
     *(outcomes.c[name] for name in Result.__struct_fields__[1:]),
 )
+_result_values: Final = itemgetter(*(COLUMNS.index(column.name) for column in RESULT_COLUMNS))
 KEY_COLUMNS: Final = 3  # the first columns are the key: job_id, generation, doc_id
 RESULT: Final = "result"
 DEAD: Final = "dead"
@@ -88,9 +90,7 @@ def dead_letter_row(letter: DeadLetter, now: float, lane: str | None = None) -> 
 
 def outcome_from(row: Row[Any]) -> Result | DeadLetter:
     """Return the outcome of a row with all columns."""
-    if row.kind == RESULT:
-        return result_from([getattr(row, column.name) for column in RESULT_COLUMNS])
-    return dead_letter_from(row)
+    return result_from(_result_values(row)) if row.kind == RESULT else dead_letter_from(row)
 
 
 def result_from(values: Sequence[Any]) -> Result:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from doors import asked, door, door_settings
@@ -66,3 +68,20 @@ def test_answers_are_kept_and_guessed_by_no_browser(url: str) -> None:
     headers = asked(f"{url}/v1/nothing").headers
     assert (headers["x-content-type-options"], headers["cache-control"]) == ("nosniff", "no-store")
     assert (headers["x-frame-options"], headers["referrer-policy"]) == ("DENY", "no-referrer")
+
+
+def test_an_answer_reaches_its_client_in_one_piece(url: str) -> None:
+    """Head and body are one write, so that a client is woken once; a HEAD has the head alone, and
+    a client that asks whether it may send its body is answered before."""
+    with socket.create_connection((urlsplit(url).hostname, urlsplit(url).port), 30) as client:
+        client.sendall(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert client.recv(65_536).endswith(b'\r\n\r\n{"status":"ok"}')
+        client.sendall(b"HEAD /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert client.recv(65_536).endswith(b"\r\n\r\n")
+        client.sendall(
+            b"POST /v1/jobs HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            b"expect: 100-continue\r\ncontent-length: 2\r\n\r\n"
+        )
+        assert client.recv(65_536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        client.sendall(b"[]")
+        assert b'"code":"invalid_value"' in client.recv(65_536)

@@ -8,6 +8,7 @@ group costs some look-ups.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
@@ -16,6 +17,8 @@ from collections.abc import Container, Iterable, Sequence
 from importlib import metadata
 from typing import Final
 from uuid import uuid4
+
+from redis import RedisError
 
 from penstock_ledger import (
     RENOTED_S,
@@ -156,7 +159,7 @@ class Records:
     def write_sql(self, group: Sequence[Settled]) -> None:
         """Write results, dead letters and what was paid besides in one transaction.
 
-        Then, rarely, the pause of a job."""
+        Then those who wait are told that their answers are there and, rarely, a job is paused."""
         results = [outcome.result for _, outcome in group if isinstance(outcome, Done)]
         others = without_results(group)
         letters = [outcome.letter for _, outcome in others if isinstance(outcome, Dead)]
@@ -170,6 +173,11 @@ class Records:
             left=_left(others),
             savings=savings_in(group),
         )
+        if answered := _answered(group):
+            # it is durable, so its caller need not wait for what follows; without Redis the door
+            # looks by itself
+            with contextlib.suppress(RedisError):
+                self._hot.tell_answered(answered)
         for job_id in {key.job_id for key in lost}:
             try:
                 self._jobs.get(job_id)
@@ -195,8 +203,6 @@ class Records:
             self._hot.set_job_state(job_id, JobState.PAUSED)
         report = self._hot.settle(_batch(group, self._without_room(others)))
         self._stop_loss.look(group, report.lately)
-        if answered := _answered(group):
-            self._hot.tell_answered(answered)
         for job_id, raws in _parked(others).items():
             self._hot.park(job_id, raws)
         for queue, messages in _moved(others).items():
