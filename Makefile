@@ -32,7 +32,7 @@ define make_venv
 @$(1)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 endef
 
-.PHONY: help demo demo-embed demo-clean test test-all test-fast test-long test-cluster test-images test-servers test-vllm test-airflow test-frameworks docs pages packages images servers cluster chart check monitoring format bench bench-vllm chaos soak explore known-faults audit clean
+.PHONY: help demo demo-embed demo-clean test test-all test-fast test-long test-cluster test-images test-servers test-vllm test-airflow test-frameworks docs pages version packages images servers cluster chart check monitoring format bench bench-vllm chaos soak explore known-faults audit clean
 
 help: ## list these commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -120,6 +120,9 @@ $(FRAMEWORKS)/.installed: pyproject.toml $(VERCEL)/package-lock.json
 		ci --silent --no-audit --no-fund --prefix $(FRAMEWORKS)
 	@touch $@
 
+version: $(STAMP) ## write a version wherever it stands (TO=0.2.0.dev0), and the chart's golden file with it
+	@$(BIN)/python -m tools.version "$(TO)" && $(MAKE) --no-print-directory chart
+
 # Where a tag is given it has to be that of the version.
 packages: $(STAMP) ## build wheel and sdist into dist/, twice, and see that both builds are the same (TAG=v0.1.0: of that version)
 	@test -z "$$TAG" || test "$$TAG" = "v$$($(BIN)/python -m hatchling version)" || { echo "the tag is not that of the version"; exit 1; }
@@ -141,7 +144,8 @@ images: ## build the images for amd64 and arm64, with provenance and SBOM, by do
 
 servers: ## install the servers of `make test-servers` on Debian or Ubuntu (sudo)
 	sudo apt-get update --quiet
-	sudo apt-get install --yes --no-install-recommends mariadb-server nginx pgbouncer rabbitmq-server redis-sentinel redis-server
+	sudo apt-get install --yes --no-install-recommends mariadb-server nginx npm pgbouncer rabbitmq-server redis-sentinel redis-server
+	sudo npm install --global azurite@3.35.0
 
 cluster: ## make a cluster with KEDA for `make test-cluster` (needs kind and helm; KUBECONFIG=file to write)
 	kind create cluster --name penstock --kubeconfig "$$KUBECONFIG" --wait 180s

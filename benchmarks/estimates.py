@@ -1,4 +1,4 @@
-"""What `penstock preview` or a sample says that jobs cost, beside what they cost: fifteen cases.
+"""What `penstock preview` or a sample says that jobs cost, beside what they cost: 19 cases.
 
 `python -m benchmarks.estimates`: jobs at the simulated provider, which counts tokens by a real
 vocabulary (o200k_base) while Penstock guesses them by the script of each text. Tiktoken's file of
@@ -42,6 +42,8 @@ SCHEMA: Final = {
 }
 CACHED, BATCH, FLEX = ("--prompt-cache", "on"), ("--lane", "batch"), ("--tier", "flex")
 ROUTE: Final = ("--route", "lang=ja -> model=gpt-5", "--route", "lang=de -> model=gpt-5-nano")
+DEADLINE_S, STEP_AT = 150, 0.4
+BY_STEP: Final = ("--degrade", f"model=gpt-5-nano at {STEP_AT:.0%} of deadline")
 BY_LABEL: Final = ("--response-schema", "schema.json", "--escalate", "label=unsure -> model=gpt-5")
 
 Said = Mapping[str, Any]  # by a preview
@@ -58,8 +60,19 @@ def surely_read(said: Said) -> float:
 
 def half_by_step(said: Said) -> float:
     """Return the cost where the step comes at half of the budget, which is that of all documents."""
+    return by_step(said, 0.5)
+
+
+def by_deadline(said: Said) -> float:
+    """Return the cost where the step comes when as many have begun as the limit lets begin."""
+    [seconds] = [one["seconds"] for one in said["lanes"] if one["lane"] == "api"]
+    return by_step(said, min(1.0, DEADLINE_S * STEP_AT / seconds))
+
+
+def by_step(said: Said, before: float) -> float:
+    """Return the cost where this share of documents begins before the step."""
     own, step = said["cost_usd"], said["degrade"][0]["cost_usd_all"]
-    return float(own + step) / 2
+    return float(own * before + step * (1 - before))
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +85,7 @@ class Case:
     source: str = "own"
     predicted: Callable[[Said], float] | None = usual  # None: by the sample
     simulated: Sequence[str] = ()  # flags of the simulator
+    is_sampled: bool = False  # the preview sees a sample that has run
 
 
 CASES: Final[Sequence[Case]] = (
@@ -82,6 +96,7 @@ CASES: Final[Sequence[Case]] = (
     Case("prompt cache in batches", MINI, (*CACHED, *BATCH), "shared"),
     Case("prompt cache", TERRA, CACHED, "shared"),
     Case("prompt cache", FLASH, CACHED, "shared"),
+    Case("explicit caches", FLASH, ("--prompt-cache", "explicit"), "shared"),
     Case("routes over three models", MINI, ROUTE),
     Case("routes over three models in batches", MINI, (*ROUTE, *BATCH)),
     Case("a fifth repeated, in batches", MINI, ("--dedup", "on", *BATCH), "repeated"),
@@ -95,6 +110,22 @@ CASES: Final[Sequence[Case]] = (
         ("--degrade", "model=gpt-5-nano at 50% of budget", "--rpm", "400"),
         "own",
         half_by_step,
+    ),
+    Case(
+        "degrade at 40% of the deadline",
+        MINI,
+        (*BY_STEP, "--deadline", f"{DEADLINE_S}s", "--rpm", "200"),
+        "own",
+        by_deadline,
+    ),
+    Case("escalate, as a sample had it", MINI, BY_LABEL, "own", usual, is_sampled=True),
+    Case(
+        "escalate in batches, as a sample had it",
+        MINI,
+        (*BY_LABEL, *BATCH),
+        "own",
+        usual,
+        is_sampled=True,
     ),
 )
 
@@ -117,10 +148,13 @@ class Ground:
     def predicted(self, source: Path) -> tuple[float, Sequence[str]]:
         """Return what the job is said to cost, and its budget where it has one."""
         case, budget = self._case, tuple[str, ...]()
-        if case.predicted is None:
+        if case.predicted is None or case.is_sampled:
             sample = self._report(source, *case.options, "--sample", str(SAMPLED))
             self._reset()
-            return sample["cost_usd"] * DOCUMENTS / sample["total"], ()
+            if case.predicted is None:
+                return sample["cost_usd"] * DOCUMENTS / sample["total"], ()
+            state = str(self._place / "out-0" / ".penstock")
+            return case.predicted(self._preview(source, *case.options, "--state", state)), ()
         if case.predicted is half_by_step:
             free = (*case.options, "--budget-usd", "1000")
             budget = ("--budget-usd", str(self._preview(source, *free)["cost_usd"]))

@@ -85,7 +85,10 @@ class Books:
         from penstock_producer.operations import JobOperations
         from penstock_producer.settings import ProducerSettings
 
-        return JobOperations(self.database, ProducerSettings.load(), self.redis_if_running())
+        settings = ProducerSettings.load()
+        if self.state is not None and settings.images_place is None:
+            settings = settings.model_copy(update={"images_url": str(self.state.images)})
+        return JobOperations(self.database, settings, self.redis_if_running())
 
     def stats(self, job: Job) -> dict[str, int]:
         """Return the Redis counters of a job, or what was kept of them.

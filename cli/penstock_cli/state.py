@@ -134,6 +134,11 @@ class StateFolder:
         return self.root / "files"
 
     @property
+    def images(self) -> Path:
+        """Return where images of answers go that `penstock serve` gets, unless settings say."""
+        return self.root / "images"
+
+    @property
     def figures(self) -> Path:
         return self.root / "figures"
 

@@ -14,7 +14,8 @@ from penstock_gateway.callers.caller import Caller
 from penstock_gateway.jobs.names import Reader
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
-from penstock_ledger import COUNTED, Cause, QuotaSeen, quotas_seen
+from penstock_ledger import COUNTED, Cause, QuotaSeen, YieldsSeen, quotas_seen
+from penstock_producer.reporting.reasons import yields_line
 
 _FAILURE: Final[dict[str, Any]] = {
     "job_id": "job_k3v7q2m4n6p8r2t4w6y2",
@@ -24,6 +25,14 @@ _FAILURE: Final[dict[str, Any]] = {
     "since": 1763740900.5,
     "last": 1763740931.4,
 }
+_INTERACTIVE: Final[dict[str, Any]] = {
+    "code": "over",
+    "calls": 8.0,
+    "target_s": 0.5,
+    "ttft_s": 0.74,
+    "why": "",
+    "text": "held back for interactive traffic: TTFT p95 0.74 s over 0.5 s, 8 calls at most",
+}
 _ACCOUNT: Final[dict[str, Any]] = {
     "limits_per_s": {"requests": 8.33, "tokens": 3333.3},
     "granted": 1012,
@@ -31,6 +40,7 @@ _ACCOUNT: Final[dict[str, Any]] = {
     "failures": 0,
     "hold": "out_of_money",
     "last_failures": [_FAILURE],
+    "interactive": _INTERACTIVE,
 }
 _QUOTA: Final[dict[str, Any]] = {
     "object": "quota",
@@ -59,6 +69,21 @@ class FailureResponse(BaseModel):
     last: float
 
 
+class InteractiveHold(BaseModel):
+    """A limit to the calls of the whole fleet, for the sake of others at their server."""
+
+    model_config = _like(_INTERACTIVE)
+
+    code: str = Field(description="Why the limit is where it is; docs/interactive.md has them.")
+    calls: float = Field(description="How many calls the fleet may have in flight.")
+    target_s: float = Field(description="Under which the time to the first token is kept.")
+    ttft_s: float | None = Field(description="Its 95th percentile of late; null: not known.")
+    why: str = Field(description="Why the server's figures could not be read; else empty.")
+    text: str | None = Field(
+        description="The sentence for people; null while it holds nothing back."
+    )
+
+
 class QuotaAccount(BaseModel):
     """The use of a provider's account, for the operator."""
 
@@ -83,6 +108,11 @@ class QuotaAccount(BaseModel):
         description="Why the account is held, until an operator ends the hold."
     )
     last_failures: list[FailureResponse]
+    interactive: InteractiveHold | None = Field(
+        None,
+        description="What holds calls back for interactive traffic at the server; null: nothing "
+        "watches for that.",
+    )
 
 
 class QuotaResponse(BaseModel):
@@ -168,4 +198,16 @@ def _account(one: QuotaSeen, causes: Sequence[Cause]) -> QuotaAccount:
             FailureResponse(**{name: getattr(cause, name) for name in FailureResponse.model_fields})
             for cause in causes
         ],
+        interactive=None if one.yields is None else _interactive(one.yields),
+    )
+
+
+def _interactive(yields: YieldsSeen) -> InteractiveHold:
+    return InteractiveHold(
+        code=yields.code,
+        calls=yields.ceiling,
+        target_s=yields.target_s,
+        ttft_s=yields.ttft_s,
+        why=yields.why,
+        text=yields_line(yields),
     )

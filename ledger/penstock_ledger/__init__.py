@@ -137,8 +137,10 @@ if TYPE_CHECKING:
     from penstock_ledger.in_redis.seen import Cause as Cause
     from penstock_ledger.in_redis.seen import CauseBook as CauseBook
     from penstock_ledger.in_redis.seen import QuotaSeen as QuotaSeen
+    from penstock_ledger.in_redis.seen import YieldsSeen as YieldsSeen
     from penstock_ledger.in_redis.seen import counted as counted
     from penstock_ledger.in_redis.seen import quotas_seen as quotas_seen
+    from penstock_ledger.in_redis.seen import yields_of as yields_of
     from penstock_ledger.in_redis.warm_prefixes import Primed as Primed
     from penstock_ledger.in_redis.warm_prefixes import WarmPrefixes as WarmPrefixes
     from penstock_ledger.keys import RETRIED as RETRIED
@@ -279,7 +281,7 @@ else:
             ),
             "penstock_ledger.in_redis.redis_ledger": "RedisLedger",
             "penstock_ledger.in_redis.seen": (
-                "COUNTED Cause CauseBook QuotaSeen counted quotas_seen"
+                "COUNTED Cause CauseBook QuotaSeen YieldsSeen counted quotas_seen yields_of"
             ),
             "penstock_ledger.keys": "RETRIED bucket_count buckets_for",
             "penstock_ledger.model": (

@@ -275,7 +275,7 @@ class DeadLetter:
 class PaidBeside(NamedTuple):
     """The use of a document besides what its outcome says.
 
-    That is an attempt in a lane that its job has left."""
+    That is an attempt in a lane that its job has left, or one that is tried again."""
 
     key: ItemKey
     calls: int
@@ -283,6 +283,7 @@ class PaidBeside(NamedTuple):
     completion_tokens: int
     cost_microusd: int
     unpriced: int = 0
+    escalations: int = 0  # answers that went on to a better model
 
 
 class Paid(NamedTuple):

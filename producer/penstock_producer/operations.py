@@ -32,12 +32,14 @@ from penstock_ledger.model import Job, JobState
 from penstock_ledger.reasons import by_hand
 from penstock_producer.accepting.acceptance import check_acceptable, check_other_lane
 from penstock_producer.accepting.new_jobs import digest_of
-from penstock_producer.errors import JobRefused, Problem, Refusal, SpecError, seen
+from penstock_producer.errors import JobRefused, Problem, Refusal, SinkError, SpecError, seen
+from penstock_producer.job.endpoints import IMAGE_EDITS, IMAGES
 from penstock_producer.job.lanes import LANES, lanes_in_words, packs
 from penstock_producer.job.options import STOP_FIELDS
 from penstock_producer.job.spec import OFF, JobSpec
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources.overrides import Overrides
+from penstock_producer.storage import IMAGE_FILE, remove_files
 
 if TYPE_CHECKING:
     from penstock_ledger import RedisLedger
@@ -192,6 +194,7 @@ class JobOperations:
         ``leave_batches`` forgets batches, too, that still run at a provider, which charges for
         them. What was begun goes on when it is asked for again."""
         self.check_purge(job, leave_batches=leave_batches)
+        self._remove_images(job)  # first: once the job is forgotten, none would look for them
         outcomes = purge_job(self._database, job.job_id)
         if self._hot is not None:
             from redis import RedisError
@@ -205,6 +208,20 @@ class JobOperations:
                     error,
                 )
         return outcomes
+
+    def _remove_images(self, job: Job) -> None:
+        """Remove the images of its answers. Raises SinkError where they cannot be removed."""
+        place = self._settings.images_place
+        if place is None:
+            return
+        folder, s3 = f"{place.rstrip('/')}/{job.job_id}", self._settings.s3_endpoint_url
+        try:
+            remove_files(folder, IMAGE_FILE, s3_endpoint_url=s3)
+        except SinkError as error:
+            if job.spec.get("endpoint") in (IMAGES, IMAGE_EDITS):
+                raise
+            # of other jobs only lines that name these endpoints themselves have images
+            log.warning("job %s is purged; images of it in %s stay: %s", job.job_id, folder, error)
 
     def _set_state(self, job: Job, to: JobState, operation: str, note: str | None) -> Changed:
         why = None if note is None else by_hand(note)

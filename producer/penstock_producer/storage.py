@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from penstock_producer.bucket.place import PROBE_NAME, STORES, Place
@@ -16,6 +17,7 @@ from penstock_producer.bucket.stores import open_place, writer_of
 from penstock_producer.errors import SinkError, seen
 
 __all__ = [
+    "IMAGE_FILE",
     "Writer",
     "bucket_at",
     "check_destination",
@@ -24,9 +26,12 @@ __all__ = [
     "open_sink",
     "probe_parts",
     "read_object",
+    "remove_files",
 ]
 
 FOLDER_BUFFER_BYTES = 1024 * 1024
+IMAGE_FILE: Final = re.compile(r"[0-9a-f]{64}\.[a-z0-9]+")
+"""The name of an image that an answer had: its digest and its kind, in the folder of its job."""
 
 
 class Writer(Protocol):
@@ -233,6 +238,30 @@ def _read_small(uri: str, limit: int) -> bytes | None:
         found = bucket_at(folder).read(unquote(name))
         return None if found is None else found[0][:limit]
     return None
+
+
+def remove_files(
+    destination: str, named: re.Pattern[str], *, s3_endpoint_url: str | None = None
+) -> int:
+    """Remove the files of a folder, or below a prefix, whose whole names are such.
+
+    Returns how many; 0 where there is no such place. What else lies there stays. Raises SinkError.
+    """
+    if "://" in destination:
+        place = bucket_at(destination, s3_endpoint_url=s3_endpoint_url)
+        found = [name for name in place.names("/") if named.fullmatch(name)]
+        for name in found:
+            place.delete(name)
+        return len(found)
+    folder = Path(destination)
+    with _explained_os(folder), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        found = [name for name in os.listdir(folder) if named.fullmatch(name)]
+        for name in found:
+            (folder / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # unless it holds more
+        return len(found)
+    return 0
 
 
 @contextlib.contextmanager

@@ -13,8 +13,9 @@ from collections import deque
 from itertools import accumulate
 from typing import Protocol
 
-from penstock_simulate.choices import Crowded, Metering
+from penstock_simulate.choices import Crowded
 from penstock_simulate.config import SimulatorConfig
+from penstock_simulate.reply import Turn
 
 
 class ServerSlots:
@@ -59,15 +60,72 @@ class ServerSlots:
             self._starts.popleft()
 
 
-def resized(slots: ServerSlots | None, metering: Metering) -> ServerSlots | None:
+class PriorityQueue:
+    """The same queue in the order of the calls' priorities, lower first; none is interrupted."""
+
+    def __init__(self, slots: int) -> None:
+        self._ends: list[float] = []  # when each server is free, a heap
+        self._queue: list[Turn] = []  # a heap
+        self._slots, self._entered = slots, 0
+
+    def enter(self, now: float, service_s: float, priority: int) -> Turn:
+        self._catch_up(now)
+        self._entered += 1
+        turn = Turn(priority, self._entered, now, service_s)
+        heapq.heappush(self._queue, turn)
+        self._catch_up(now)
+        return turn
+
+    def wait_s(self, turn: Turn, now: float) -> float:
+        """Return the seconds until it begins, if no other passes it; 0 once it has begun."""
+        self._catch_up(now)
+        if turn.start is not None:
+            return 0.0
+        ends, start = list(self._ends), now
+        for one in sorted(self._queue):
+            start = heapq.heappop(ends)
+            if one is turn:
+                break
+            heapq.heappush(ends, start + one.service_s)
+        return start - now
+
+    def change(self, slots: int) -> None:
+        """Change the number of servers, as those of the other queue."""
+        self._slots = slots
+        while len(self._ends) > slots:
+            heapq.heappop(self._ends)
+
+    def running(self, now: float) -> int:
+        self._catch_up(now)
+        return sum(1 for end in self._ends if end > now)
+
+    def waiting(self, now: float) -> int:
+        self._catch_up(now)
+        return len(self._queue)
+
+    def _catch_up(self, now: float) -> None:
+        """Begin what has had its turn by now, each call when a server was free for it."""
+        while self._queue and (len(self._ends) < self._slots or self._ends[0] <= now):
+            free = heapq.heappop(self._ends) if len(self._ends) >= self._slots else now
+            turn = heapq.heappop(self._queue)
+            turn.start = max(free, turn.arrived)
+            heapq.heappush(self._ends, turn.start + turn.service_s)
+
+
+Queue = ServerSlots | PriorityQueue
+
+
+def resized(slots: Queue | None, config: SimulatorConfig) -> Queue | None:
     """Return the queue under these settings, with the calls that are in it.
 
     It is None where none is kept.
     """
+    metering = config.metering
     if metering.crowded != Crowded.QUEUED or metering.max_concurrency is None:
         return None
     if slots is None:
-        return ServerSlots(metering.max_concurrency)
+        kind = PriorityQueue if config.by_priority else ServerSlots
+        return kind(metering.max_concurrency)
     slots.change(metering.max_concurrency)
     return slots
 
@@ -162,6 +220,7 @@ class Wallet:
         self._calls, self._usd = config.credit_calls, config.credit_usd
         self._usd_in = config.usd_per_mtok_in / TOKENS_PER_PRICE
         self._usd_out = config.usd_per_mtok_out / TOKENS_PER_PRICE
+        self._usd_hour = config.usd_per_mtok_hour / TOKENS_PER_PRICE
 
     def empty(self, calls: int) -> bool:
         """Return whether the account is empty; ``calls`` arrived, this one included."""
@@ -178,6 +237,11 @@ class Wallet:
         ordinary = input_tokens * self._usd_in + output_tokens * self._usd_out
         self.ordinary_usd += ordinary
         self.spent_usd += price * (ordinary - cheaper * self._usd_in)
+
+    def rent(self, token_hours: float) -> None:
+        """Pay for tokens that are kept."""
+        self.ordinary_usd += token_hours * self._usd_hour
+        self.spent_usd += token_hours * self._usd_hour
 
 
 SLOTS = 10  # a ramp's span is measured in this many slots

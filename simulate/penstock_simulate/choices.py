@@ -39,6 +39,13 @@ class Crowded(StrEnum):
     QUEUED = "queue"  # it waits as long as it takes: vLLM
 
 
+class Scheduling(StrEnum):
+    """The orders in which calls leave the queue: vLLM's --scheduling-policy."""
+
+    FCFS = "fcfs"
+    PRIORITY = "priority"  # by their field `priority`, lower first
+
+
 class Structured(StrEnum):
     """The treatments of a `response_format`."""
 

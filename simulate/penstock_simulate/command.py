@@ -57,6 +57,7 @@ _LIMITS = {
 _CAPACITY = {
     "max_concurrency": "Calls in flight that are worked on.",
     "crowded": "More calls get `429` (default) or `503`, or wait in a `queue` without end.",
+    "scheduling_policy": "The queue's order, as vLLM's option: `fcfs` (default), or `priority`.",
     "ramp_percent": "Growth within --ramp-s above this many percent gets 429 slow_down.",
     "ramp_s": "The span over which growth is measured.",
     "ramp_free_rpm": "Below these requests per minute nothing is too steep.",
@@ -89,6 +90,8 @@ _FAULTS = {
     "encoding": "Count tokens as this encoding of tiktoken does, such as o200k_base. Default: four "
     "characters a token.",
     "cached_price": "Price of a token of a cached prompt, as a part of the ordinary one.",
+    "prompt_cache_hits": "Share of requests that read a cached prompt, where none names a cache.",
+    "usd_per_mtok_hour": "Rent of a million tokens in Gemini's explicit caches for an hour.",
     "prompt_cache_s": "How long a cached prompt is kept since its last use.",
     "credit_error": f"What an empty account gets: {_listed('credit_error')}. Default: the first.",
 }

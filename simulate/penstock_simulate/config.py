@@ -18,6 +18,7 @@ from penstock_simulate.choices import (
     Metering,
     Mode,
     RetryStyle,
+    Scheduling,
     Structured,
 )
 from penstock_simulate.hostile import chosen
@@ -33,6 +34,7 @@ CHOICES = {
     "headers": tuple(HeaderStyle),
     "retry_style": tuple(RetryStyle),
     "crowded": tuple(Crowded),
+    "scheduling_policy": tuple(Scheduling),
     "credit_error": CREDIT_ERRORS,
     "certificate": CERTIFICATES,
     "structured": tuple(Structured),
@@ -60,6 +62,7 @@ FROM_0 = (
     "credit_usd",
     "usd_per_mtok_in",
     "usd_per_mtok_out",
+    "usd_per_mtok_hour",
     "prompt_cache_s",
     "batch_s",
     "batch_sigma",
@@ -85,6 +88,7 @@ SHARES = (
     "hostile_documents",
     "flex_full_share",
     "cached_price",
+    "prompt_cache_hits",
     "batch_stalled_share",
     "batch_expired_share",
     "batch_create_500_share",
@@ -131,6 +135,7 @@ class SimulatorConfig:
     foreign_share: float = 0.0  # of every limit, used by other clients of the same key
     max_concurrency: int | None = None  # calls in flight above this are crowded out
     crowded: str | None = None  # what these get, see Crowded
+    scheduling_policy: str = Scheduling.FCFS.value
     # Growth of the accepted requests above this many percent within ramp_s gets slow_down.
     ramp_percent: float | None = None
     ramp_s: float = 60.0
@@ -162,6 +167,9 @@ class SimulatorConfig:
     usd_per_mtok_in: float = 0.0
     usd_per_mtok_out: float = 0.0
     cached_price: float = 0.1  # of a token that is read from the prompt cache, in ordinary ones
+    # of requests whose beginning a prompt cache has: it is read, where nothing says that it must be
+    prompt_cache_hits: float = 1.0
+    usd_per_mtok_hour: float = 0.0  # rent of Gemini's explicit caches
     # of tiktoken, which counts tokens in the place of four characters a token
     encoding: str | None = None
     # how long a beginning of a prompt is kept since its last use; None: as its provider says
@@ -220,6 +228,15 @@ class SimulatorConfig:
                 "--crowded queue has nothing to wait for; give --max-concurrency, the calls that "
                 "run at once"
             )
+        if self.by_priority and self.metering.crowded != Crowded.QUEUED:
+            raise BadSetting(
+                "--scheduling-policy priority orders a queue, and there is none; give --like vllm, "
+                "or --crowded queue with --max-concurrency"
+            )
+
+    @property
+    def by_priority(self) -> bool:
+        return self.scheduling_policy == Scheduling.PRIORITY
 
     @property
     def metering(self) -> Metering:

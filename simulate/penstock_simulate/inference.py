@@ -28,8 +28,12 @@ DRIP_S = 0.5  # between two bytes
 HOLD_S = 0.01  # between two looks whether a stream may go on
 
 
-async def delay(request: web.Request, reply: Reply, closing: asyncio.Event) -> None:
-    """Wait as long as the answer takes."""
+async def delay(
+    provider: Provider, request: web.Request, reply: Reply, closing: asyncio.Event
+) -> None:
+    """Wait for the turn, and then as long as the answer takes."""
+    while (left := provider.wait_s(reply, time.monotonic())) > 0:  # noqa: ASYNC110 - see Turn
+        await asyncio.sleep(left)
     if reply.manner is Manner.HUNG:
         await _hang(request, reply.delay_s, closing)
     elif reply.delay_s > 0:
@@ -208,7 +212,7 @@ async def _answered(
 ) -> web.StreamResponse:
     call.host = request.headers.get("Host", "")
     reply = provider.decide(call, time.monotonic(), call.host)
-    await delay(request, reply, closing)
+    await delay(provider, request, reply, closing)
     if not (reply.good and reply.manner is Manner.WHOLE and is_streamed(call)):
         _leave(provider, request, call, reply)
         return await send(request, reply, closing)

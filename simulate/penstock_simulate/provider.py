@@ -5,6 +5,7 @@ At the end stands what may be changed while it runs: settings by name, and refus
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -16,6 +17,7 @@ import orjson
 
 from penstock_simulate import choices, limits
 from penstock_simulate.answers import refusals
+from penstock_simulate.answers.cached_contents import CachedContents, KeptContent
 from penstock_simulate.answers.calls import (
     CHAT,
     CONVERSE,
@@ -26,7 +28,7 @@ from penstock_simulate.answers.calls import (
     unreadable,
 )
 from penstock_simulate.answers.faults import Hostility, document_of
-from penstock_simulate.answers.prompt_cache import PromptCache
+from penstock_simulate.answers.prompt_cache import NO_CACHE, CacheUse, PromptCache
 from penstock_simulate.answers.refusals import BY_NAME, Refusal
 from penstock_simulate.answers.replies import ANTHROPIC, BEDROCK, GEMINI, Replies
 from penstock_simulate.answers.servers import SERVERS
@@ -34,7 +36,8 @@ from penstock_simulate.answers.structured import refused_format
 from penstock_simulate.book import CallBook
 from penstock_simulate.capacity import (
     Latencies,
-    ServerSlots,
+    PriorityQueue,
+    Queue,
     Wallet,
     gauges,
     labels_of,
@@ -60,7 +63,7 @@ class Provider:
     def __init__(self, config: SimulatorConfig, wall: Callable[[], float] = time.time) -> None:
         self._wall = wall
         self._demand: Demand | None = None
-        self._slots: ServerSlots | None = None
+        self._slots: Queue | None = None
         self.book = CallBook(config.call_log)
         self._follow(config)
         self._fill()
@@ -84,7 +87,7 @@ class Provider:
         self._cache.kept_s = change.config.prompt_cache_s
         if ramp_settings(before) != ramp_settings(change.config):
             self._ramp = make_ramp(change.config)
-        self._slots = resized(self._slots, change.config.metering)
+        self._slots = resized(self._slots, change.config)
 
     def controls(self) -> dict[str, Any]:
         """Return the settings in force."""
@@ -128,6 +131,10 @@ class Provider:
         cheaper = usage.cached * (1 - self._config.cached_price) - usage.extra
         self._wallet.pay(usage.prompt, usage.completion, price, cheaper)
 
+    def pay_rent(self, kept: KeptContent, seconds: float) -> None:
+        """Pay for an explicit cache that is kept for so long, and no less where it goes before."""
+        self._wallet.rent(kept.tokens * seconds / 3600)
+
     def open_call(
         self, endpoint: str, raw: bytes, tag: str | None, authorization: str | None
     ) -> Call:
@@ -135,7 +142,8 @@ class Provider:
 
         Without a tag the body's hash names the document."""
         tag = tag or "body-" + blake2b(raw, digest_size=8).hexdigest()
-        return Call(endpoint, raw, authorization, tag, self.book.arrived(tag))
+        kept = self.contents.kept
+        return Call(endpoint, raw, authorization, tag, self.book.arrived(tag), kept=kept)
 
     def decide(self, call: Call, now: float, host: str = "") -> Reply:
         """Return the reply to a call that arrives at ``now``, noted in the call log.
@@ -151,21 +159,29 @@ class Provider:
         return reply
 
     def _judge(self, call: Call, now: float, host: str) -> Reply:
+        self.contents.expire(now)
         refusal = self._turned_away(call)
         kind = None if refusal else self._hostility.kind(document_of(call.tag), call.number, now)
         if kind is not None:
             return self._replies.hostile(kind, call, host, self._limits.meters, now)
         replies = self._own.get(call.endpoint, self._replies)
-        call.cache = self._cache.look(call.prefixes, now)
+        call.cache = call.named or self._looked_up(call, now)
         charge = None if refusal else self._charge(call)
         refusal = refusal or self._too_steep(now) or self._over_limit(call, charge, now)
         if refusal is not None:
             self._limits.catch_up(now)
             return replies.refuse(refusal, call, self._limits.meters, now)
-        reply = self._take_time(replies.work(call, self._limits.meters, now), charge, now)
+        reply = self._take_time(call, replies.work(call, self._limits.meters, now), charge, now)
         if reply.worked:
             self._cache.use(call.prefixes, now, now + reply.delay_s)
         return reply
+
+    def _looked_up(self, call: Call, now: float) -> CacheUse:
+        """Return what the cache has of a prompt, by luck where it is kept without marks."""
+        is_luck = all(one.price == 1 for one in call.prefixes)
+        if is_luck and self._luck.random() >= self._config.prompt_cache_hits:
+            return NO_CACHE
+        return self._cache.look(call.prefixes, now)
 
     def close_call(self, call: Call, reply: Reply, *, unread: bool) -> None:
         self.book.left(call.tag, reply.outcome, reply.usage, ok=reply.good, unread=unread)
@@ -191,8 +207,10 @@ class Provider:
         self._limits = KeyLimits(self._config)
         self._wallet = Wallet(self._config)
         self._cache = PromptCache(self._config.prompt_cache_s)
+        self._luck = random.Random(self._config.seed)
+        self.contents = CachedContents()
         self._ramp = make_ramp(self._config)
-        self._slots = resized(None, self._config.metering)
+        self._slots = resized(None, self._config)
         self._latencies = Latencies()
 
     def _request_id(self) -> str:
@@ -276,19 +294,39 @@ class Provider:
             at_admission(self._mode, call, self._unset_max_tokens) if self._limits.meters else None
         )
 
-    def _take_time(self, reply: Reply, charge: Charge | None, now: float) -> Reply:
+    def _take_time(self, call: Call, reply: Reply, charge: Charge | None, now: float) -> Reply:
         """Let the call wait for its turn, and charge what is due while it runs and when it ends."""
         wait_s = 0.0
         if self._slots is not None and reply.delay_s > 0 and reply.manner is not Manner.HUNG:
-            wait_s = self._slots.enter(now, reply.delay_s)
-        if reply.worked and reply.manner is not Manner.HUNG:
-            decode_s = reply.usage.completion * self._config.latency_ms_per_token / 1000
-            first_s = max(0.0, reply.delay_s - decode_s)
-            self._latencies.add(now, wait_s, first_s, reply.delay_s)
+            if isinstance(self._slots, PriorityQueue):
+                turn = self._slots.enter(now, reply.delay_s, call.priority)
+                reply = reply._replace(turn=turn)
+            else:
+                wait_s = self._slots.enter(now, reply.delay_s)
+        if reply.turn is None:
+            self._count_latency(reply, now, wait_s)
         if charge is not None:
             self._charge_later(reply, charge, now + wait_s)
         self.pay(reply.usage, reply.price)
         return reply._replace(delay_s=wait_s + reply.delay_s) if wait_s else reply
+
+    def wait_s(self, reply: Reply, now: float) -> float:
+        """Return the seconds after which to ask again, while a call waits for its turn.
+
+        0 once that has come: it is asked until then, and no more."""
+        turn, queue = reply.turn, self._slots
+        if turn is None or not isinstance(queue, PriorityQueue):
+            return 0.0
+        left = queue.wait_s(turn, now)
+        if turn.start is not None:
+            self._count_latency(reply, turn.arrived, turn.start - turn.arrived)
+        return left
+
+    def _count_latency(self, reply: Reply, arrived: float, wait_s: float) -> None:
+        if reply.worked and reply.manner is not Manner.HUNG:
+            decode_s = reply.usage.completion * self._config.latency_ms_per_token / 1000
+            first_s = max(0.0, reply.delay_s - decode_s)
+            self._latencies.add(arrived, wait_s, first_s, reply.delay_s)
 
     def _charge_later(self, reply: Reply, charge: Charge, start: float) -> None:
         end = start + reply.delay_s
@@ -317,6 +355,7 @@ FIXED = frozenset(
         "charge",
         "certificate",
         "authority",
+        "scheduling_policy",
     }
 )
 CHANGEABLE = [field.name for field in fields(SimulatorConfig) if field.name not in FIXED]

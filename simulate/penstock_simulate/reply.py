@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -43,6 +44,17 @@ class Manner(Enum):
     RAW = "raw"  # the body is all that is sent, status line included; then the connection ends
 
 
+@dataclass(slots=True, order=True)
+class Turn:
+    """The turn of one call, whose time is not known before it comes: others may pass it."""
+
+    priority: int
+    number: int
+    arrived: float = field(compare=False)
+    service_s: float = field(compare=False)
+    start: float | None = field(default=None, compare=False)
+
+
 class Reply(NamedTuple):
     """An answer to send, when, and how.
 
@@ -59,6 +71,7 @@ class Reply(NamedTuple):
     outcome: str = "200"
     code: str | None = None  # of the error, where it has one
     times: int = 1  # how often the body is sent, where it is sent many times over
+    turn: Turn | None = None  # in a queue by priority, which its delay begins with
 
     @property
     def worked(self) -> bool:

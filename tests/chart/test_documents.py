@@ -16,6 +16,7 @@ from chart import golden, helm_library, values_table
 from chart.conftest import CHART, EXAMPLES, ROOT, Render, example
 
 from penstock_workers.settings import ProviderSettings, WorkerSettings
+from tools.version import PLACES, found, semantic, write
 
 VALUES = (CHART / "values.yaml").read_text("utf-8")
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text("utf-8"))
@@ -89,12 +90,32 @@ def test_settings_that_can_be_given_are_settings() -> None:
 
 
 def test_versions_are_the_projects() -> None:
-    """Chart and images are released together."""
+    """Chart, images and compose files are released together; `make version` writes them all."""
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    assert (chart["version"], chart["appVersion"]) == (version, version)
-    assert f"## {version}" in (CHART / "UPGRADE.md").read_text()
+    for place in PLACES:
+        assert set(found(*place)) == {version}, place
+    assert chart["version"] == semantic(version)
+    assert f"## {version.partition('.dev')[0]}" in (CHART / "UPGRADE.md").read_text()
     assert "dependencies" not in chart
+
+
+@pytest.mark.parametrize(
+    ("version", "of_helm"),
+    [("0.1.0", "0.1.0"), ("0.2.0.dev0", "0.2.0-dev.0"), ("1.12.3", "1.12.3")],
+)
+def test_a_version_is_also_one_of_helms(version: str, of_helm: str) -> None:
+    """Helm takes semantic versions alone."""
+    assert semantic(version) == of_helm
+
+
+@pytest.mark.parametrize("version", ["", "v0.1.0", "0.1", "0.1.0rc1", "0.1.0\n", "$(id)"])
+def test_what_is_no_version_is_refused(version: str) -> None:
+    """Before anything is written."""
+    before = {file: (ROOT / file).read_bytes() for file, _ in PLACES}
+    with pytest.raises(ValueError, match="is refused: write"):
+        write(version)
+    assert {file: (ROOT / file).read_bytes() for file, _ in PLACES} == before
 
 
 def test_what_a_hub_shows_is_true(render: Render) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from images.podman import PIP_FILES, NoPodman, Podman, Project
 from servers import free_port
 
 pytestmark = pytest.mark.images
+
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+IMAGE = f"penstock:{VERSION}"
 
 # over its base, 170 of them pyarrow; nothing else in it is large, and nothing large may creep in
 MAX_ADDED_MB = 450
@@ -47,7 +51,7 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
     except NoPodman as error:
         pytest.skip(str(error))
     recipe = ROOT / "docker" / "Dockerfile"
-    podman.build("penstock:0.1.0", recipe, ROOT, mounted=PIP_FILES, PYTHON_IMAGE="python:3.12-slim")
+    podman.build(IMAGE, recipe, ROOT, mounted=PIP_FILES, PYTHON_IMAGE="python:3.12-slim")
     yield podman
     if not kept:
         podman.run("system", "reset", "--force", check=False)
@@ -60,22 +64,18 @@ def size_mb(podman: Podman, name: str) -> float:
 def test_the_image_is_small_and_holds_no_tools(podman: Podman) -> None:
     """uid 10001, tini first, exec form; no torch, no installer beside our packages; little more
     than its base."""
-    added = size_mb(podman, "penstock:0.1.0") - size_mb(podman, "python:3.12-slim")
-    print(
-        "\n"
-        f"penstock:0.1.0: {size_mb(podman, 'penstock:0.1.0'):.0f} MB, {added:.0f} MB over its "
-        "base"
-    )
+    added = size_mb(podman, IMAGE) - size_mb(podman, "python:3.12-slim")
+    print(f"\n{IMAGE}: {size_mb(podman, IMAGE):.0f} MB, {added:.0f} MB over its base")
     assert added < MAX_ADDED_MB
-    config = podman.inspect("penstock:0.1.0")["Config"]
+    config = podman.inspect(IMAGE)["Config"]
     assert isinstance(config, dict)
     assert (config["User"], config["Entrypoint"]) == ("10001:10001", ["tini", "--", "penstock"])
-    assert config["Labels"]["org.opencontainers.image.version"] == "0.1.0"
+    assert config["Labels"]["org.opencontainers.image.version"] == VERSION
 
     def inside(*argv: str) -> str:
         entry, *rest = argv
         return podman.run(
-            "run", "--rm", *HARDENED, f"--entrypoint={entry}", "penstock:0.1.0", *rest, check=False
+            "run", "--rm", *HARDENED, f"--entrypoint={entry}", IMAGE, *rest, check=False
         )
 
     assert inside("id", "-u").strip() == "10001"
@@ -95,7 +95,7 @@ def test_each_role_is_the_first_argument(podman: Podman, role: str) -> None:
     """With a read-only root, no capability and no user of the host, each command at least explains
     itself."""
     assert f"penstock {role} [OPTIONS]" in podman.run(
-        "run", "--rm", *HARDENED, "penstock:0.1.0", role, "--help"
+        "run", "--rm", *HARDENED, IMAGE, role, "--help"
     )
 
 

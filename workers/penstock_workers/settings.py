@@ -113,15 +113,13 @@ class ProviderSettings(ProviderFacts):
     # Bedrock also the ARN of the role that reads and writes there for it
     batch_bucket: Annotated[str, Field(pattern=_BUCKET)] | None = None
     batch_role: Annotated[str, Field(pattern=_ROLE)] | None = None
-    # a batch of fewer requests is refused; None = as the provider says (Bedrock: 100)
-    batch_min_requests: Annotated[int, Field(ge=1)] | None = None
     discover: bool = True  # take limits, and later changes of them, from the headers of answers
     # find out how many requests it takes at once; None = where no limit is declared
     adaptive: bool | None = None
     # answers that a caller reads as they come: `usage` asks for their figures, too; `plain` is for
     # servers that refuse `stream_options`; `no` for those that cannot stream
     streams: Streams = "usage"
-    # vLLM's /metrics, where reachable: its waiting requests limit how many are sent
+    # the /metrics of a server of your own (docs/servers.md): what waits there limits what is sent
     metrics_url: str | None = None
     # interactive traffic at the same vLLM goes first: seconds to the first token that its 95th
     # percentile stays under, by metrics_url; docs/interactive.md

@@ -60,7 +60,7 @@ def run(given: GivenJob, typed: RunFlags, provider: ProviderFlags) -> None:
         from penstock_cli.run.preview import look
 
         understood(replace(request, given=for_a_look(given)[0]))
-        look(given, request.provider, outcomes, state=request.state)
+        look(given, request.provider, outcomes, state=request.state, job_key=request.job_key)
         _tell_sample(request)
         return
     lane = standby_lane(given.lanes)
@@ -237,11 +237,12 @@ def preview(
     Exit status: 0 the job would be accepted, 2 it would not.
     """
     from penstock_cli.run.preview import look
+    from penstock_cli.run.request import job_key_of
 
     given = given.for_api(given.of_run("api", provider.api))
     outcomes = given.outcomes(from_job, where)
-    flags = given.provider(provider)
-    look(given, flags, outcomes, state=state, shown=rows, most=first, as_json=as_json)
+    flags, key = given.provider(provider), job_key_of(given, None, outcomes)
+    look(given, flags, outcomes, state=state, job_key=key, shown=rows, most=first, as_json=as_json)
 
 
 DEFAULT_STATE = Path("penstock-state")

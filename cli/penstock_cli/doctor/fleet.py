@@ -198,6 +198,8 @@ def _models(hot: RedisLedger, database: Database) -> Iterator[Finding]:
         engines = engines_of(workers, lane)
         if engines is not None and engines.loading is not None:
             yield Finding(Verdict.GOOD, MODELS, f"lane {lane}: {safe(engines.loading)}")
+        if engines is not None and engines.held_back is not None:
+            yield Finding(Verdict.WARNING, MODELS, f"lane {lane}: {safe(engines.held_back)}", "")
         if (cards := gpus_in_words(workers, lane)) is not None:
             yield Finding(Verdict.GOOD, MODELS, f"lane {lane}: {safe(cards)}")
     running = [job for job, _ in LiveJobs(database).look() if job.state is JobState.RUNNING]

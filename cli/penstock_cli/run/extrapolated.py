@@ -18,6 +18,7 @@ from penstock_cli.job.picture import (
     most_of,
 )
 from penstock_cli.run.sample import SampleRecord, latest_record
+from penstock_producer.accepting.quality import GoneOn
 from penstock_producer.accepting.sampling import (
     CONFIDENCE,
     Interval,
@@ -36,6 +37,35 @@ if TYPE_CHECKING:
 FEW: Final = 30  # documents: an interval from fewer is itself a guess
 # of the cost in a hundredth of the documents: the interval may miss what is rarer still
 HEAVY: Final = 0.1
+LIKE: Final = ("escalate", "model")  # what makes an earlier job say how many answers go on
+
+
+def gone_on_before(state: Path, job_key: str, spec: JobSpec) -> GoneOn | None:
+    """Return how many answers went on in a sample of this job, or in an earlier job of its key.
+
+    Of those with the same rule and model it is the one with the most documents; None where none has
+    any."""
+    from penstock_cli.connect import books
+    from penstock_ledger import JobNotFound
+    from penstock_producer.reporting.account import rules_of
+
+    folder = state.expanduser()
+    if spec.escalate is None or not folder.joinpath("penstock.db").is_file():
+        return None
+    record = latest_record(folder, job_key, spec)
+    found = list[GoneOn]()
+    with books(folder) as ledger:
+        for name in (job_key, *(() if record is None else (record.job_key,))):
+            try:
+                job = ledger.jobs.get(name)
+            except JobNotFound:
+                continue
+            counts, rules = ledger.outcomes.counts(job.job_id), rules_of(ledger.database, job)
+            ended = counts.succeeded + counts.dead
+            is_like = all(job.spec.get(one) == getattr(spec, one) for one in LIKE)
+            if ended and is_like and rules is not None and rules.escalated is not None:
+                found.append(GoneOn(job.job_key, ended, rules.escalated["documents"]))
+    return max(found, key=lambda one: one.documents, default=None)
 
 
 def of_sample(request: RunRequest) -> list[str]:

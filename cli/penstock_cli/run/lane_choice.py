@@ -81,6 +81,8 @@ def _guess(
     if cost is not None:
         cost *= guess.factors.get(lane, 1.0)
     if packs(lane):
+        if (too_few := provider.too_few(documents)) is not None:
+            return LaneGuess(lane, None, None, f"refused: {too_few}")
         return LaneGuess(lane, cost, *_in_batches(guess, provider.batch_enqueued_tokens))
     return LaneGuess(lane, cost, *_in_real_time(guess, documents, provider))
 

@@ -10,6 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from penstock_cli.job.options import ProviderFlags
     from penstock_producer.accepting.estimates import Estimate
     from penstock_producer.accepting.prompt_caching import CacheUse
+    from penstock_producer.accepting.quality import Levers
     from penstock_producer.accepting.sampling import Preview
     from penstock_producer.accepting.survey import Surveyed
     from penstock_producer.job.spec import JobSpec
@@ -47,17 +49,22 @@ def look(
     outcomes: FromJob | None,
     *,
     state: Path | None = None,
+    job_key: str | None = None,
     shown: int = 3,
     most: int | None = None,
     as_json: bool = False,
 ) -> None:
     """Print the first ``shown`` requests of a job, and what all of them would cost.
 
+    Where ``state`` has a sample of it, or an earlier job of its key, that says how many answers go
+    on to a better model.
+
     Raises what a submit of the job would raise; where that is about its rows or its budget, after
     they were printed.
     """
     from rich.console import Console
 
+    from penstock_cli.run.extrapolated import gone_on_before
     from penstock_producer import SpecError
 
     name = given.source if outcomes is None else f"job {outcomes.job}"
@@ -71,6 +78,9 @@ def look(
             most=most,
             progress=lambda rows: status.update(f"reading {safe(name)}: {count(rows)} rows"),
         )
+    if state is not None and job_key is not None:
+        gone_on = gone_on_before(state, job_key, found.spec)
+        found = replace(found, levers=found.levers._replace(gone_on=gone_on))
     (_show_json if as_json else _show)(name, found, settings)
     refusal = found.refusal()
     if refusal is not None:
@@ -272,9 +282,23 @@ def _rule_lines(found: Preview) -> Iterator[str]:
         yield f"route {one.rule}: {counted(one.documents, 'document')}, {_about(one.cost_usd)}"
     if levers.escalated_usd is not None:
         none, every = map(_about, levers.escalated_usd)
-        yield f"--escalate {spec.escalate}: {none} where no answer goes on, {every} where all do"
+        as_before = _as_before(levers)
+        yield (
+            f"--escalate {spec.escalate}: {none} where no answer goes on, {every} where all do"
+            f"{as_before}"
+        )
     for step, cost in levers.steps:
         yield f"--degrade {step}: documents that begin then; all of them by it, {_about(cost)}"
+
+
+def _as_before(levers: Levers) -> str:
+    before = levers.gone_on
+    if before is None:
+        return "; a --sample says how many do"
+    return (
+        f"; {_about(levers.expected_usd)} as in {before.job_key}, where {count(before.went_on)} of "
+        f"{counted(before.documents, 'document')} did"
+    )
 
 
 def _about(cost_usd: float | None) -> str:
@@ -318,8 +342,9 @@ def _of_cache(use: CacheUse) -> str:
         if use.most_usd <= use.least_usd
         else (f"between {usd(least)} and {usd(most)}")
     )
+    made = "" if use.rent is None else f", with {counted(len(use.rent.names), 'explicit cache')}"
     return (
-        f"prompt cache: {counted(use.documents, 'document')} share "
+        f"prompt cache{made}: {counted(use.documents, 'document')} share "
         f"{counted(len(use.groups), 'beginning')}, {count(use.read)} tokens are read from it; that "
         f"saves {saves} of {usd(use.usual_usd)}"
     )

@@ -86,7 +86,7 @@ def request_of(
     return RunRequest(
         out=out,
         state=Path(state) if state is not None else default_state(out),
-        job_key=given.key(typed.job) or _default_key(given, outcomes),
+        job_key=job_key_of(given, typed.job, outcomes),
         given=given,
         provider=given.provider(provider),
         workers=given.of_run("workers", typed.workers)
@@ -109,12 +109,14 @@ def standby_lane(lanes: Sequence[str]) -> str:
     return next((lane for lane in lanes if not runs_alone(lane)), lanes[0])
 
 
-def _default_key(given: GivenJob, outcomes: FromJob | None) -> str:
-    """Return a key of the file or table that is read, so that the same command resumes.
+def job_key_of(given: GivenJob, typed: str | None, outcomes: FromJob | None) -> str:
+    """Return the key that was given, or one of the file or table that is read.
 
-    A second pass is named after the first."""
+    So the same command resumes. A second pass is named after the first."""
     from penstock_cli.job.jobspec import default_job_key
 
+    if named := given.key(typed):
+        return named
     if outcomes is not None and given.file is None:
         return f"{default_job_key(outcomes.job)}-again"
     return default_job_key(

@@ -107,7 +107,7 @@ def settings_of(request: ServeRequest) -> list[WorkerSettings]:
 
 def _images(request: ServeRequest) -> str:
     """Return where images of answers go unless the settings say."""
-    return str(request.state.absolute() / "images")
+    return str(StateFolder(request.state.absolute()).images)
 
 
 def door_settings(request: ServeRequest, files: Path) -> GatewaySettings:

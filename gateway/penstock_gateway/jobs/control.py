@@ -105,7 +105,7 @@ async def purge(
 ) -> Purged:
     """Delete a job that has ended: its results and dead letters.
 
-    Files that batches wrote of it go, too; uploaded ones stay.
+    Files that batches wrote of it go, too, and the images of its answers; uploaded ones stay.
 
     409 while it runs, while another job reads its outcomes, while a batch is written from them, and
     while batches at a provider are not settled. What was begun goes on when it is asked for again.

@@ -334,6 +334,7 @@ class PromptCacheResponse(BaseModel):
     usual_usd: float = Field(description="What the job costs without the cache.")
     least_usd: float = Field(description="With it, where each beginning is written once.")
     most_usd: float = Field(description="With it, where as little is read as may be.")
+    explicit: int = Field(description="Caches that are made and paid for by the hour.")
 
 
 class PreviewResponse(BaseModel):
@@ -403,7 +404,8 @@ class PreviewResponse(BaseModel):
         description="Of each rule of `routes`: `rule`, `documents` and `cost_usd`."
     )
     escalate: dict[str, Any] | None = Field(
-        description="`cost_usd_none`: where no answer goes on, `cost_usd_all`: where all do."
+        description="`cost_usd_none`: where no answer goes on, `cost_usd_all`: where all do; what "
+        "an earlier job says of that (`cost_usd`, `share`) is shown by the command line alone."
     )
     degrade: list[dict[str, Any]] = Field(
         description="Of each step: `step`, and `cost_usd_all`, by it from the first document on."

@@ -250,12 +250,13 @@ def _seen(quota_id: str, row: Mapping[str, Any], now_us: float) -> QuotaSeen:
         max(0.0, (_number(row["nb"]) - now_us) / 1_000_000),
         max(0.0, (_number(row["bu"]) - now_us) / 1_000_000) if state == 1 else 0.0,
         state == 2,
-        _yields(row["iy"], now_us - _number(row["ia"])),
+        yields_of(row["iy"]) if now_us - _number(row["ia"]) <= YIELDS_S * 1_000_000 else None,
     )
 
 
-def _yields(stored: Any, ago_us: float) -> YieldsSeen | None:
-    if not stored or ago_us > YIELDS_S * 1_000_000:
+def yields_of(stored: str | bytes | None) -> YieldsSeen | None:
+    """Return what a process has said of a hold, as JSON; None where that makes no sense."""
+    if not stored:
         return None
     try:
         said = json.loads(stored)

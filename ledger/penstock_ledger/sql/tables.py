@@ -437,7 +437,7 @@ paid_beside = Table(
     Column("generation", Integer, nullable=False),
     Column("doc_id", Id, nullable=False),
     Column("answer", Id, nullable=False),  # names it: the same one that comes again is counted once
-    Column("why", Words, nullable=False),  # 'second_answer', 'lane_left' or 'retried'
+    Column("why", Words, nullable=False),  # of account.py: 'second_answer', say
     Column("calls", Integer, nullable=False),
     Column("prompt_tokens", BigInteger, nullable=False),
     Column("completion_tokens", BigInteger, nullable=False),
@@ -445,6 +445,8 @@ paid_beside = Table(
     Column("at", Double, nullable=False),
     # answers of which no price is known
     Column("unpriced", BigInteger, nullable=False, server_default=text("0")),
+    # of these answers, those that went on to the better model of the job's `escalate`
+    Column("escalations", Integer, nullable=False, server_default=text("0")),
     PrimaryKeyConstraint("job_id", "generation", "doc_id", "answer", name="paid_beside_pkey"),
 )
 

@@ -441,6 +441,5 @@ _OF_NEW: Final = tuple(NewProviderBatch.__dataclass_fields__)
 
 def _cost_of(one: Remainder) -> PaidBeside:
     """Return what a document cost. Its calls are in its message, which counts its tries."""
-    return PaidBeside(
-        one.key, 0, one.prompt_tokens, one.completion_tokens, one.cost_microusd, one.unpriced
-    )
+    tokens = one.prompt_tokens, one.completion_tokens
+    return PaidBeside(one.key, 0, *tokens, one.cost_microusd, one.unpriced, one.escalations)

@@ -22,7 +22,7 @@ from penstock_ledger.model import ItemKey
 from penstock_ledger.provider_batch import EqualRequests, Remainder, Waiting
 from penstock_ledger.sql.database import Database
 from penstock_ledger.sql.tables import batch_remainders as table
-from penstock_ledger.sql.tables import batch_requests, outcomes
+from penstock_ledger.sql.tables import batch_requests, outcomes, paid_beside
 from penstock_ledger.stored_values import bounded_count, bounded_figure
 from penstock_ledger.stores.account import by_feed
 from penstock_ledger.stores.outcome_insert import terminal_keys
@@ -105,8 +105,15 @@ class RemainderStore:
     def add(self, waiting: Sequence[Remainder]) -> None:
         """Add documents that no batch has and that have to go on.
 
-        Those that have an outcome, or wait already, are left out."""
-        self._db.write(lambda connection: put_back(connection, "", waiting))
+        Those that have an outcome, or wait already, are left out. A document whose paid answer had
+        gone on to a better model is asked of that one."""
+
+        def write(connection: Connection) -> None:
+            gone_on = _gone_on(connection, [one.key for one in waiting])
+            known = (one._replace(escalations=1) if one.key in gone_on else one for one in waiting)
+            put_back(connection, "", list(known))
+
+        self._db.write(write)
 
     def unclaimed(self, job_id: str, generation: int, page: int = PAGE) -> Iterator[Remainder]:
         """Yield those of a feed that are in no batch, by document id; read in pages."""
@@ -175,6 +182,21 @@ def put_back(connection: Connection, tag: str, left: Sequence[Remainder]) -> set
         new = dialect.insert(table).on_conflict_do_nothing().returning(*_KEY)
         noted.update(ItemKey(*row) for row in connection.execute(new, rows))
     return noted
+
+
+def _gone_on(connection: Connection, keys: Iterable[ItemKey]) -> set[ItemKey]:
+    """Return those of ``keys`` whose answer had gone on in an attempt that was paid for."""
+    found = set[ItemKey]()
+    for (job_id, generation), docs in by_feed(keys).items():
+        query = select(paid_beside.c.doc_id).where(
+            paid_beside.c.job_id == job_id,
+            paid_beside.c.generation == generation,
+            paid_beside.c.escalations > 0,
+        )
+        for start in range(0, len(docs), IDS_MAX):
+            some = query.where(paid_beside.c.doc_id.in_(docs[start : start + IDS_MAX]))
+            found.update(ItemKey(job_id, generation, one) for (one,) in connection.execute(some))
+    return found
 
 
 def take_waiting(connection: Connection, keys: Iterable[ItemKey]) -> list[Remainder]:

@@ -29,6 +29,7 @@ MOVE_REASONS: Final = (
     "no_workers",
     "no_quota",
     "stuck",
+    "too_few",
     BY_HAND,
 )
 

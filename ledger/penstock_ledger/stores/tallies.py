@@ -27,6 +27,7 @@ from penstock_ledger.sql.tables import jobs, lane_tallies, outcomes, paid_beside
 from penstock_ledger.stored_values import bounded_count, bounded_figure
 from penstock_ledger.stores.account import (
     LANE_LEFT,
+    PROMPT_CACHE,
     PURGED,
     RETRIED,
     SECOND_ANSWER,
@@ -124,7 +125,7 @@ def add_left(connection: Connection, spent: Iterable[PaidBeside]) -> None:
         key = {f"its_{name}": value for name, value in one.key._asdict().items()}
         if connection.execute(_STORED, key).first() is not None:
             continue
-        beyond = Paid(*one[1:]).beyond(tuple(map(int, connection.execute(_NOTED, key).one())))
+        beyond = Paid(*one[1:-1]).beyond(tuple(map(int, connection.execute(_NOTED, key).one())))
         if any(beyond):
             rows.append(_beside(PaidBeside(one.key, *beyond), f"lane-left-{one.calls}", LANE_LEFT))
     _insert_beside(connection, rows)
@@ -136,6 +137,13 @@ def add_beside(connection: Connection, spent: Iterable[PaidBeside], answer: str)
     ``answer`` names it among all that was paid for its document. Returns those that were noted
     now."""
     return _insert_beside(connection, [_beside(one, answer, LANE_LEFT) for one in spent])
+
+
+def add_kept(connection: Connection, spent: PaidBeside, answer: str) -> bool:
+    """Note what an explicit cache cost, which is named in the place of a document.
+
+    Returns whether it was noted now."""
+    return bool(_insert_beside(connection, [_beside(spent, answer, PROMPT_CACHE)]))
 
 
 def _said(row: Sequence[Any]) -> tuple[Any, ...]:
@@ -159,6 +167,7 @@ def _beside(spent: PaidBeside, answer: str, why: str) -> dict[str, Any]:
         "completion_tokens": bounded_figure(spent.completion_tokens),
         "cost_microusd": bounded_figure(spent.cost_microusd),
         "unpriced": bounded_count(spent.unpriced),
+        "escalations": bounded_count(spent.escalations),
         "at": time.time(),
     }
 

@@ -23,7 +23,12 @@ from penstock_ledger.model import FeedKind, ItemKey, Job, NewJob, Shard, TakenFi
 from penstock_ledger.texts import Command, Run, Text
 from penstock_producer.accepting.acceptance import check_acceptable, check_estimate
 from penstock_producer.accepting.prompt_caching import cache_use
-from penstock_producer.accepting.quality import check_prices, estimated_usd, factors_of
+from penstock_producer.accepting.quality import (
+    check_batches,
+    check_prices,
+    estimated_usd,
+    factors_of,
+)
 from penstock_producer.accepting.remote_limits import RemoteLimits
 from penstock_producer.accepting.survey import Survey
 from penstock_producer.errors import Problem, SpecError, seen
@@ -252,6 +257,7 @@ class NewJobs:
 
         Raises SpecError before anything is spent, JobConflict and FilesTaken."""
         facts = self._settings.prices
+        check_batches(spec, found, facts)
         use = cache_use(spec, found, facts(spec.provider))
         check_estimate(spec, estimated_usd(spec, found, facts, use))
         plan = plan_feeders(spec, found.total, found.size, found.pin, one_machine=self._one_machine)

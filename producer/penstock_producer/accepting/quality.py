@@ -6,10 +6,11 @@ where it is not, as at a server of one's own, no cost is known at all.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from penstock_ledger.texts import SetSetting, Text
+from penstock_ledger.texts import SetOption, SetSetting, Text
 from penstock_producer.accepting.estimates import Estimate
 from penstock_producer.accepting.prompt_caching import CacheUse, cache_use
 from penstock_producer.accepting.survey import Survey
@@ -20,7 +21,15 @@ from penstock_producer.job.routing import OWN
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.job.tiers import FLEX
 
-__all__ = ["Levers", "check_prices", "estimated_usd", "factors_of", "levers_of"]
+__all__ = [
+    "GoneOn",
+    "Levers",
+    "check_batches",
+    "check_prices",
+    "estimated_usd",
+    "factors_of",
+    "levers_of",
+]
 
 Facts = Callable[[str], ProviderFacts]  # of a provider, by its name
 
@@ -33,6 +42,18 @@ class RouteCost(NamedTuple):
     cost_usd: float | None
 
 
+class GoneOn(NamedTuple):
+    """The documents of an earlier job whose answers went on to the better model."""
+
+    job_key: str
+    documents: int  # that have ended, one at least
+    went_on: int
+
+    @property
+    def share(self) -> float:
+        return min(1.0, self.went_on / self.documents)
+
+
 class Levers(NamedTuple):
     """The documents of a job by its rules, and their cost."""
 
@@ -42,14 +63,29 @@ class Levers(NamedTuple):
     steps: list[
         tuple[str, float | None]
     ]  # what all documents would cost, asked by it from the first
+    gone_on: GoneOn | None = None  # where an earlier job says how many answers go on
+
+    @property
+    def expected_usd(self) -> float | None:
+        """Return the cost where as many answers go on as before; None where that is not known."""
+        none, every = self.escalated_usd or (None, None)
+        if self.gone_on is None or none is None or every is None:
+            return None
+        return none + (every - none) * self.gone_on.share
 
     def to_json(self) -> dict[str, Any]:
-        escalated = self.escalated_usd
+        escalated, before = self.escalated_usd, self.gone_on
         return {
             "routes": [one._asdict() for one in self.routes],
             "escalate": None
             if escalated is None
-            else {"cost_usd_none": escalated[0], "cost_usd_all": escalated[1]},
+            else {
+                "cost_usd_none": escalated[0],
+                "cost_usd_all": escalated[1],
+                "cost_usd": self.expected_usd,
+                "share": None if before is None else before.share,
+                "share_of": None if before is None else before._asdict(),
+            },
             "degrade": [{"step": step, "cost_usd_all": cost} for step, cost in self.steps],
         }
 
@@ -72,6 +108,31 @@ def check_prices(spec: JobSpec, facts: Facts) -> None:
     ]
     if problems:
         raise SpecError(problems)
+
+
+def check_batches(spec: JobSpec, found: Survey, facts: Facts) -> None:
+    """Raise SpecError for a job in batches alone that has too few documents for one of them.
+
+    A batch is of one provider and one model."""
+    if not all(map(packs, spec.permitted_lanes)):
+        return  # the others take what makes no batch
+    documents = Counter[tuple[str, str | None]]()
+    for number, (_, asked) in _ways(spec).items() if found.routes else ():
+        if number == 0 or asked is not spec:  # else the rule refuses them
+            documents[asked.provider, asked.model] += found.routes[number].documents
+    whole = found.total - len(found.refused) - found.repeats
+    for (provider, model), number in (documents or {(spec.provider, None): whole}).items():
+        why = facts(provider).too_few(number)
+        if why is not None:
+            setting = SetSetting(f"providers.{provider}.batch_min_requests")
+            fix = Text(
+                SetOption("lane", DEFAULT_LANE),
+                ", or set ",
+                setting,
+                " to what your account's quota is",
+            )
+            of_model = "" if model is None else f" for the model {model}"
+            raise SpecError([Problem("too_few_documents", "/lane", why + of_model, fix)])
 
 
 def estimated_usd(
@@ -104,7 +165,7 @@ def factors_of(spec: JobSpec, found: Survey, facts: Facts) -> dict[str, float]:
     factors = dict[str, float]()
     for name, way in ways.items():
         # one lane alone has a price of its own, and a cache is asked for where there is one
-        auto = "off" if spec.prompt_cache == "off" else "auto"
+        auto = "auto" if spec.prompt_cache == "on" else spec.prompt_cache
         one = spec.model_copy(update={"lanes": None, "prompt_cache": auto, **way})
         own = _usd(one, found.estimate, facts)
         cost = estimated_usd(one, found, facts, cache_use(one, found, facts(one.provider)))
@@ -136,15 +197,18 @@ def levers_of(spec: JobSpec, found: Survey, facts: Facts, cache: CacheUse | None
 
 def _routes(spec: JobSpec, found: Survey, facts: Facts) -> Iterator[RouteCost]:
     """Yield the routes in the order of their rules, and last what takes none."""
-    asked = {
+    for number, (rule, as_asked) in _ways(spec).items() if found.routes else ():
+        route = found.routes[number]
+        yield RouteCost(rule, route.documents, _usd(as_asked, route.estimate, facts))
+
+
+def _ways(spec: JobSpec) -> dict[int, tuple[str, JobSpec]]:
+    """Return by the number of its route each rule, and the job as its documents are asked."""
+    ways = {
         rule.number: (rule.text, spec if rule.target is None else spec.asked_as(rule.target))
         for rule in spec.routing.rules
     }
-    rest = () if spec.routing.takes_all else (0,)
-    for number in (*asked, *rest) if found.routes else ():
-        rule, as_asked = asked.get(number, (OWN, spec))
-        route = found.routes[number]
-        yield RouteCost(rule, route.documents, _usd(as_asked, route.estimate, facts))
+    return ways if spec.routing.takes_all else {**ways, 0: (OWN, spec)}
 
 
 def _prices(spec: JobSpec, facts: Facts) -> Any:

@@ -24,10 +24,11 @@ import orjson
 from penstock_ledger.errors import PenstockError
 from penstock_producer.accepting.acceptance import beyond_budget, check_estimate
 from penstock_producer.accepting.estimates import Estimate, Measure, TokenMeter
-from penstock_producer.accepting.prompt_caching import CacheUse, cache_use
+from penstock_producer.accepting.prompt_caching import ASKED, CacheUse, cache_use
 from penstock_producer.accepting.quality import (
     Facts,
     Levers,
+    check_batches,
     estimated_usd,
     factors_of,
     levers_of,
@@ -75,7 +76,7 @@ class Preview:
     meter: TokenMeter  # what counts tokens
     levers: Levers  # what the rules of the job do to its cost
     cache: CacheUse | None = None  # of the provider's prompt cache
-    no_cache: SpecError | None = None  # why the cache that it asks for cannot be used
+    unfit: SpecError | None = None  # what it asks for and cannot have: a cache, batches
 
     @property
     def documents(self) -> int:
@@ -93,9 +94,14 @@ class Preview:
         return Tally.of_pin(self.survey.pin)
 
     @property
+    def expected_usd(self) -> float | None:
+        """Return the cost with the answers that go on, as far as an earlier job says how many."""
+        return self.cost_usd if self.levers.gone_on is None else self.levers.expected_usd
+
+    @property
     def over_budget(self) -> str | None:
         """Return what to say where the job may cost more than its budget."""
-        return beyond_budget(self.spec.budget_usd, self.cost_usd)
+        return beyond_budget(self.spec.budget_usd, self.expected_usd)
 
     def tokens_of(self, request: Document) -> Estimate:
         return Measure.taken([request.body], self.meter).of(1)
@@ -124,7 +130,7 @@ class Preview:
             **self.levers.to_json(),
             "tokens_by": self.meter.by,
             "prompts_usd": self.prompts_usd,
-            "cost_usd": self.cost_usd,
+            "cost_usd": self.expected_usd,
             "prompt_cache": None if self.cache is None else self.cache.to_json(),
         }
 
@@ -133,10 +139,10 @@ class Preview:
         try:
             check_bad_rows(self.uri, self.spec, self.survey.total, self.refused)
             if self.spec.over_budget != "warn":
-                check_estimate(self.spec, self.cost_usd)
+                check_estimate(self.spec, self.expected_usd)
         except PenstockError as error:
             return error
-        return self.no_cache
+        return self.unfit
 
 
 def _tokens(guess: Estimate) -> dict[str, Any]:
@@ -173,11 +179,13 @@ def preview(
     meter = meter or job_meter(spec)
     patient = spec.model_copy(update={"max_bad_rows": "100%"})
     found = survey(source, patient, progress, meter, keep, most)
-    provider, cache, no_cache = facts(spec.provider), None, None
+    provider, cache, unfit = facts(spec.provider), None, None
     try:
+        if most is None or found.total < most:
+            check_batches(spec, found, facts)
         cache = cache_use(spec, found, provider)
     except SpecError as error:
-        no_cache = error
+        unfit = error
     factors = factors_of(spec, found, facts)
     found = replace(found, estimate=found.estimate._replace(factors=factors))
     return Preview(
@@ -191,7 +199,7 @@ def preview(
         meter=meter,
         levers=levers_of(spec, found, facts, cache),
         cache=cache,
-        no_cache=no_cache,
+        unfit=unfit,
     )
 
 
@@ -275,7 +283,7 @@ def sample_of(open_it: Callable[[], FileSource], spec: JobSpec, number: int) -> 
     lines = (sampled_line(one, spec) for one in drawn(open_it(), found, number, seed=digest))
     said = {*said_by_lines(spec), *FOR_ALL}
     own = {name: value for name, value in options.items() if name not in said}
-    if own["prompt_cache"] == "on":  # so few may share too little, and are asked all the same
+    if own["prompt_cache"] in ASKED:  # so few may share too little, and are asked all the same
         own["prompt_cache"] = "auto"
     its_spec = JobSpec.from_json(own | {"response_format": "none"})
     return Sample(lines, its_spec, f"sample-{digest[:8]}", documents, found.size)

@@ -23,6 +23,9 @@ Region = Annotated[str, Field(pattern=r"^[a-z]{2,}(-[a-z]+)*-?\d{0,2}$")] | None
 _AT_BEDROCK: Final = re.compile(
     r"https://bedrock-runtime(?:-fips)?\.([a-z0-9-]+)\.(?:amazonaws\.com|api\.aws)(?:/|$)"
 )
+LEAST_IN_BATCH: Final[Mapping[str, int]] = {"bedrock": 100}
+"""Requests of the smallest batch, by kind. Bedrock's is the quota "Minimum number of records per
+batch inference job" of most models; no least number is published by the others."""
 # models of the table that are kept with another discount; one more is made again
 KNOWN: Final = 1_024
 
@@ -45,7 +48,23 @@ class ProviderFacts(BaseModel):
     usd_per_mtok_out: Annotated[float, Field(ge=0)] = 0.0
     # of models that name none; None: as the table of prices has it, where it knows the provider
     batch_discount: Discount = None
+    # a batch of fewer requests is refused; None = as the provider says (Bedrock: 100)
+    batch_min_requests: Annotated[int, Field(ge=1)] | None = None
     prices: Mapping[str, ModelPrices] = Field(default_factory=dict)  # by model
+
+    @property
+    def least_in_batch(self) -> int:
+        """Return how many requests a batch has at least."""
+        return self.batch_min_requests or LEAST_IN_BATCH.get(self.kind, 1)
+
+    def too_few(self, documents: int) -> str | None:
+        """Return why so many documents make no batch; None where they do, or there are none."""
+        if documents == 0 or documents >= self.least_in_batch:
+            return None
+        return (
+            f"a batch has at least {self.least_in_batch:,} requests here (batch_min_requests), and "
+            f"there {'is' if documents == 1 else 'are'} {documents:,}"
+        )
 
     @property
     def priced_models(self) -> list[str]:

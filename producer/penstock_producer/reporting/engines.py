@@ -14,7 +14,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock_ledger import yields_of
 from penstock_producer.feed.queues import ALIVE_S
+from penstock_producer.reporting.reasons import yields_line
 from penstock_producer.reporting.text import count, one_line
 
 __all__ = ["Engines", "engines_line", "engines_of", "gpus_in_words"]
@@ -63,6 +65,7 @@ class Engines:
     items_per_s: float | None = None
     padding_efficiency: float | None = None
     bound: str | None = None  # what most of them say
+    held_back: str | None = None  # why one is held back for others at its server
     loading: str | None = None  # of those whose model loads, how far the first is
     cards: str | None = None  # those that they use, where they say it
 
@@ -97,6 +100,7 @@ def engines_of(workers: Iterable[WorkerSeen], lane: str) -> Engines | None:
         **{name: _together(name, values) for name, values in known.items()},
         # Of as many votes each, the first by name, so that the line does not flicker.
         bound=min(bounds, key=lambda bound: (-bounds[bound], bound)) if bounds else None,
+        held_back=_held_back(live),
         loading=_loading(live),
         cards=gpus_in_words(workers, lane),
     )
@@ -120,6 +124,7 @@ def engines_line(engines: Engines) -> str:
         engines.loading or "",
         engines.cards or "",
         f"bound by {_BOUND_BY[engines.bound]}" if engines.bound in _BOUND_BY else "",
+        engines.held_back or "",
     ]
     return _joined(" · ", *parts)
 
@@ -130,6 +135,12 @@ def _loading(live: Iterable[Mapping[str, str]]) -> str | None:
     if not said:
         return None
     return f"loading in {len(said)} worker{'' if len(said) == 1 else 's'}: {said[0]}"
+
+
+def _held_back(live: Iterable[Mapping[str, str]]) -> str | None:
+    """Return why a worker is held back; of several the first by its words."""
+    said = (yields_line(yields_of(info.get("yields"))) for info in live)
+    return min((line for line in said if line is not None), default=None)
 
 
 def _figures(info: Mapping[str, str]) -> dict[str, float]:

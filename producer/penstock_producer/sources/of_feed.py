@@ -10,11 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from hashlib import sha256
+from typing import Any, Final
 
 from penstock_ledger import Database, JobStore, OutcomeStore, SourceKeys, Spool
 from penstock_ledger.model import DeadLetter, Feed, FeedKind, Job
-from penstock_producer.errors import BadReference, SourceChanged, SourceError, seen
+from penstock_producer.errors import BadReference, RowChanged, SourceChanged, SourceError, seen
+from penstock_producer.job.endpoints import UPLOADS
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.rows import BadRow, Cursor, Document, FiniteSource, Source
 from penstock_producer.settings import ProducerSettings
@@ -29,23 +31,17 @@ from penstock_producer.sources.overrides import Overrides
 __all__ = ["open_feed_source", "source_of"]
 
 
-class Until:
-    """The rows of ``source`` up to and with the one whose cursor is ``ends_at``."""
+class Around:
+    """A source that answers as the one inside, but for what a subclass says."""
 
-    def __init__(self, source: Source, ends_at: Mapping[str, Any]) -> None:
+    def __init__(self, source: Source) -> None:
         self._source = source
-        self._ends_at = dict(ends_at)
 
     def pin(self) -> dict[str, Any]:
         return self._source.pin()
 
     def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]:
-        if cursor == self._ends_at:
-            return
-        for row in self._source.documents(cursor):
-            yield row
-            if row.cursor == self._ends_at:
-                return
+        return self._source.documents(cursor)
 
     def fetch(self, position: str) -> Document:
         return self._source.fetch(position)
@@ -55,6 +51,60 @@ class Until:
 
     def mark_published(self, documents: Sequence[Document]) -> None:
         self._source.mark_published(documents)
+
+
+class Until(Around):
+    """The rows of ``source`` up to and with the one whose cursor is ``ends_at``."""
+
+    def __init__(self, source: Source, ends_at: Mapping[str, Any]) -> None:
+        super().__init__(source)
+        self._ends_at = dict(ends_at)
+
+    def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]:
+        if cursor == self._ends_at:
+            return
+        for row in self._source.documents(cursor):
+            yield row
+            if row.cursor == self._ends_at:
+                return
+
+
+# behind a position: the digest of the files in its document's request
+_OF_FILES: Final = re.compile(r"(?s)(.*)#([0-9a-f]{16})")
+_FILE: Final = b";base64,"  # before the content of each of them
+
+
+class PinnedFiles(Around):
+    """Documents whose requests hold files: their positions say which content these had.
+
+    An address may have another file at the next look, and what is sent must be what was fed."""
+
+    def documents(self, cursor: Mapping[str, Any]) -> Iterator[Document | BadRow]:
+        for row in self._source.documents(cursor):
+            if isinstance(row, Document):
+                row = row._replace(position=f"{row.position}#{_digest_of_files(row.body)}")
+            yield row
+
+    def fetch(self, position: str) -> Document:
+        """Read one document; raise RowChanged where its files are not those that were fed."""
+        fed = _OF_FILES.fullmatch(position)
+        if fed is None:  # by a release that noted no digests
+            return self._source.fetch(position)
+        document = self._source.fetch(fed[1])
+        if fed[2] != _digest_of_files(document.body):
+            raise RowChanged(
+                f"a file of {seen(document.doc_id)} is not the one that it was when the document "
+                "was fed; restore it, or submit the new content as a new job"
+            )
+        return document._replace(position=position)
+
+
+def _digest_of_files(body: bytes) -> str:
+    found, view, end = sha256(), memoryview(body), 0
+    while (begin := body.find(_FILE, end)) >= 0:
+        end = max(body.find(b'"', begin), begin + 1)
+        found.update(view[begin:end])
+    return found.hexdigest()[:16]
 
 
 SPOOL = "spool"
@@ -211,7 +261,11 @@ def _whole(
     if job.source.get("kind") == OUTCOMES:
         parsed = spec or JobSpec.accepted(job.spec)
         return OutcomesSource(job.source, parsed, JobStore(database), OutcomeStore(database))
+    spec = spec or JobSpec.accepted(job.spec)
+    source: Source
     if job.source.get("kind") == TABLE:
         chosen = settings or ProducerSettings.model_construct()
-        return accepted(job, spec or JobSpec.accepted(job.spec), SourceKeys(database), chosen)
-    return open_source(job.source, spec or JobSpec.accepted(job.spec), settings)
+        source = accepted(job, spec, SourceKeys(database), chosen)
+    else:
+        source = open_source(job.source, spec, settings)
+    return PinnedFiles(source) if spec.endpoint in UPLOADS else source

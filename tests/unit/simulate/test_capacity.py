@@ -40,11 +40,11 @@ def test_the_number_of_slots_can_change() -> None:
 
 def test_a_queue_is_kept_only_where_one_is_asked_for() -> None:
     """vLLM waits, the others refuse; a change of settings keeps the requests in the queue."""
-    assert resized(None, SimulatorConfig(max_concurrency=3).metering) is None
-    slots = resized(None, SimulatorConfig(like="vllm", max_concurrency=1).metering)
-    assert slots is not None
+    assert resized(None, SimulatorConfig(max_concurrency=3)) is None
+    slots = resized(None, SimulatorConfig(like="vllm", max_concurrency=1))
+    assert isinstance(slots, ServerSlots)
     slots.enter(0.0, 5.0)
-    assert resized(slots, SimulatorConfig(like="vllm", max_concurrency=2).metering) is slots
+    assert resized(slots, SimulatorConfig(like="vllm", max_concurrency=2)) is slots
 
 
 def test_the_gauges_have_vllms_names() -> None:

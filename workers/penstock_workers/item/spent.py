@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from penstock_ledger.model import Paid
+from penstock_ledger.model import ItemKey, Paid, PaidBeside
 
 MOST_SPENT = 10**15  # of one item: what a message says beyond that is not believed
 # of the header in every message; repairs and fallbacks follow where there are any, then what has no
@@ -48,6 +48,10 @@ class Spent(NamedTuple):
         return Paid(
             calls, self.prompt_tokens, self.completion_tokens, self.cost_microusd, self.unpriced
         )
+
+    def beside(self, key: ItemKey, calls: int) -> PaidBeside:
+        """Return what was paid for a document beside its outcome."""
+        return PaidBeside(key, *self.paid(calls), escalations=self.escalations)
 
 
 NOTHING_SPENT = Spent()

@@ -1,4 +1,4 @@
-"""Keep which documents of batches go on to a better model, and by which step a batch is asked.
+"""Keep which documents go on to a better model, and by which step a batch is asked.
 
 A batch worker of the release before meets no such job: its submits are refused there.
 """
@@ -11,7 +11,11 @@ from alembic import op
 revision = "0022"
 down_revision = "0021"
 
-COLUMNS = (("batch_remainders", "escalations"), ("provider_batches", "step"))
+COLUMNS = (
+    ("batch_remainders", "escalations"),
+    ("provider_batches", "step"),
+    ("paid_beside", "escalations"),
+)
 
 
 def upgrade() -> None:

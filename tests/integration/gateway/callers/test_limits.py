@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from doors import asked, door, door_settings, new_key
@@ -13,6 +14,8 @@ from servers import RedisServer
 
 from penstock_gateway.settings import GatewaySettings
 from penstock_ledger import Cause, CauseBook
+from penstock_producer.reporting.reasons import yields_line
+from penstock_ratelimit.shared.interactive import Yielding
 from penstock_ratelimit.store.messages import ProviderReport
 
 
@@ -62,6 +65,34 @@ def test_the_operator_sees_accounts_and_a_tenant_whether_it_may_start(
     assert b"out_of_money" not in answer.body
     refused = asked(f"{url}/v1/limits", **bearer(writes))
     assert (refused.status, refused.content["code"]) == (403, "missing_scope")
+
+
+def test_the_operator_sees_what_holds_calls_back_for_interactive_traffic(
+    url: str, settings: GatewaySettings, redis_server: RedisServer
+) -> None:
+    """The figures, and the sentence of the pages; null where nothing watches, and for a tenant."""
+    quota = Redis(redis_server, both())
+    quota.reserve((1, 200))
+    operator, tenant = new_key(settings, None, "read"), new_key(settings, "shop", "read")
+
+    def held(secret: str) -> Any:
+        (found,) = asked(f"{url}/v1/limits", **bearer(secret)).content["data"]
+        return (found["account"] or {}).get("interactive")
+
+    assert held(operator) is None
+    redis = redis_server.client()
+    decided = Yielding("unread", 12.0, 0.5, why="it answers 401")
+    now_us = int(redis.time()[0]) * 1_000_000
+    redis.hset(quota.hash.key, mapping={"iy": decided.to_json(), "ia": now_us})
+    assert held(operator) == {
+        "code": "unread",
+        "calls": 12.0,
+        "target_s": 0.5,
+        "ttft_s": None,
+        "why": "it answers 401",
+        "text": str(yields_line(decided)),
+    }
+    assert held(tenant) is None
 
 
 def test_a_tenant_sees_the_providers_that_its_jobs_may_name(

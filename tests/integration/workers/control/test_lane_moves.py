@@ -63,9 +63,9 @@ from penstock_workers.control.lanes.facts import LaneFacts
 from penstock_workers.control.loop import Control
 from penstock_workers.heartbeat import KNOWS_MOVES
 from penstock_workers.item.attempt import Item, Settled
-from penstock_workers.item.outcome import Dead, Skipped
+from penstock_workers.item.outcome import Dead, Retry, Skipped
 from penstock_workers.item.settling.records import Records
-from penstock_workers.item.spent import spent_before
+from penstock_workers.item.spent import Spent, spent_before
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 API, GPU = queue_name("api"), queue_name("gpu", "m")
@@ -541,6 +541,30 @@ def test_documents_of_a_queue_wait_to_be_packed(house: House) -> None:
     assert house.jobs.lease_feed(job.job_id, 1, "a packer", 1.0) is not None, (
         "control has let go of the feed"
     )
+
+
+def test_an_answer_that_had_gone_on_is_not_asked_for_again_in_a_batch(house: House) -> None:
+    """A document whose cheap answer was paid, and whose better model was busy, is asked of that one
+    when its job moves: its cheap answer is not paid for twice, however often its job moves."""
+    rule = "label=unsure -> model=large"
+    job = house.submit(3, escalate=rule)
+    house.control.tick()
+    one = make_attempt("d1", job_id=job.job_id, escalate=rule)
+    one.spent = Spent(10, 5, 40, escalations=1)
+    records = Records(house.jobs, house.outcomes, house.hot, None)  # type: ignore[arg-type]  # no result
+    for _ in range(2):
+        records.write_sql([Settled(one, Retry(0.0, "rate_limited"))])
+    moves = house.moves.of
+    for lane in ("batch", "api", "batch"):
+        house.move(job, lane)
+        house.tick_until(lambda: moves(job.job_id)[-1].left_at is not None)
+        if lane == "api":
+            house.tick_until(lambda: len(house.queued(API)) == 3)
+        else:
+            house.redis.delete(API)  # its workers drop what they find there
+    waiting = house.remainders.unclaimed(job.job_id, 1)
+    assert {one.key.doc_id: one.escalations for one in waiting} == {"d0": 0, "d1": 1, "d2": 0}
+    assert house.outcomes.counts(job.job_id).cost_microusd == 40
 
 
 def test_what_batches_left_is_fed_with_what_it_has_cost(house: House) -> None:

@@ -12,9 +12,16 @@ from typing import Any
 
 import aiohttp
 import pytest
+from msgspec.structs import replace
+from servers import S3Server
 
+from penstock_ledger import JobNotFound, JobState, JobStore, NewJob, open_database
+from penstock_producer.errors import SinkError
 from penstock_producer.job.endpoints import IMAGE_EDITS, IMAGES
+from penstock_producer.operations import JobOperations
 from penstock_producer.public_hosts import NotFetched, fetch
+from penstock_producer.settings import ProducerSettings
+from penstock_producer.storage import bucket_at, open_sink
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.web import running
 from penstock_workers.item.answer import Answer
@@ -176,3 +183,63 @@ async def test_a_file_at_an_address_is_bounded() -> None:
         with pytest.raises(NotFetched):
             await asyncio.to_thread(fetch, f"{url}/metrics", 10_000)
         assert await asyncio.to_thread(fetch, f"{url}/metrics", 10_000, ["127.0.0.1"])
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def images(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> ProducerSettings:
+    """The settings of a place for images, on a disk and in S3."""
+    if request.param == "folder":
+        return ProducerSettings(images_url=str(tmp_path / "images"))
+    server: S3Server = request.getfixturevalue("s3_server")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    server.client().create_bucket(Bucket="purged")
+    return ProducerSettings(images_url="s3://purged/images/", s3_endpoint_url=server.url)
+
+
+def names_at(settings: ProducerSettings) -> list[str]:
+    place = str(settings.images_url)
+    if place.startswith("s3://"):
+        found = bucket_at(place, s3_endpoint_url=settings.s3_endpoint_url).names("/")
+        return sorted(found)
+    return sorted(str(one.relative_to(place)) for one in Path(place).rglob("*") if one.is_file())
+
+
+async def test_the_images_of_a_job_are_removed_with_it(
+    images: ProducerSettings, tmp_path: Path
+) -> None:
+    """Of its folder the images go and nothing else, and those of other jobs stay. While they cannot
+    be removed the job is not forgotten, so that it can be purged again."""
+    providers = {"default": ProviderSettings()}
+    store = ImageStore(images.images_url, providers, images.s3_endpoint_url, first_wait_s=0)
+    rows = {"data": [{"b64_json": base64.b64encode(PNG).decode()}]}
+    for job in ("job_1", "job_2"):
+        request = replace(request_of(), tag=f"{job}:doc~g1")
+        await store.kept(request, Answer(200, {}, json.dumps(rows).encode(), 1))
+        sink = open_sink(f"{images.images_url}/{job}", s3_endpoint_url=images.s3_endpoint_url)
+        other = sink.create("output.jsonl")
+        other.write(b"{}")
+        other.finish()
+        other.publish()
+    digest = hashlib.sha256(PNG).hexdigest()
+    database = open_database(f"sqlite:///{tmp_path}/ledger.db")
+    database.migrate()
+    jobs = JobStore(database)
+    jobs.create(NewJob("job_1", "pictures", {"endpoint": IMAGES}, {"kind": "file"}, "digest", 10))
+    jobs.set_state("job_1", JobState.COMPLETED, expect={JobState.RUNNING})
+    if images.s3_endpoint_url is not None:
+        away = images.model_copy(update={"images_url": "s3://no-such-bucket"})
+        with pytest.raises(SinkError):
+            JobOperations(database, away).purge(jobs.get("job_1"))
+    JobOperations(database, images).purge(jobs.get("job_1"))
+    with pytest.raises(JobNotFound):
+        jobs.get("job_1")
+    assert names_at(images) == [
+        "job_1/output.jsonl",
+        f"job_2/{digest}.png",
+        "job_2/output.jsonl",
+    ]
+    database.close()

@@ -55,6 +55,17 @@ def test_enqueued_tokens_make_rounds_of_the_batch_lane() -> None:
     assert roomy["batch"].seconds == 86_400
 
 
+def test_a_job_that_makes_no_batch_says_so_in_the_lane_that_packs() -> None:
+    """The least number of requests and the setting that has it, in the place of a cost."""
+    provider = ProviderSettings(batch_min_requests=100)
+    rows = {row.lane: row for row in beside(GUESS, 99, SPEC, provider)}
+    assert rows["api"].cost_usd is not None
+    assert (rows["batch"].cost_usd, rows["batch"].seconds) == (None, None)
+    assert rows["batch"].bound.startswith("refused: a batch has at least 100 requests")
+    enough = {row.lane: row for row in beside(GUESS, 100, SPEC, provider)}
+    assert enough["batch"].seconds == 86_400
+
+
 def test_lanes_with_a_model_of_their_own_say_how_they_are_measured() -> None:
     """No figure is made up; and the lane for vectors is no choice for a chat."""
     rows = {row.lane: row for row in beside(GUESS, 10, SPEC, ProviderSettings())}

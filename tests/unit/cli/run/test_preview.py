@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from penstock_cli.main import command_line, main
 from penstock_cli.run.preview import PROBLEMS_SHOWN, PROBLEMS_TOLD
+from penstock_cli.state import StateFolder
+from penstock_ledger import ItemKey, OutcomeStore, Result, open_database
+from penstock_ledger.model import Saving
+from penstock_producer import Producer
+from penstock_producer.reporting.by_rules import ESCALATED
+from penstock_producer.settings import ProducerSettings
 
 PROMPT = ["--prompt", "Summarise: {text}", "--model", "m"]
 
@@ -219,6 +226,51 @@ def test_a_budget_is_held_against_the_cost(folder: Path, monkeypatch: pytest.Mon
 
 
 PRICED = ["--prompt", "Say: {text}", "--model", "gpt-5-mini", "--param", "max_tokens=100"]
+
+
+def test_answers_that_go_on_are_counted_as_an_earlier_job_had_them(folder: Path) -> None:
+    """Without one the range from none to all is said. A job of the same name and rule says how many
+    went on: the cost and the budget count with that; one with another rule says nothing."""
+    prices = "".join(
+        f'[providers.default.prices."{name}"]\ninput = {usd}\noutput = {usd}\n'
+        for name, usd in (("m", 1.0), ("large", 10.0))
+    )
+    (folder / "penstock.toml").write_text(f"[providers.default]\n{prices}")
+    rows(folder, *(json.dumps({"id": f"d{number}", "text": "t"}) for number in range(4)))
+    rule = "score<0.5 -> model=large"
+    asked = ["preview", "docs.jsonl", *PROMPT, "--param", "max_tokens=1000", "--state", "state"]
+
+    def said(*more: str) -> dict[str, Any]:
+        done = CliRunner().invoke(command_line(), [*asked, "--escalate", rule, "--json", *more])
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    unknown = said()["escalate"]
+    assert (unknown["share"], unknown["cost_usd"]) == (None, None)
+    assert unknown["cost_usd_all"] == pytest.approx(11 * unknown["cost_usd_none"])
+    state = StateFolder.create(folder / "state")
+    database = open_database(state.database_url)
+    database.migrate()
+    settings = ProducerSettings(database_url=state.database_url)
+    with Producer(settings, database=database) as producer:
+        spec = {"prompt": "{text}", "model": "m", "escalate": rule}
+        job = producer.submit(folder / "docs.jsonl", spec, job_key="docs")
+    keys = [ItemKey(job.job_id, 1, f"d{number}") for number in range(4)]
+    results = [Result(one, 200, b"{}", None, None, None, 1, 1, 5, 1, 1, 1) for one in keys]
+    savings = {keys[0]: [Saving(ESCALATED, 1)]}
+    OutcomeStore(database).settle(results, [], savings=savings)
+    database.close()
+    known = said()
+    assert known["escalate"]["share_of"] == {"job_key": "docs", "documents": 4, "went_on": 1}
+    assert known["escalate"]["share"] == 0.25
+    assert known["cost_usd"] == known["escalate"]["cost_usd"]
+    assert known["cost_usd"] == pytest.approx(3.5 * known["escalate"]["cost_usd_none"])
+    budget = str(2 * known["escalate"]["cost_usd_none"])
+    assert "budget" in said("--budget-usd", budget, "--over-budget", "refuse")["refusal"]
+    done = CliRunner().invoke(command_line(), [*asked, "--escalate", rule])
+    assert "as in docs, where 1 of 4 documents did" in done.output
+    other = CliRunner().invoke(command_line(), [*asked, "--escalate", "score<0.6 -> model=large"])
+    assert "where all do; a --sample says how many do" in other.output
 
 
 def test_cost_and_time_stand_beside_each_other_for_each_lane(folder: Path) -> None:

@@ -56,6 +56,14 @@ def test_engines_are_added_up() -> None:
     assert "tokens_per_s" not in told
 
 
+@pytest.mark.parametrize("said", ["", "{", "[]", "{}", '{"code": 5}', '{"code": "\\u001b"}'])
+def test_a_hold_that_makes_no_sense_is_left_out(said: str) -> None:
+    """As all that comes from processes of another version."""
+    found = engines_of(seen(GPU | {"yields": said}, SECOND), "gpu")
+    assert found is not None
+    assert engines_line(found) == LINE
+
+
 def test_a_model_that_loads_is_shown() -> None:
     """Before the first document the line says how far the load is, of how many workers, and hostile
     words are cut."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,37 @@ def test_two_rules_that_disagree_about_a_row_are_refused_with_its_line(source: P
     assert "add a condition" in problem.fix
     with pytest.raises(SpecError, match="line 10"):
         preview(open_source(source, spec), spec, lambda _: FACTS, 1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "least", "why"),
+    [
+        ({}, None, r"at least 100 requests here \(batch_min_requests\), and there are 12"),
+        ({}, 12, None),
+        ({"lanes": ["batch", "api"], "lane": "auto"}, None, None),
+        ({"lane": "api"}, None, None),
+        ({"routes": ["lang=de -> model=large"]}, 8, "there are 4 for the model large"),
+        ({"routes": ["lang=de -> model=small"]}, 12, None),
+        ({"routes": ["stars>2 -> refuse"]}, 3, "there are 2 for the model small"),
+        ({"routes": ["stars>12 -> model=large"]}, 12, None),
+    ],
+)
+def test_a_job_that_makes_no_batch_is_refused_before_it_is_made(
+    source: Path, asked: dict[str, Any], least: int | None, why: str | None
+) -> None:
+    """A batch is of one model, and Bedrock takes none below its least number of records; where
+    another lane is permitted, the documents go there."""
+    facts = ProviderFacts(kind="bedrock", region="eu-central-1", batch_min_requests=least)
+    spec = job(lane="batch", **{"max_bad_rows": 0} | asked) if "lane" not in asked else job(**asked)
+    refusal = preview(open_source(source, spec), spec, lambda _: facts, 1).refusal()
+    if why is None:
+        assert refusal is None
+    else:
+        assert isinstance(refusal, SpecError)
+        [problem] = refusal.problems
+        assert (problem.code, problem.pointer) == ("too_few_documents", "/lane")
+        assert re.search(why, problem.message)
+        assert "providers.default.batch_min_requests" in str(problem.fix)
 
 
 def test_a_column_that_no_row_has_is_refused(source: Path, tmp_path: Path) -> None:

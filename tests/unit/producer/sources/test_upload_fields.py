@@ -11,13 +11,17 @@ from typing import Any
 
 import pytest
 
-from penstock_producer import JobSpec, SpecError
+from penstock_ledger import open_database
+from penstock_producer import JobSpec, Producer, SpecError
 from penstock_producer.accepting.survey import survey
+from penstock_producer.errors import RowChanged
 from penstock_producer.job.endpoints import MAX_UPLOAD_BYTES, TRANSCRIPTIONS
 from penstock_producer.job.lanes import can_answer
 from penstock_producer.rows import BadRow, Document
 from penstock_producer.settings import ProducerSettings
 from penstock_producer.sources import open_source
+from penstock_producer.sources.forms import media
+from penstock_producer.sources.of_feed import open_feed_source
 
 MP3 = b"ID3" + bytes(40)
 M4A = b"\x00\x00\x00\x20ftypM4A " + bytes(24)
@@ -148,3 +152,31 @@ def test_recordings_go_to_providers_in_real_time_only() -> None:
         lane for lane in ("api", "batch", "gpu", "embed") if can_answer(lane, TRANSCRIPTIONS)
     ]
     assert answering == ["api"]
+
+
+def test_a_recording_at_an_address_is_the_one_that_was_fed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is fetched again for each attempt: another content is refused for its document alone, with
+    the way out, and never sent under the name of the first. The same content is the same."""
+    there = {f"https://example.com/{name}.mp3": MP3 + name.encode() for name in "ab"}
+    monkeypatch.setattr(media, "fetch", lambda url, most: there[url])
+    path = tmp_path / "calls.jsonl"
+    rows = [{"id": url[-5], "call": url} for url in there]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    settings = ProducerSettings(database_url=f"sqlite:///{tmp_path}/ledger.db")
+    database = open_database(settings.database_url)
+    database.migrate()
+    with Producer(settings, database=database) as producer:
+        job = producer.submit(path, SPEC.to_json())
+        source = open_feed_source(database, job.job_id, 1, settings)
+        first, second = [row for row in source.documents({}) if isinstance(row, Document)]
+        there["https://example.com/a.mp3"] += b"."
+        with pytest.raises(RowChanged, match=r"not the one that it was .* submit the new content"):
+            source.fetch(first.position)
+        assert source.fetch(second.position) == second._replace(line=0, cursor={})
+        there["https://example.com/a.mp3"] = MP3 + b"a"
+        assert source.fetch(first.position).body == first.body
+        before = first.position.partition("#")[0]
+        assert source.fetch(before).body == first.body, "fed by the release before"
+    database.close()

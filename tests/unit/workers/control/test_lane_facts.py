@@ -196,6 +196,12 @@ def test_a_dry_run_says_where_auto_would_begin() -> None:
     assert tried.why.endswith("; batch costs about 1.00 USD in all")
     patient = forecast(spec(lane="auto"), guess, 10_000, unknown, rules, NOW)
     assert patient.why == "batch costs about 1.00 USD in all; there is no deadline"
+    few = PROVIDER.model_copy(update={"batch_min_requests": 100})
+    small = forecast(spec(lane="auto"), guess, 99, unknown._replace(provider=few), rules, NOW)
+    assert small.lane == "api"
+    assert str(small.figures["batch.no_choice"]).startswith(
+        "too_few: takes no such job (a batch has"
+    )
 
 
 def test_a_preview_offers_flex_where_it_costs_less_and_the_job_names_no_tier() -> None:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from penstock_workers.control.lanes.explain import of_budget, sentence
-from penstock_workers.control.lanes.seen import InBatches, JobNow, LaneNow, Plan
+from penstock_workers.control.lanes.seen import TOO_FEW, InBatches, JobNow, LaneNow, Plan
 from penstock_workers.lane_changes import LaneChangeSettings
 
 __all__ = ["Choice", "choose"]
@@ -134,10 +134,13 @@ def _is_worth_a_move(job: JobNow, stays: Plan, best: Plan) -> bool:
 
 
 def _without_real_time(job: JobNow, lanes: Sequence[LaneNow]) -> Sequence[LaneNow]:
-    """Return the lanes that a job without a deadline may be sent to."""
+    """Return the lanes that a job without a deadline may be sent to.
+
+    It waits for one that is in trouble, but not for one that never takes it."""
     if job.by_order:
         return lanes
-    return [one for one in lanes if not one.is_real_time] or lanes
+    takes = [one for one in lanes if one.trouble is None or one.trouble.reason != TOO_FEW]
+    return [one for one in takes if not one.is_real_time] or lanes
 
 
 def _preference(

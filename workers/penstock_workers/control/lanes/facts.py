@@ -255,13 +255,16 @@ class LaneFacts:
             else known.provider.prices_of(_model_of(known), tier=spec.tier_in(lane))
         )
         usd = own.usd_each if own is not None else usd_each(lane, known.tokens, prices)
+        is_here = known.job.lane == lane and (spec.lane != AUTO or known.job.moves > 0)
+        # what is left there is in batches already
+        trouble = None if is_here else troubles.of_size(lane, known.provider, known.left)
         return LaneNow(
             lane,
             usd,
             speed.pace,
             speed.by,
             LANES[lane].is_real_time,
-            self._troubles.lasting(lane, known),
+            trouble or self._troubles.lasting(lane, known),
         )
 
     def _measured_apart(self, one: LaneNow, known: _Circumstances) -> LaneNow:

@@ -16,6 +16,7 @@ from penstock_workers.control.lanes.choice import Choice, choose
 from penstock_workers.control.lanes.explain import clock, dollars, lasting
 from penstock_workers.control.lanes.seen import JobNow, LaneNow
 from penstock_workers.control.lanes.speeds import Tokens, usd_each, with_flex
+from penstock_workers.control.lanes.troubles import of_size
 from penstock_workers.lane_changes import LaneChangeSettings
 
 __all__ = ["HISTORY", "Known", "forecast", "late"]
@@ -120,7 +121,8 @@ def _lane(
         speed = speeds.half_of(spec.deadline_s, documents)
     prices = known.provider.prices_of(spec.model or guess.model, tier=spec.tier_in(lane))
     usd = usd_each(lane, tokens, prices)
-    return LaneNow(lane, usd, speed.pace, speed.by, LANES[lane].is_real_time)
+    trouble = of_size(lane, known.provider, documents)
+    return LaneNow(lane, usd, speed.pace, speed.by, LANES[lane].is_real_time, trouble)
 
 
 def _tokens(guess: Estimate, documents: int) -> Tokens:

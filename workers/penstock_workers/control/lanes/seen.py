@@ -11,6 +11,7 @@ from penstock_ledger.model import Job
 
 __all__ = [
     "TIER_BEFORE",
+    "TOO_FEW",
     "InBatches",
     "JobNow",
     "LaneNow",
@@ -23,6 +24,7 @@ __all__ = [
 
 
 TIER_BEFORE: Final = "tier_before"  # among the figures of a move that left a tier
+TOO_FEW: Final = "too_few"  # documents for a batch: the trouble of a lane that never passes
 
 
 def name_of(job: Job) -> str:

@@ -13,12 +13,13 @@ from penstock_ledger.redaction import redact
 from penstock_producer.feed.queues import missing_model, serving_of
 from penstock_producer.job.lanes import has_own_model, packs
 from penstock_producer.reporting.reasons import wait_for_model
+from penstock_producer.settings import ProviderFacts
 from penstock_ratelimit.for_penstock import Breaker, QuotaView
 from penstock_workers.control.lanes.explain import lasting
-from penstock_workers.control.lanes.seen import Trouble
+from penstock_workers.control.lanes.seen import TOO_FEW, Trouble
 from penstock_workers.heartbeat import ALIVE_S
 
-__all__ = ["NO_WORKERS", "of_batches", "of_pause", "of_provider", "of_workers"]
+__all__ = ["NO_WORKERS", "of_batches", "of_pause", "of_provider", "of_size", "of_workers"]
 
 NO_WORKERS: Final = "no_workers"
 PAUSE_S: Final = 300.0
@@ -64,6 +65,12 @@ def of_provider(lane: str, view: QuotaView | None) -> Trouble | None:
         )
         return Trouble("paused", f"gets no good answers from the provider{ago}")
     return None
+
+
+def of_size(lane: str, provider: ProviderFacts | None, documents: int) -> Trouble | None:
+    """Return that so many documents make no batch, of a lane that packs."""
+    too_few = None if provider is None or not packs(lane) else provider.too_few(documents)
+    return None if too_few is None else Trouble(TOO_FEW, f"takes no such job ({too_few})")
 
 
 def of_batches(batches: BatchesOpen, now: float) -> Trouble | None:

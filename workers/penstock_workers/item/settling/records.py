@@ -337,7 +337,7 @@ def _retried(group: Iterable[Settled], token: str) -> list[tuple[str, PaidBeside
     A name is the same when it is written again. Their messages tell of most of it, and are lost
     with Redis."""
     return [
-        (f"retried-{token}-{item.sent_at!r}", PaidBeside(item.key, *item.spent.paid(item.calls)))
+        (f"retried-{token}-{item.sent_at!r}", item.spent.beside(item.key, item.calls))
         for item, outcome in group
         if not isinstance(outcome, Done | Dead) and isinstance(item, Attempt) and any(item.spent)
     ]
@@ -348,7 +348,7 @@ def _left(group: Iterable[Settled]) -> list[PaidBeside]:
 
     Their messages, which said it, end here."""
     return [
-        PaidBeside(item.key, *item.spent_in_all.paid(item.calls_in_all))
+        item.spent_in_all.beside(item.key, item.calls_in_all)
         for item, outcome in group
         if isinstance(item, Item)
         and isinstance(outcome, Skipped)

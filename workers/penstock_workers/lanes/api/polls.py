@@ -1,21 +1,19 @@
 """A worker asks servers for their gauges, and providers for the models that they list.
 
-vLLM's own gauges, read from its /metrics, decide how many requests are sent to it. Heartbeats say
-the lists of models, so that `GET /v1/models` can. Asking costs nothing at any provider. One that
-has no list, or does not answer, has none here, and its models may be asked for all the same.
+The gauges of a server of one's own, read from its /metrics, decide how many requests are sent to
+it. Heartbeats say the lists of models, so that `GET /v1/models` can. Asking costs nothing at any
+provider. One that has no list, or does not answer, has none here, and its models may be asked for
+all the same.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
-from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import orjson
-from prometheus_client.parser import text_string_to_metric_families
 
 from penstock_ledger.redaction import redact
 from penstock_producer.feed.queues import TEXT_BYTES
@@ -31,6 +29,7 @@ from penstock_workers.http import (
     UnusableRequest,
     make_client,
 )
+from penstock_workers.lanes.api.gauges import read_gauges
 from penstock_workers.provider_calls import headers_of, list_address, signer_of
 from penstock_workers.settings import ProviderSettings
 
@@ -45,45 +44,9 @@ AWAY_S = 60.0  # after a round without an answer
 LOST_S = 5.0  # the same where others' latency is watched: a server that starts again has them soon
 GAUGES_TIMEOUT_S = 5.0
 MAX_BYTES = 4 * 1024 * 1024  # vLLM's page is some 100 KiB, a list of thousands of models 1 MiB
-RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
-TTFT, QUEUED = "vllm:time_to_first_token_seconds", "vllm:request_queue_time_seconds"
-LINES_MAX = 8_192  # of these four: 150 engines of one server, and a tenth of a second to read
 
 Tell = Callable[[str, ServerGauges], None]
 """A provider, and what its server says."""
-
-
-def read_gauges(text: str) -> ServerGauges:
-    """Return the figures of a server, summed over its engines.
-
-    Raises ValueError for a page without the two gauges, and for one that makes no sense."""
-    lines = [line for line in text.splitlines() if any(name in line for name in _NAMES)]
-    if len(lines) > LINES_MAX:
-        raise ValueError(f"it has more than {LINES_MAX:,} lines of {TTFT} and its like")
-    sums, buckets = defaultdict[str, float](float), defaultdict[float, float](float)
-    try:
-        families = list(text_string_to_metric_families("\n".join(lines)))
-    except LookupError as error:  # of the library, for what it does not expect
-        raise ValueError(f"it is no page of metrics ({error!r})") from error
-    for sample in (one for family in families for one in family.samples):
-        if sample.name == f"{TTFT}_bucket":
-            buckets[float(sample.labels.get("le", "nan"))] += sample.value
-        else:
-            sums[sample.name] += sample.value
-    if RUNNING not in sums or WAITING not in sums:
-        raise ValueError(f"the page has no {RUNNING} and {WAITING}")
-    if any(not math.isfinite(sums[name]) or sums[name] < 0 for name in (RUNNING, WAITING)):
-        raise ValueError(f"{RUNNING} and {WAITING} are no numbers of requests")
-    return ServerGauges(
-        sums[RUNNING],
-        sums[WAITING],
-        tuple(sorted(buckets.items())),
-        sums[f"{QUEUED}_sum"],
-        sums[f"{QUEUED}_count"],
-    )
-
-
-_NAMES = (RUNNING, WAITING, TTFT, QUEUED)
 
 
 def _ignored(_: str, __: str) -> None:

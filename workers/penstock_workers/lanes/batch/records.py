@@ -227,4 +227,4 @@ def _beside(attempt: BatchAttempt) -> PaidBeside:
     """Return what one batch has cost that did not answer its document.
 
     Its job has left the lane."""
-    return PaidBeside(attempt.key, *attempt.spent.paid(attempt.calls))
+    return attempt.spent.beside(attempt.key, attempt.calls)

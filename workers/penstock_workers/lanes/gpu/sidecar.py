@@ -76,13 +76,16 @@ class ServerQueue:
     def gauges(self) -> Mapping[str, float | str]:
         lined_up = self.items.waiting
         max_seqs = self._max_seqs if self._is_open else 0
-        return {
+        told: dict[str, float | str] = {
             "running": float(self._state.running),
             "waiting": float(self._state.waiting + lined_up),
             "bound": "interactive"
             if lined_up and self.items.inside >= self.items.ceiling
             else bound(self._state, max_seqs=max_seqs, lined_up=lined_up),
         }
+        if self._others is not None:
+            told["yields"] = self._others.state.to_json()
+        return told
 
 
 class VllmModels:

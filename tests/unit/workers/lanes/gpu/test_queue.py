@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock_ledger.in_redis.batches import WorkerSeen
+from penstock_producer.reporting.engines import engines_line, engines_of
 from penstock_ratelimit import ServerGauges
 from penstock_ratelimit.fairness import Flow, Priority
 from penstock_ratelimit.shared.interactive import START
@@ -52,9 +54,16 @@ async def test_a_server_that_others_use_gets_no_more_than_the_ceiling() -> None:
     inside, waiting = await fill(line.items, [10] * 40)
     assert len(inside) == START
     assert line.gauges()["bound"] == "interactive"
-    line.hear("", ServerGauges(8.0, 0.0))  # no histogram: no other server than vLLM has these names
+    line.hear("", ServerGauges(8.0, 0.0))  # a server without a histogram
     await turns()
     assert line.items.inside == START
+    told = {name: str(value) for name, value in line.gauges().items()}
+    engines = engines_of([WorkerSeen("w1", 1.0, told | {"lane": "gpu"})], "gpu")
+    assert engines is not None
+    assert (
+        "held back for interactive traffic: 8 calls at most while the server's figures cannot be "
+        "read (it has no times to the first token)"
+    ) in engines_line(engines)
     await end(waiting)
     free = ServerQueue(100)
     free.open()

@@ -12,7 +12,7 @@ from penstock_ratelimit import profile_for
 from penstock_workers.clouds import GoogleTokens, Signer, s3_address
 from penstock_workers.errors import BatchSettingMissing
 from penstock_workers.lanes.batch.apis.anthropic import AnthropicBatches
-from penstock_workers.lanes.batch.apis.bedrock import LEAST_RECORDS, BedrockBatches, Place
+from penstock_workers.lanes.batch.apis.bedrock import BedrockBatches, Place
 from penstock_workers.lanes.batch.apis.gemini import VERSION, GeminiBatches
 from penstock_workers.lanes.batch.apis.http import Account, BatchHttp, Times
 from penstock_workers.lanes.batch.apis.openai import OPENAI, SHAPES, OpenAIBatches
@@ -73,7 +73,7 @@ def _bedrock(
         provider.proxy,
         lambda: signed().of_service("s3"),
     )
-    place = Place(bucket, role, provider.batch_min_requests or LEAST_RECORDS)
+    place = Place(bucket, role, provider.least_in_batch)
     return BedrockBatches(BatchHttp(jobs, times), BatchHttp(files, times), place)
 
 

@@ -47,8 +47,6 @@ LIMITS: Final = BatchLimits(
     total_bytes=1_000_000_000,  # the quota "Batch inference input file size"
     line_bytes=20_000_000,  # it comes back with its answer, in a line that must be read
 )
-LEAST_RECORDS: Final = 100
-"""The quota "Minimum number of records per batch inference job" of most models."""
 HOURS: Final = 24  # that a job may take: the least that Bedrock lets it
 JOBS: Final = "/model-invocation-job"
 LISTING: Final = Listing(rows="invocationJobSummaries", place="nextToken", next_page="nextToken")
@@ -60,7 +58,7 @@ class Place(NamedTuple):
 
     bucket: str  # "s3://bucket/prefix"
     role: str  # the ARN that Bedrock takes on
-    least: int = LEAST_RECORDS
+    least: int  # records of a batch
 
 
 class _Answer(msgspec.Struct, rename="camel"):
