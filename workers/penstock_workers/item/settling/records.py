@@ -159,7 +159,7 @@ class Records:
     def write_sql(self, group: Sequence[Settled]) -> None:
         """Write results, dead letters and what was paid besides in one transaction.
 
-        Then those who wait are told that their answers are there and, rarely, a job is paused."""
+        Then the answers that callers wait for are announced and, rarely, a job is paused."""
         results = [outcome.result for _, outcome in group if isinstance(outcome, Done)]
         others = without_results(group)
         letters = [outcome.letter for _, outcome in others if isinstance(outcome, Dead)]
