@@ -89,13 +89,9 @@ def test_the_search_of_a_folder_finds_a_page(site: Path, browser: Browser) -> No
     page.goto((site / "uses/tickets.html").as_uri())
     page.fill("input.md-search__input", "half price")
     found = page.locator(".md-search-result__item > a")
-    found.filter(has_text="The batch lane: half the price for those who can wait").first.click()
+    found.filter(has_text="The batch lane: half the price for").first.click()
     page.wait_for_url("**/batch.html*")
-    assert (
-        page.locator("h1")
-        .inner_text()
-        .startswith("The batch lane: half the price for those who can wait")
-    )
+    assert page.locator("h1").inner_text().startswith("The batch lane: half the price for")
     assert complaints == []
     page.close()
 
