@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SEEDS = 100
+SEEDS = 60
 """A third of a second of CPU each."""
 SHOWN = 5
 KEPT = Path(__file__).parent / "regressions.json"

@@ -96,7 +96,8 @@ def _order(asked: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     python, *words = map(os.fspath, asked["args"])
     module = words[1] if words[:1] == ["-m"] else None
-    if python != sys.executable or not (module in MODULES if module else words[0].endswith(".py")):
+    is_ours = module in MODULES if module else "".join(words[:1]).endswith(".py")
+    if python != sys.executable or not is_ours:
         return None
     return {
         "module": module,
@@ -176,6 +177,8 @@ def _serve(orders: socket.socket) -> dict[str, Any] | None:
             os.write(tells, str(os.getpid()).encode())
             while os.getppid() == parent:  # until it belongs to the one that asked for it
                 time.sleep(0.0005)
+            if not order["session"]:
+                os.setpgid(0, os.getpgid(os.getppid()))
             for place, file in enumerate(files):
                 os.dup2(file, place)
             os.closerange(3, max(*files, tells, orders.fileno()) + 1)
@@ -185,6 +188,7 @@ def _serve(orders: socket.socket) -> dict[str, Any] | None:
                 orders.close()
                 return order
             Forked.orders.close()
+            os.setpgid(0, 0)  # it ends with the process beside it, and not by its signals
             for place in range(3):
                 os.dup2(os.open(os.devnull, os.O_RDWR), place)
             continue
@@ -247,8 +251,9 @@ def main() -> None:
         import_module(name)
     gc.freeze()  # no collector writes to what all of them share
     order = _serve(socket.socket(fileno=int(sys.argv[1])))
-    if order is not None:
-        _live(order)
+    if order is None:
+        os._exit(0)
+    _live(order)
 
 
 if __name__ == "__main__":
