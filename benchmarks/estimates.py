@@ -1,4 +1,4 @@
-"""What `penstock preview` or a sample says that jobs cost, beside what they cost: 18 cases.
+"""What `penstock preview` or a sample says that jobs cost, beside what they cost: 19 cases.
 
 `python -m benchmarks.estimates`: jobs at the simulated provider, which counts tokens by a real
 vocabulary (o200k_base) while Penstock guesses them by the script of each text. Tiktoken's file of
@@ -96,6 +96,7 @@ CASES: Final[Sequence[Case]] = (
     Case("prompt cache in batches", MINI, (*CACHED, *BATCH), "shared"),
     Case("prompt cache", TERRA, CACHED, "shared"),
     Case("prompt cache", FLASH, CACHED, "shared"),
+    Case("explicit caches", FLASH, ("--prompt-cache", "explicit"), "shared"),
     Case("routes over three models", MINI, ROUTE),
     Case("routes over three models in batches", MINI, (*ROUTE, *BATCH)),
     Case("a fifth repeated, in batches", MINI, ("--dedup", "on", *BATCH), "repeated"),

@@ -50,7 +50,8 @@ class Model:
         cached = self.prices["cached_input"] / self.prices["input"]
         paid = {"in": self.prices["input"], "out": self.prices["output"]}
         words = [part for way, usd in paid.items() for part in (f"--usd-per-mtok-{way}", str(usd))]
-        return [*words, "--cached-price", str(cached)]
+        rent = str(self.prices.get("cache_hour", 0.0))
+        return [*words, "--cached-price", str(cached), "--usd-per-mtok-hour", rent]
 
     def config(self, url: str) -> str:
         root = url if self.kind == "openai" else url.removesuffix("/v1")
@@ -90,7 +91,7 @@ FLASH: Final = Model(
     "gemini-2.5-flash",
     "gemini",
     "/v1beta/generateContent",
-    {"input": 0.3, "cached_input": 0.03, "output": 2.5},
+    {"input": 0.3, "cached_input": 0.03, "cache_hour": 1.0, "output": 2.5},
 )
 
 CACHED: Final = ("--prompt-cache", "on")

@@ -46,8 +46,8 @@ penstock:<job>:answers              hash    of a job that sends equal requests o
 penstock:answers:<tenant>           hash    the same for all jobs of a tenant that take answers of earlier ones; the tenant by
                                             the digest of its name
 penstock:<job>:warm:<beginning>     string  of a job that uses its provider's prompt cache: "warm" while the cache has a
-                                            beginning of prompts, or the worker that primes it;
-                                            expires
+                                            beginning of prompts, behind it the explicit cache that
+                                            holds it, or the worker that primes it; expires
 penstock:queues:<lane's queue>      zset    queue of a model in this lane -> when it was last noted (Unix seconds, this
                                             server's clock)
 penstock:found:<lane's queue>       hash    queue of an adapter that workers have found, and the settings do not name -> the

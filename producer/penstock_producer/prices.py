@@ -220,7 +220,8 @@ class ModelPrices(BaseModel):
     """US dollars per million tokens.
 
     What is left out costs what ``input`` or ``output`` does, and ``cache_write_hour`` what
-    ``cache_write`` does. ``media`` are tokens of images and sounds, ``minute`` is one of a
+    ``cache_write`` does. ``cache_hour`` is the rent of an explicit cache for an hour; without it
+    none is made. ``media`` are tokens of images and sounds, ``minute`` is one of a
     recording, in dollars. ``tiers`` has service tiers by the name that an answer gives them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -230,6 +231,7 @@ class ModelPrices(BaseModel):
     cached_input: Usd | None = None
     cache_write: Usd | None = None
     cache_write_hour: Usd | None = None
+    cache_hour: Usd | None = None
     reasoning: Usd | None = None
     media: Usd | None = None
     minute: Usd | None = None

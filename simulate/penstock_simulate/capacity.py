@@ -220,6 +220,7 @@ class Wallet:
         self._calls, self._usd = config.credit_calls, config.credit_usd
         self._usd_in = config.usd_per_mtok_in / TOKENS_PER_PRICE
         self._usd_out = config.usd_per_mtok_out / TOKENS_PER_PRICE
+        self._usd_hour = config.usd_per_mtok_hour / TOKENS_PER_PRICE
 
     def empty(self, calls: int) -> bool:
         """Return whether the account is empty; ``calls`` arrived, this one included."""
@@ -236,6 +237,11 @@ class Wallet:
         ordinary = input_tokens * self._usd_in + output_tokens * self._usd_out
         self.ordinary_usd += ordinary
         self.spent_usd += price * (ordinary - cheaper * self._usd_in)
+
+    def rent(self, token_hours: float) -> None:
+        """Pay for tokens that are kept."""
+        self.ordinary_usd += token_hours * self._usd_hour
+        self.spent_usd += token_hours * self._usd_hour
 
 
 SLOTS = 10  # a ramp's span is measured in this many slots

@@ -90,6 +90,8 @@ _FAULTS = {
     "encoding": "Count tokens as this encoding of tiktoken does, such as o200k_base. Default: four "
     "characters a token.",
     "cached_price": "Price of a token of a cached prompt, as a part of the ordinary one.",
+    "prompt_cache_hits": "Share of requests that read a cached prompt, where none names a cache.",
+    "usd_per_mtok_hour": "Rent of a million tokens in Gemini's explicit caches for an hour.",
     "prompt_cache_s": "How long a cached prompt is kept since its last use.",
     "credit_error": f"What an empty account gets: {_listed('credit_error')}. Default: the first.",
 }

@@ -62,6 +62,7 @@ FROM_0 = (
     "credit_usd",
     "usd_per_mtok_in",
     "usd_per_mtok_out",
+    "usd_per_mtok_hour",
     "prompt_cache_s",
     "batch_s",
     "batch_sigma",
@@ -87,6 +88,7 @@ SHARES = (
     "hostile_documents",
     "flex_full_share",
     "cached_price",
+    "prompt_cache_hits",
     "batch_stalled_share",
     "batch_expired_share",
     "batch_create_500_share",
@@ -165,6 +167,9 @@ class SimulatorConfig:
     usd_per_mtok_in: float = 0.0
     usd_per_mtok_out: float = 0.0
     cached_price: float = 0.1  # of a token that is read from the prompt cache, in ordinary ones
+    # of requests whose beginning a prompt cache has: it is read, where nothing says that it must be
+    prompt_cache_hits: float = 1.0
+    usd_per_mtok_hour: float = 0.0  # rent of Gemini's explicit caches
     # of tiktoken, which counts tokens in the place of four characters a token
     encoding: str | None = None
     # how long a beginning of a prompt is kept since its last use; None: as its provider says

@@ -5,6 +5,7 @@ At the end stands what may be changed while it runs: settings by name, and refus
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -16,6 +17,7 @@ import orjson
 
 from penstock_simulate import choices, limits
 from penstock_simulate.answers import refusals
+from penstock_simulate.answers.cached_contents import CachedContents, KeptContent
 from penstock_simulate.answers.calls import (
     CHAT,
     CONVERSE,
@@ -26,7 +28,7 @@ from penstock_simulate.answers.calls import (
     unreadable,
 )
 from penstock_simulate.answers.faults import Hostility, document_of
-from penstock_simulate.answers.prompt_cache import PromptCache
+from penstock_simulate.answers.prompt_cache import NO_CACHE, CacheUse, PromptCache
 from penstock_simulate.answers.refusals import BY_NAME, Refusal
 from penstock_simulate.answers.replies import ANTHROPIC, BEDROCK, GEMINI, Replies
 from penstock_simulate.answers.servers import SERVERS
@@ -129,6 +131,10 @@ class Provider:
         cheaper = usage.cached * (1 - self._config.cached_price) - usage.extra
         self._wallet.pay(usage.prompt, usage.completion, price, cheaper)
 
+    def pay_rent(self, kept: KeptContent, seconds: float) -> None:
+        """Pay for an explicit cache that is kept for so long, and no less where it goes before."""
+        self._wallet.rent(kept.tokens * seconds / 3600)
+
     def open_call(
         self, endpoint: str, raw: bytes, tag: str | None, authorization: str | None
     ) -> Call:
@@ -136,7 +142,8 @@ class Provider:
 
         Without a tag the body's hash names the document."""
         tag = tag or "body-" + blake2b(raw, digest_size=8).hexdigest()
-        return Call(endpoint, raw, authorization, tag, self.book.arrived(tag))
+        kept = self.contents.kept
+        return Call(endpoint, raw, authorization, tag, self.book.arrived(tag), kept=kept)
 
     def decide(self, call: Call, now: float, host: str = "") -> Reply:
         """Return the reply to a call that arrives at ``now``, noted in the call log.
@@ -152,12 +159,13 @@ class Provider:
         return reply
 
     def _judge(self, call: Call, now: float, host: str) -> Reply:
+        self.contents.expire(now)
         refusal = self._turned_away(call)
         kind = None if refusal else self._hostility.kind(document_of(call.tag), call.number, now)
         if kind is not None:
             return self._replies.hostile(kind, call, host, self._limits.meters, now)
         replies = self._own.get(call.endpoint, self._replies)
-        call.cache = self._cache.look(call.prefixes, now)
+        call.cache = call.named or self._looked_up(call, now)
         charge = None if refusal else self._charge(call)
         refusal = refusal or self._too_steep(now) or self._over_limit(call, charge, now)
         if refusal is not None:
@@ -167,6 +175,13 @@ class Provider:
         if reply.worked:
             self._cache.use(call.prefixes, now, now + reply.delay_s)
         return reply
+
+    def _looked_up(self, call: Call, now: float) -> CacheUse:
+        """Return what the cache has of a prompt, by luck where it is kept without marks."""
+        is_luck = all(one.price == 1 for one in call.prefixes)
+        if is_luck and self._luck.random() >= self._config.prompt_cache_hits:
+            return NO_CACHE
+        return self._cache.look(call.prefixes, now)
 
     def close_call(self, call: Call, reply: Reply, *, unread: bool) -> None:
         self.book.left(call.tag, reply.outcome, reply.usage, ok=reply.good, unread=unread)
@@ -192,6 +207,8 @@ class Provider:
         self._limits = KeyLimits(self._config)
         self._wallet = Wallet(self._config)
         self._cache = PromptCache(self._config.prompt_cache_s)
+        self._luck = random.Random(self._config.seed)
+        self.contents = CachedContents()
         self._ramp = make_ramp(self._config)
         self._slots = resized(None, self._config)
         self._latencies = Latencies()

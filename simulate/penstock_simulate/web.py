@@ -29,6 +29,7 @@ from penstock_simulate.batches.bedrock import bedrock_routes
 from penstock_simulate.batches.gemini import gemini_routes
 from penstock_simulate.batches.openai import openai_routes
 from penstock_simulate.batches.vertex import vertex_routes
+from penstock_simulate.cached_contents import cached_content_routes
 from penstock_simulate.choices import BadSetting
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.hostile import TRAP
@@ -188,6 +189,7 @@ def make_app(config: SimulatorConfig) -> web.Application:
         "{method:(?:streamG|g)enerateContent}",
         generate(provider, closing),
     )
+    app.router.add_routes(cached_content_routes(provider))
     app.router.add_post("/model/{model}/converse", converse(provider, closing))
     app.router.add_get("/foundation-models", _foundation_models)
     for routes in (openai_routes, anthropic_routes, gemini_routes, bedrock_routes, vertex_routes):

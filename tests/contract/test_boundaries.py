@@ -105,6 +105,7 @@ INTERNAL_SURFACE = {
         "pins",
         "planning.flow",
         "planning.prefixes",
+        "planning.rented_caches",
         "planning.sizing",
         "refusals",
         "reporting.account",

@@ -25,6 +25,7 @@ from penstock_workers.failpoints import Failpoints
 from penstock_workers.item.attempt import Attempt, Settled
 from penstock_workers.item.deliveries import Bridge, Delivery, ItemEngine
 from penstock_workers.item.lane import Lane
+from penstock_workers.item.run.cached_contents import CachedContents
 from penstock_workers.item.run.fates import RetryPolicy
 from penstock_workers.item.run.host import ItemHost
 from penstock_workers.item.run.job_code import JobCode
@@ -32,6 +33,7 @@ from penstock_workers.item.run.models import ModelCheck
 from penstock_workers.item.run.passes import Passes
 from penstock_workers.item.run.priming import Priming
 from penstock_workers.item.run.reading import Bodies, JobBook, Reads, read_job
+from penstock_workers.item.run.rented import RentedCaches
 from penstock_workers.item.run.reuse import Reuse
 from penstock_workers.item.run.runner import ItemRunner
 from penstock_workers.item.run.runs import Causes, Runs
@@ -154,6 +156,7 @@ class WorkerEngine:
             most=settings.cache_entries,
             lease_s=settings.visibility_timeout_s,
         )
+        warm = WarmPrefixes(stores.redis, owner, lease_s=settings.visibility_timeout_s)
         runner = ItemRunner(
             bridge=bridge,
             lane=lane,
@@ -172,8 +175,16 @@ class WorkerEngine:
             reuse=Reuse(answers, outcomes, starts.begin, waits.others),
             runs=Runs(settings.pause_after_run),
             priming=Priming(
-                WarmPrefixes(stores.redis, owner, lease_s=settings.visibility_timeout_s),
+                warm,
                 waits.others,
+                RentedCaches(
+                    warm,
+                    CachedContents(settings.providers),
+                    outcomes.note_cache,
+                    jobs.states,
+                    waits.others,
+                    failpoints,
+                ),
             ),
             passes=Passes(stores.redis),
             traced=traces is not None,

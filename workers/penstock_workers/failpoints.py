@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from penstock_workers.errors import FailpointHit, InvalidFailpoint
 
 PLACES = (
+    "cache_made",
     "infer",
     "engine",
     "before_commit",

@@ -342,8 +342,9 @@ def _of_cache(use: CacheUse) -> str:
         if use.most_usd <= use.least_usd
         else (f"between {usd(least)} and {usd(most)}")
     )
+    made = "" if use.rent is None else f", with {counted(len(use.rent.names), 'explicit cache')}"
     return (
-        f"prompt cache: {counted(use.documents, 'document')} share "
+        f"prompt cache{made}: {counted(use.documents, 'document')} share "
         f"{counted(len(use.groups), 'beginning')}, {count(use.read)} tokens are read from it; that "
         f"saves {saves} of {usd(use.usual_usd)}"
     )

@@ -177,7 +177,8 @@ class Watch:
 
 def _unpriced_yet(counts: Counts, moved: Mapping[str, int]) -> int:
     """Return how many answers may have no price, until SQL has counted the first ones."""
-    return 0 if counts.calls or moved.get("cost_microusd") else moved.get("calls", 0)
+    is_priced = counts.calls or counts.cost_microusd or moved.get("cost_microusd")
+    return 0 if is_priced else moved.get("calls", 0)
 
 
 class Stall:

@@ -100,7 +100,7 @@ _MORE: Final = (
         "prompt_cache",
         "Provider's cache",
         "Documents that begin alike are read from the provider's cache. Empty: off.",
-        ("auto", "on", "off"),
+        ("auto", "on", "explicit", "off"),
     ),
     _Option(
         "dedup",

@@ -334,6 +334,7 @@ class PromptCacheResponse(BaseModel):
     usual_usd: float = Field(description="What the job costs without the cache.")
     least_usd: float = Field(description="With it, where each beginning is written once.")
     most_usd: float = Field(description="With it, where as little is read as may be.")
+    explicit: int = Field(description="Caches that are made and paid for by the hour.")
 
 
 class PreviewResponse(BaseModel):

@@ -42,13 +42,26 @@ class WarmPrefixes:
         if self._client.set(key, self._owner, nx=True, px=self._claim_ms):
             return Primed.NOT
         found = self._client.get(key)
-        if found == _WARM:
+        if isinstance(found, bytes) and found.startswith(_WARM):
             return Primed.WARM
         return Primed.NOT if found in (None, self._owner) else Primed.ELSEWHERE
 
-    def warm(self, job_id: str, name: str, lifetime_s: float) -> None:
-        """Note that the cache has a beginning, for so long."""
-        self._client.set(warm_prefix(job_id, name), _WARM, ex=max(1, round(lifetime_s)))
+    def warm(self, job_id: str, name: str, lifetime_s: float, kept: str = "") -> None:
+        """Note that the cache has a beginning, for so long; ``kept`` is what is known of it."""
+        value = _WARM + kept.encode()
+        self._client.set(warm_prefix(job_id, name), value, ex=max(1, round(lifetime_s)))
+
+    def kept(self, job_id: str, name: str) -> str | None:
+        """Return what is known of a beginning that is warm; None where it is not."""
+        found = self._client.get(warm_prefix(job_id, name))
+        if isinstance(found, bytes) and found.startswith(_WARM):
+            return found[len(_WARM) :].decode()
+        return None
+
+    def forget(self, job_id: str, name: str, kept: str) -> None:
+        """Forget a beginning, unless another cache has it by now."""
+        if self.kept(job_id, name) == kept:
+            self._client.delete(warm_prefix(job_id, name))
 
     def give_up(self, job_id: str, name: str) -> None:
         """End the owner's claim: another one may prime at once."""

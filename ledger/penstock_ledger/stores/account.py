@@ -75,6 +75,7 @@ PURGED: Final = "purged"  # all that a job has spent that was purged
 # And in `paid_beside`.
 SECOND_ANSWER: Final = "second_answer"  # it lost to an outcome that was there before
 LANE_LEFT: Final = "lane_left"  # an attempt in a lane that the job has left
+PROMPT_CACHE: Final = "prompt_cache"  # an explicit cache: made, or kept for some time more
 # an attempt after which there is another one, until that has come to an outcome
 RETRIED: Final = "retried"
 # so begin the names of what batches cost for documents that went on to another lane

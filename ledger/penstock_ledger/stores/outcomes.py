@@ -64,6 +64,7 @@ from penstock_ledger.stores.outcome_rows import (
     stored_result_from,
 )
 from penstock_ledger.stores.tallies import (
+    add_kept,
     add_left,
     add_retried,
     add_second_answers,
@@ -183,6 +184,19 @@ class OutcomeStore:
             return losers
 
         return self._db.write(write)
+
+    def note_cache(self, spent: PaidBeside, answer: str, cause: str) -> None:
+        """Book what an explicit cache cost, in the account and against what its cause saves.
+
+        ``spent`` names the cache in the place of a document, and ``answer`` what of it was paid
+        for: noting the same again changes nothing."""
+
+        def write(connection: Connection) -> None:
+            if add_kept(connection, spent, answer):
+                saving = Saving(cause, answers=0, saved_microusd=-spent.cost_microusd)
+                add_savings(connection, self._lane, {spent.key: [saving]}, {spent.key})
+
+        self._db.write(write)
 
     def by_rules(self, job_id: str) -> list[Saving]:
         """Return documents by the rules of a job; their cost is a saving below 0."""

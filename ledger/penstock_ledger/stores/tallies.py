@@ -27,6 +27,7 @@ from penstock_ledger.sql.tables import jobs, lane_tallies, outcomes, paid_beside
 from penstock_ledger.stored_values import bounded_count, bounded_figure
 from penstock_ledger.stores.account import (
     LANE_LEFT,
+    PROMPT_CACHE,
     PURGED,
     RETRIED,
     SECOND_ANSWER,
@@ -136,6 +137,13 @@ def add_beside(connection: Connection, spent: Iterable[PaidBeside], answer: str)
     ``answer`` names it among all that was paid for its document. Returns those that were noted
     now."""
     return _insert_beside(connection, [_beside(one, answer, LANE_LEFT) for one in spent])
+
+
+def add_kept(connection: Connection, spent: PaidBeside, answer: str) -> bool:
+    """Note what an explicit cache cost, which is named in the place of a document.
+
+    Returns whether it was noted now."""
+    return bool(_insert_beside(connection, [_beside(spent, answer, PROMPT_CACHE)]))
 
 
 def _said(row: Sequence[Any]) -> tuple[Any, ...]:

@@ -7,9 +7,10 @@ is known once the source was read.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from penstock_ledger.texts import SetOption, SetSetting, Text
+from penstock_producer.accepting.estimates import MTOK
 from penstock_producer.accepting.survey import Survey
 from penstock_producer.dialects.prompt_caches import CacheRules, has_cached_prompts, rules_of
 from penstock_producer.errors import Problem, SpecError
@@ -18,10 +19,13 @@ from penstock_producer.job.provider_facts import ProviderFacts
 from penstock_producer.job.spec import JobSpec
 from penstock_producer.pins import PREFIXES
 from penstock_producer.planning.prefixes import Shared, cached_tokens, kept_groups
+from penstock_producer.planning.rented_caches import Rent, rents
 from penstock_producer.prices import ModelPrices
 
-__all__ = ["CacheUse", "cache_use", "check_open", "check_prompt_cache"]
+__all__ = ["ASKED", "CacheUse", "cache_use", "check_open", "check_prompt_cache"]
 
+EXPLICIT: Final = "explicit"
+ASKED: Final = ("on", EXPLICIT)  # what is refused where it cannot be
 LEAST_READ_IN_BATCHES = 0.3  # of what could be: Anthropic has seen 30 to 98 % of it
 
 
@@ -36,6 +40,7 @@ class CacheUse(NamedTuple):
     least_usd: float  # where each beginning is written once
     most_usd: float  # where as little is read as may be
     is_luck: bool  # whether a batch decides how often what it writes is read
+    rent: Rent | None = None  # the explicit caches; None: the provider keeps what it likes
 
     @property
     def expected_usd(self) -> float:
@@ -61,16 +66,18 @@ class CacheUse(NamedTuple):
             "usual_usd": self.usual_usd,
             "least_usd": self.least_usd,
             "most_usd": self.most_usd,
+            "explicit": 0 if self.rent is None else len(self.rent.names),
         }
 
     def kept(self) -> dict[str, Any]:
         """Return what is kept with the source of the job."""
-        return {PREFIXES: kept_groups(self.groups, self.model)}
+        rented = () if self.rent is None else sorted(self.rent.names)
+        return {PREFIXES: kept_groups(self.groups, self.model, rented)}
 
 
 def check_prompt_cache(spec: JobSpec, provider: ProviderFacts) -> None:
     """Raise SpecError for a job that asks for a cache which its provider has not."""
-    if spec.prompt_cache == "on":
+    if spec.prompt_cache in ASKED:
         problem = next(_problems(spec, provider), None)
         if problem is not None:
             raise SpecError([problem])
@@ -78,7 +85,7 @@ def check_prompt_cache(spec: JobSpec, provider: ProviderFacts) -> None:
 
 def check_open(spec: JobSpec) -> None:
     """Raise SpecError for an open job that asks for a cache: its documents are not known."""
-    if spec.prompt_cache == "on":
+    if spec.prompt_cache in ASKED:
         why = "documents are pushed one by one, so what they share is not known beforehand"
         fix = "leave it out; automatic caches work all the same"
         raise SpecError([Problem("invalid_value", "/prompt_cache", why, fix)])
@@ -97,7 +104,7 @@ def cache_use(spec: JobSpec, found: Survey, provider: ProviderFacts) -> CacheUse
         return None
     groups = found.prefixes.found(rules.least_tokens, guess.tokens_in / found.sent)
     use = _use(groups, found, prices, rules, model, in_batch=_in_batches(spec))
-    if spec.prompt_cache == "on" and not groups:
+    if spec.prompt_cache in ASKED and not groups:
         why = (
             f"no beginning of {rules.least_tokens:,} tokens or more is shared by three documents "
             f"that are not far apart: shorter ones are not cached"
@@ -109,6 +116,8 @@ def cache_use(spec: JobSpec, found: Survey, provider: ProviderFacts) -> CacheUse
             " decide",
         )
         raise SpecError([Problem("invalid_value", "/prompt_cache", why, fix)])
+    if groups and spec.prompt_cache == EXPLICIT and not _without_explicit(spec, provider, model):
+        return _with_explicit(use, found, prices)
     return use if groups and (use.pays or spec.prompt_cache == "on") else None
 
 
@@ -149,6 +158,46 @@ def _problems(spec: JobSpec, provider: ProviderFacts) -> Iterator[Problem]:
         why = f"cached tokens of {model} cost as much as others in batches"
         real_time = next(lane for lane in LANES if LANES[lane].is_real_time)
         yield Problem("invalid_value", pointer, why, Text("use ", SetOption("lane", real_time)))
+    elif spec.prompt_cache == EXPLICIT and (reason := _without_explicit(spec, provider, model)):
+        yield Problem("invalid_value", pointer, *reason)
+
+
+def _without_explicit(
+    spec: JobSpec, provider: ProviderFacts, model: str | None
+) -> tuple[str, Text] | None:
+    """Return why a job has no explicit caches, and what helps; None where it has."""
+    fix = Text("say ", SetOption("prompt_cache", "on"))
+    prices = _prices(spec, provider, model)
+    if provider.kind != "gemini":
+        return "explicit caches are made at Gemini's own API, by providers of kind gemini", fix
+    if _in_batches(spec):
+        return "whether batches of Gemini read explicit caches is not known", fix
+    if spec.tier_in(spec.first_lane) is not None:
+        return "whether explicit caches are read in a service tier is not known", fix
+    if not _rules(spec, provider, model).rents:
+        return f"no explicit caches of {model} are known", fix
+    if prices is None or prices.cache_hour is None:
+        place = f'[providers.{spec.provider}.prices."{model}"]'
+        setting = SetSetting(f"providers.{spec.provider}.prices")
+        told = f" here and for the workers: cache_hour in {place} of penstock.toml, or "
+        return (
+            f"the rent of an explicit cache of {model} is not known here",
+            Text("set ", setting, told, fix),
+        )
+    return None
+
+
+def _with_explicit(use: CacheUse, found: Survey, prices: ModelPrices) -> CacheUse:
+    """Return the use of explicit caches where they pay; raise SpecError where none does."""
+    rent = rents(use.groups, found.sent, prices)
+    if not rent.names:
+        why = "each explicit cache would cost more than it saves: too few share a beginning"
+        fix = Text("say ", SetOption("prompt_cache", "auto"))
+        raise SpecError([Problem("invalid_value", "/prompt_cache", why, fix)])
+    cost = (found.estimate.usd(prices, cached=round(rent.read)) or 0.0) + rent.microusd / MTOK
+    return use._replace(
+        read=round(rent.read), written=round(rent.held), least_usd=cost, most_usd=cost, rent=rent
+    )
 
 
 def _in_batches(spec: JobSpec) -> bool:

@@ -165,7 +165,7 @@ def factors_of(spec: JobSpec, found: Survey, facts: Facts) -> dict[str, float]:
     factors = dict[str, float]()
     for name, way in ways.items():
         # one lane alone has a price of its own, and a cache is asked for where there is one
-        auto = "off" if spec.prompt_cache == "off" else "auto"
+        auto = "auto" if spec.prompt_cache == "on" else spec.prompt_cache
         one = spec.model_copy(update={"lanes": None, "prompt_cache": auto, **way})
         own = _usd(one, found.estimate, facts)
         cost = estimated_usd(one, found, facts, cache_use(one, found, facts(one.provider)))

@@ -24,7 +24,7 @@ import orjson
 from penstock_ledger.errors import PenstockError
 from penstock_producer.accepting.acceptance import beyond_budget, check_estimate
 from penstock_producer.accepting.estimates import Estimate, Measure, TokenMeter
-from penstock_producer.accepting.prompt_caching import CacheUse, cache_use
+from penstock_producer.accepting.prompt_caching import ASKED, CacheUse, cache_use
 from penstock_producer.accepting.quality import (
     Facts,
     Levers,
@@ -283,7 +283,7 @@ def sample_of(open_it: Callable[[], FileSource], spec: JobSpec, number: int) -> 
     lines = (sampled_line(one, spec) for one in drawn(open_it(), found, number, seed=digest))
     said = {*said_by_lines(spec), *FOR_ALL}
     own = {name: value for name, value in options.items() if name not in said}
-    if own["prompt_cache"] == "on":  # so few may share too little, and are asked all the same
+    if own["prompt_cache"] in ASKED:  # so few may share too little, and are asked all the same
         own["prompt_cache"] = "auto"
     its_spec = JobSpec.from_json(own | {"response_format": "none"})
     return Sample(lines, its_spec, f"sample-{digest[:8]}", documents, found.size)

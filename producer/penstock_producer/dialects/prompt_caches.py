@@ -23,8 +23,10 @@ __all__ = [
     "Piece",
     "has_cached_prompts",
     "laid_out",
+    "parted",
     "pieces_of",
     "rules_of",
+    "with_cache",
     "without_marks",
 ]
 
@@ -45,6 +47,8 @@ class CacheRules(NamedTuple):
     # the field that takes requests with the same beginning to the same machine
     key_field: str | None = None
     is_there: bool = True  # batches of some models have none
+    # beside it, what a call names and pays rent for is kept, and read for sure
+    rents: bool = False
 
 
 FIVE_MINUTES_S: Final = 300.0
@@ -55,6 +59,9 @@ HOUR_S: Final = 3_600.0
 _MARKED_BY_OPENAI: Final = re.compile(r"gpt-5\.(?:[6-9]|\d\d)|gpt-(?:[6-9]|\d\d)")
 # whose cached tokens cost in batches what others do
 _NOT_IN_BATCHES: Final = re.compile(r"gpt-4|o1|o3|o4")
+# which models have explicit caches, by ai.google.dev/gemini-api/docs/generate-content/caching;
+# those of Vertex AI have addresses and prices of their own
+_RENTED: Final = re.compile(r"gemini-(?:2\.5|3)")
 # of Claude's models, by what their names begin with; where none fits, the most that any of them has
 _LEAST_OF_CLAUDE: Final[Sequence[tuple[str, int]]] = (
     ("claude-opus-5", 512),
@@ -91,7 +98,8 @@ def rules_of(kind: str, base_url: str, model: str | None, *, packs: bool = False
     if kind == "bedrock":  # caches where a request marks it, and by which model is not known here
         return CacheRules(_MOST_OF_CLAUDE, FIVE_MINUTES_S, is_there=False)
     if kind in ("gemini", "vertex"):
-        return CacheRules(2_048 if "2.5" in name else 4_096, FIVE_MINUTES_S)
+        rents = kind == "gemini" and not packs and _RENTED.match(name) is not None
+        return CacheRules(2_048 if "2.5" in name else 4_096, FIVE_MINUTES_S, rents=rents)
     is_openai = _is_openai(base_url)
     marked = _MARKED_BY_OPENAI.match(name) is not None
     return CacheRules(
@@ -230,6 +238,8 @@ def _parsed(raw: msgspec.Raw) -> Any:
 
 
 _UNMARKABLE: Final = ("thinking", "redacted_thinking")  # parts of Anthropic's that take no mark
+# what a cache of Gemini holds beside contents
+_HELD: Final[Sequence[str]] = ("tools", "toolConfig", "systemInstruction")
 _OWN_MARKS: Final = (b'"cache_control"', b'"prompt_cache_')
 MARKS_MAX: Final = 4  # in a request to Anthropic or OpenAI
 
@@ -257,6 +267,58 @@ def laid_out(
     if rules.key_field is not None and endpoint in (CHAT, RESPONSES):
         fields[rules.key_field] = msgspec.Raw(_write(key))
     return _write(fields)
+
+
+def parted(body: bytes, endpoint: str, cut: Cut, model: str | None) -> tuple[bytes, bytes] | None:
+    """Return what a cache of Gemini holds of a request up to a cut, and the request without it.
+
+    None where nothing would be left to ask, or the cut lies within what cannot be parted. Tools and
+    the system text belong to the cache: a request that names one may not say them."""
+    if endpoint != GENERATE or b'"cachedContent"' in body:
+        return None
+    fields = _read.decode(body)
+    if model is not None and "model" in fields and _parsed(fields["model"]) != model:
+        return None
+    held: dict[str, msgspec.Raw] = {name: fields.pop(name) for name in _HELD if name in fields}
+    ahead = [*_pieces(held, endpoint)]
+    contents = _parsed(fields["contents"]) if "contents" in fields else None
+    if not isinstance(contents, list):
+        return None
+    turns = [turn if isinstance(turn, dict) else {} for turn in contents]
+    at = cut.piece - len(ahead)
+    if at < 0:
+        is_whole = at == -1 and cut.chars == len(ahead[-1].text)
+        kept, left = (list[Any](), turns) if is_whole else (turns, list[Any]())
+    else:
+        kept, left = _split(turns, at, cut.chars)
+    if not left or not all(isinstance(turn.get("parts"), list) for turn in turns):
+        return None
+    if kept:
+        held["contents"] = msgspec.Raw(_write(kept))
+    fields["contents"] = msgspec.Raw(_write(left))
+    return _write(held), _write(fields)
+
+
+def with_cache(body: bytes, name: str) -> bytes:
+    """Return a request that ``parted`` has left, behind a cache with this name."""
+    return _write({**_read.decode(body), "cachedContent": name})
+
+
+def _split(turns: Sequence[dict[str, Any]], at: int, chars: int) -> tuple[list[Any], list[Any]]:
+    """Return turns up to the character of a part, counted over all turns, and those behind it."""
+    for place, turn in enumerate(turns):
+        parts = turn.get("parts") or [{}]
+        if at >= len(parts):
+            at -= len(parts)
+            continue
+        first, second = [*parts[: at + 1]], [*parts[at + 1 :]]
+        text = first[at].get("text")
+        if isinstance(text, str) and chars < len(text):
+            first[at] = first[at] | {"text": text[:chars]}
+            second.insert(0, parts[at] | {"text": text[chars:]})
+        behind = [turn | {"parts": second}] if second else []
+        return [*turns[:place], turn | {"parts": first}], [*behind, *turns[place + 1 :]]
+    return [*turns], []
 
 
 def without_marks(body: bytes) -> bytes:

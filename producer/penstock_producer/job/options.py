@@ -391,9 +391,10 @@ _TABLE: Final = (
     Option(
         "prompt_cache",
         "Use the provider's prompt cache for beginnings that documents share: on (refused where "
-        "that cannot be), auto (where it saves money), or off; docs/prompt-cache.md.",
+        "that cannot be), auto (where it saves money), explicit (on, with caches of Gemini that "
+        "are paid for by the hour), or off; docs/prompt-cache.md.",
         "off",
-        metavar="auto|on|off",
+        metavar="auto|on|explicit|off",
     ),
     Option(
         "batch_max_requests",

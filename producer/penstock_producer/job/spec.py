@@ -249,7 +249,7 @@ class JobSpec(BaseModel):
     embedding_dtype: VectorType | None = _of("embedding_dtype")
     prefix_order: Annotated[bool, Field(strict=True)] | None = _of("prefix_order")
     dedup: Dedup = _of("dedup")
-    prompt_cache: Literal["off", "auto", "on"] = _of("prompt_cache")
+    prompt_cache: Literal["off", "auto", "on", "explicit"] = _of("prompt_cache")
     cache_s: Annotated[PositiveFloat, Field(ge=CACHE_MIN_S, le=CACHE_MAX_S)] | None = _of("cache_s")
     feeders: Annotated[int, Field(strict=True, ge=1, le=MAX_FEEDERS)] | None = _of("feeders")
     batch_max_requests: Annotated[int, Field(strict=True, ge=1, le=MAX_BATCH_REQUESTS)] | None = (

@@ -10,7 +10,7 @@ those that share it are not too far apart, and only then a provider's cache has 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple, Self
 
@@ -19,18 +19,22 @@ from penstock_producer.dialects.prompt_caches import (
     Cut,
     Piece,
     laid_out,
+    parted,
     pieces_of,
     rules_of,
+    with_cache,
 )
 from penstock_producer.pins import PREFIXES
 
 __all__ = [
+    "Behind",
     "CachedPrompts",
     "Level",
     "PrefixFinder",
     "Prefixes",
     "Shared",
     "cached_tokens",
+    "held_as",
     "kept_groups",
 ]
 
@@ -62,6 +66,7 @@ class Shared(NamedTuple):
     documents: int
     tokens: float
     new_tokens: float  # behind the beginning of the group that it is a part of
+    parent: bytes = b""  # the name of that group; empty where there is none
 
 
 class _Node:
@@ -102,18 +107,19 @@ class PrefixFinder:
         ``tokens_in``: of all prompts together; a beginning has as many for each character."""
         groups: list[Shared] = []
         per_char = tokens_in / self.chars if self.chars else 0.0
-        waiting = [(child, b"", 0.0) for child in self._root.children.values()]
+        waiting = [(child, b"", 0.0, b"") for child in self._root.children.values()]
         while waiting:
-            node, path, within = waiting.pop()
+            node, path, within, parent = waiting.pop()
             if node.count < DOCUMENTS_MIN:
                 continue
             path += node.run
             tokens = _chars(path) * per_char
             if tokens >= max(least_tokens, within + STEP_TOKENS):
                 depth = len(path) // ENTRY_BYTES
-                groups.append(Shared(_name(path), depth, node.count, tokens, tokens - within))
-                within = tokens
-            waiting += ((child, path, within) for child in node.children.values())
+                name, new = _name(path), tokens - within
+                groups.append(Shared(name, depth, node.count, tokens, new, parent))
+                within, parent = tokens, name
+            waiting += ((child, path, within, parent) for child in node.children.values())
         groups.sort(key=_saves, reverse=True)
         return groups[:GROUPS_MAX]
 
@@ -200,6 +206,7 @@ class CachedPrompts(NamedTuple):
     rules: CacheRules
     endpoint: str
     model: str | None = None  # whose rules these are; None: of all
+    rented: frozenset[str] = frozenset()  # beginnings with an explicit cache each, by their names
 
     @classmethod
     def of(
@@ -214,11 +221,25 @@ class CachedPrompts(NamedTuple):
         rules = rules_of(kind, base_url, kept["model"], packs=packs)
         if not rules.is_there:
             return None
-        return cls(Prefixes.of(kept["groups"]), rules, endpoint, kept["model"])
+        names = base64.b64decode(kept.get("rented", "")) if rules.rents else b""
+        rented = (names[at : at + NAME_BYTES].hex() for at in range(0, len(names), NAME_BYTES))
+        prefixes = Prefixes.of(kept["groups"])
+        return cls(prefixes, rules, endpoint, kept["model"], frozenset(rented))
 
     def levels(self, body: bytes) -> list[Level]:
         """Return the shared beginnings of a request, the shortest first."""
         return self.prefixes.levels(body, self.endpoint)
+
+    def is_rented(self, levels: Sequence[Level]) -> bool:
+        """Return whether one of these beginnings has an explicit cache."""
+        return any(one.name in self.rented for one in levels)
+
+    def parted(self, body: bytes, levels: Sequence[Level]) -> tuple[bytes, bytes] | None:
+        """Return what an explicit cache holds of a request, and the rest; None where none is due.
+
+        It is that of the longest beginning which has one."""
+        cut = next((one.cut for one in reversed(levels) if one.name in self.rented), None)
+        return None if cut is None else parted(body, self.endpoint, cut, self.model)
 
     def laid_out(self, body: bytes, levels: Sequence[Level]) -> bytes:
         """Return a request with these beginnings marked, as far as its provider wants that."""
@@ -228,10 +249,40 @@ class CachedPrompts(NamedTuple):
         return laid_out(body, self.endpoint, cuts, self.rules, levels[-1].name, self.model)
 
 
-def kept_groups(groups: Sequence[Shared], model: str | None) -> dict[str, Any]:
-    """Return groups as a job keeps them, with the model whose cache they are for."""
+class Behind:
+    """The explicit cache that one request begins with."""
+
+    def __init__(self, latest: Callable[[], str | None], held: str) -> None:
+        self._latest, self._held = latest, held  # its name of the moment: it may be made anew
+        self.name = ""  # that the request says
+        self.whole: bytes | None = None  # the request without it, once it says the name
+        self.is_gone = False  # the provider has it no more
+
+    def asked(self, cached: CachedPrompts, body: bytes, levels: Sequence[Level]) -> bytes:
+        """Return the request behind the cache; whole where that holds another beginning."""
+        parts, name = cached.parted(body, levels), self._latest()
+        self.whole = None
+        if parts is None or name is None or held_as(parts[0]) != self._held:
+            return body
+        self.name, self.whole = name, body
+        return with_cache(parts[1], name)
+
+
+def held_as(held: bytes) -> str:
+    """Return a name for what a cache holds."""
+    return blake2b(held, digest_size=12).hexdigest()
+
+
+def kept_groups(
+    groups: Sequence[Shared], model: str | None, rented: Iterable[bytes] = ()
+) -> dict[str, Any]:
+    """Return groups as a job keeps them, with the model whose cache they are for.
+
+    ``rented``: the names of those that have an explicit cache."""
     packed = b"".join(one.depth.to_bytes(DEPTH_BYTES) + one.name for one in groups)
-    return {"groups": base64.b64encode(packed).decode(), "model": model}
+    names = base64.b64encode(b"".join(rented)).decode()
+    kept = {"groups": base64.b64encode(packed).decode(), "model": model}
+    return kept | ({"rented": names} if names else {})
 
 
 def cached_tokens(groups: Sequence[Shared]) -> tuple[int, int]:

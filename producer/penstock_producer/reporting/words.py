@@ -116,6 +116,7 @@ _BESIDES: Final = {
     "superseded": "dead letters that were replayed since",
     "unread": "answers of lost batches, which were not read",
     "retried": "attempts at documents that are not finished",
+    "prompt_cache": "explicit caches of prompts, made and kept",
     "waiting": "documents that wait for another batch",
     "forgotten": "attempts that were made again, as Redis had lost them",
 }

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import orjson
 
-from penstock_simulate.answers import bedrock, gemini, media, messages, refusals
+from penstock_simulate.answers import bedrock, cached_contents, gemini, media, messages, refusals
 from penstock_simulate.answers.answers import (
     EMBEDDING_DIMENSIONS,
     MAX_EMBEDDING_DIMENSIONS,
@@ -19,6 +19,7 @@ from penstock_simulate.answers.answers import (
     tokens_of,
     write_answer,
 )
+from penstock_simulate.answers.cached_contents import KeptContent
 from penstock_simulate.answers.prompt_cache import (
     LEAST_OF_GEMINI,
     LEAST_TOKENS,
@@ -65,6 +66,8 @@ class Call:
     fault: Refusal | None = None  # of its headers
     prefixes: Sequence[Prefix] = ()  # of the prompt, that may be cached
     cache: CacheUse = NO_CACHE
+    kept: Mapping[str, KeptContent] = field(default_factory=dict)  # explicit caches, by their names
+    named: CacheUse | None = None  # of an explicit cache that it names
     host: str = ""  # the name that the client called us by
     declines: bool = False  # whether the answer is a polite no
     _answer: tuple[str, str] | None = None
@@ -202,11 +205,25 @@ def _message_prompt(call: Call) -> Refusal | None:
 
 def _generate_prompt(call: Call) -> Refusal | None:
     refusal = gemini.refusal_of(call.body)
+    if refusal is None and "cachedContent" in call.body:
+        return _behind_cache(call)
     if refusal is None:
         call.texts = [gemini.text_of(call.body)]
         call.prompt_tokens = max(1, tokens_of(call.texts[0]))
         call.prefixes = steps_of(call.model, call.texts[0], LEAST_OF_GEMINI)
     return refusal
+
+
+def _behind_cache(call: Call) -> Refusal | None:
+    """Read a request whose beginning is an explicit cache, which is read for sure."""
+    kept = call.kept.get(str(call.body["cachedContent"]))
+    if (refusal := cached_contents.refusal_of(call.body, kept, call.model)) is not None:
+        return refusal
+    assert kept is not None, "one that is not there is refused"
+    call.texts = [gemini.text_of(call.body)]
+    call.prompt_tokens = kept.tokens + max(1, tokens_of(call.texts[0]))
+    call.named = CacheUse(read=kept.tokens)
+    return None
 
 
 def _converse_prompt(call: Call) -> Refusal | None:

@@ -59,6 +59,22 @@ def test_what_is_added_adds_up(either: Database) -> None:
     assert (row.tenant, row.accepted_at) == ("alpha", job.created_at)
 
 
+def test_what_an_explicit_cache_cost_is_booked_once(either: Database) -> None:
+    """Whichever worker notes it, in the account of its job and against what the cache saved; its
+    rent for some time more is a payment of its own."""
+    JobStore(either).create(NewJob("job", "job", {}, {"kind": "spool"}, "digest", None))
+    made = PaidBeside(ItemKey("job", 1, "cachedContents/a"), 0, 5_000, 0, 900)
+    rent = made._replace(prompt_tokens=0, cost_microusd=30)
+    for lane in ("api", "other"):
+        store = OutcomeStore(either, lane)
+        store.note_cache(made, "made", "prompt_cache")
+        store.note_cache(rent, "until 300", "prompt_cache")
+    counts = OutcomeStore(either).counts("job")
+    assert (counts.cost_microusd, counts.prompt_tokens, counts.calls) == (930, 5_000, 0)
+    assert counts.by_kind["prompt_cache"].cost_microusd == 930
+    assert OutcomeStore(either).savings("job") == [Saving("prompt_cache", 0, 0, -930)]
+
+
 class Histories:
     """One job whose documents, messages and batches meet whatever can happen to them, and counters
     of what was billed and saved that know nothing of stores."""

@@ -204,3 +204,57 @@ async def test_lists_have_pages() -> None:
         made = [(await created(client, lines(1))).name for _ in range(5)]
         found = [batch.name async for batch in await client.batches.list(config={"page_size": 2})]
     assert found == made[::-1]
+
+
+LONG = "A file is read from the archive. " * 200
+
+
+async def test_an_explicit_cache_is_made_read_renewed_and_deleted() -> None:
+    """The SDK reads its tokens and times; what is behind it reads it for sure, and is refused where
+    it says the system text again, asks another model, or comes after it has gone."""
+    async with sdk() as client:
+        cache = await client.caches.create(
+            model=MODEL,
+            config={"contents": LONG, "system_instruction": "Read.", "ttl": "60s"},
+        )
+        assert cache.usage_metadata is not None
+        tokens = cache.usage_metadata.total_token_count
+        name = cache.name or ""
+        ask = client.models.generate_content
+        answer = await ask(model=MODEL, contents="Why?", config={"cached_content": name})
+        assert answer.usage_metadata is not None
+        assert answer.usage_metadata.cached_content_token_count == tokens
+        assert (answer.usage_metadata.prompt_token_count or 0) > (tokens or 0)
+        assert [one.name async for one in await client.caches.list()] == [name]
+        longer = await client.caches.update(name=name, config={"ttl": "600s"})
+        assert longer.expire_time is not None
+        assert cache.expire_time is not None
+        assert (longer.expire_time - cache.expire_time).total_seconds() == pytest.approx(540, abs=5)
+        twice: Any = {"cached_content": name, "system_instruction": "Read."}
+        other: Any = {"cached_content": name}
+        for model, config in ((MODEL, twice), ("another", other)):
+            with pytest.raises(errors.ClientError) as refused:
+                await ask(model=model, contents="Why?", config=config)
+            assert refused.value.code == 400
+        await client.caches.delete(name=name)
+        with pytest.raises(errors.ClientError, match="CachedContent not found") as gone:
+            await ask(model=MODEL, contents="Why?", config={"cached_content": name})
+        assert gone.value.code == 403
+        with pytest.raises(errors.ClientError, match="Cached content is too small"):
+            await client.caches.create(model=MODEL, config={"contents": "Short."})
+
+
+async def test_an_explicit_cache_is_paid_for_once_and_by_the_hour() -> None:
+    """For the time that was asked for, however soon it is deleted."""
+    async with (
+        running(SimulatorConfig(usd_per_mtok_in=1.0, usd_per_mtok_hour=36.0)) as url,
+        sdk_of(url) as client,
+        aiohttp.ClientSession() as session,
+    ):
+        cache = await client.caches.create(model=MODEL, config={"contents": LONG, "ttl": "100s"})
+        await client.caches.delete(name=cache.name or "")
+        assert cache.usage_metadata is not None
+        tokens = cache.usage_metadata.total_token_count or 0
+        async with session.get(f"{url}/stats") as stats:
+            spent = (await stats.json())["spent_usd"]
+        assert spent == pytest.approx(2 * tokens / 1e6, rel=1e-3)

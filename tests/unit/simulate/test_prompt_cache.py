@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
+from penstock_simulate.answers.cached_contents import KeptContent
 from penstock_simulate.answers.calls import CHAT, GENERATE, MESSAGES
 from penstock_simulate.config import SimulatorConfig
 from penstock_simulate.provider import Provider
@@ -135,3 +136,26 @@ def test_the_wrong_order_costs_measurably_more() -> None:
     assert spent_on(grouped, lambda at: 0.0) == pytest.approx(wrong)
     # the first of each alone, the others once it was answered
     assert spent_on(grouped, lambda at: 2.0 * (at % 10 > 0)) == pytest.approx(right)
+
+
+def test_what_is_kept_without_marks_may_be_missed() -> None:
+    """By the share of hits that the flag says; what is marked is read all the same."""
+    made = provider(prompt_cache_hits=0.5)
+    reads = [cached(asked(made, chat("a", at), 5 * at)) > 0 for at in range(200)]
+    assert 70 < sum(reads) < 130
+    never = provider(prompt_cache_hits=0.0)
+    usages = [asked(never, message("a", at), 5 * at, MESSAGES) for at in range(2)]
+    assert usages[1]["cache_read_input_tokens"] > 0
+
+
+def test_an_explicit_cache_ends_when_its_time_is_up() -> None:
+    """Behind it a prompt is read whatever its share of hits; then it is forbidden."""
+    made = provider(prompt_cache_hits=0.0)
+    body = {"model": "models/gemini-2.5-flash", "contents": [{"parts": [{"text": "a" * MANUAL}]}]}
+    kept = made.contents.make(body, 60.0, 0.0)
+    assert isinstance(kept, KeptContent)
+    ask = {"contents": [{"parts": [{"text": "Why?"}]}], "cachedContent": kept.name}
+    assert cached(asked(made, ask, 59.0, GENERATE)) == kept.tokens
+    call = made.open_call(GENERATE, orjson.dumps(ask), None, None)
+    call.model = "gemini-2.5-flash"
+    assert made.decide(call, 61.0).status == 403

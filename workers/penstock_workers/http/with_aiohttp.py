@@ -61,6 +61,12 @@ class AiohttpClient:
     async def get(self, target: Target, *, timeout_s: float) -> HttpAnswer:
         return await self._send("GET", target, None, {}, timeout_s, None)
 
+    async def call(
+        self, method: str, target: Target, body: bytes | None, *, timeout_s: float
+    ) -> HttpAnswer:
+        """Return the answer of any other method; raise HttpError."""
+        return await self._send(method, target, body, {}, timeout_s, None)
+
     async def close(self) -> None:
         await self._session.close()
 

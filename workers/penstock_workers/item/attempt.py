@@ -11,7 +11,7 @@ from penstock_ledger import ItemKey, Keep, Saving
 from penstock_ledger.model import Paid
 from penstock_producer.feed.wire import CALLS_HEADER, SPENT_HEADER, ItemMessage, item_tag
 from penstock_producer.job.targets import Target
-from penstock_producer.planning.prefixes import Level
+from penstock_producer.planning.prefixes import Behind, Level
 from penstock_workers.item.answer import Room
 from penstock_workers.item.deliveries import Delivery
 from penstock_workers.item.failures import Failure, Reply
@@ -111,6 +111,7 @@ class Attempt(Item, kw_only=True, eq=False):
     happened: Failure | Reply | None = None  # what the call came to, before the job's own checks
     keep: Keep | None = None  # where its result will answer equal requests
     levels: tuple[Level, ...] = ()  # beginnings of its prompt that other documents share
+    behind: Behind | None = None  # an explicit cache, where its beginning has one
     passing: Passing | None = None  # to a caller who reads the answer as it comes
     savings: tuple[Saving, ...] = ()  # of this attempt's answers, by what caused them
 

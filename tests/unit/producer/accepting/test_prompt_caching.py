@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,12 @@ import pytest
 
 from penstock_producer import JobSpec, Producer
 from penstock_producer.accepting.acceptance import check_acceptable
-from penstock_producer.accepting.prompt_caching import CacheUse, cache_use, check_open
+from penstock_producer.accepting.prompt_caching import (
+    CacheUse,
+    cache_use,
+    check_open,
+    check_prompt_cache,
+)
 from penstock_producer.accepting.sampling import preview
 from penstock_producer.accepting.survey import survey
 from penstock_producer.errors import SpecError
@@ -153,3 +159,71 @@ def test_estimates_and_budgets_count_with_the_cache(tmp_path: Path) -> None:
         assert producer.submit(path, spec_of(**tight).to_json(), job_key="with").total == 100
         with pytest.raises(SpecError, match="may cost about"):
             producer.submit(path, spec_of(**tight, prompt_cache="off").to_json(), job_key="without")
+
+
+PRO = {"gemini_2.5_pro": {"input": 1.25, "cached_input": 0.125, "cache_hour": 4.5}}
+EXPLICIT = {
+    "endpoint": "/v1beta/generateContent",
+    "model": "gemini-2.5-pro",
+    "prompt_cache": "explicit",
+    "system": SYSTEM * 2,
+    "params": {"maxOutputTokens": 10},
+}
+
+
+def test_an_explicit_cache_is_priced_with_its_rent(tmp_path: Path) -> None:
+    """Made once, kept for its documents and five minutes, and read by each of them; its beginning
+    is kept with the job."""
+    use = use_of(tmp_path, spec_of(**EXPLICIT), facts("gemini", **PRO))
+    assert use is not None
+    assert use.rent is not None
+    (name,) = use.rent.names
+    assert use.read == pytest.approx(100 * use.written, abs=100)
+    rent = use.written * 4.5 * (100 + 300) / 3_600
+    own = use.usual_usd * 1e6 - use.read * 1.25
+    assert use.least_usd * 1e6 == pytest.approx(
+        own + use.read * 0.125 + use.written * 1.25 + rent, rel=0.001
+    )
+    assert use.most_usd == use.least_usd < use.usual_usd
+    assert use.to_json()["explicit"] == 1
+    assert base64.b64decode(use.kept()["prefixes"]["rented"]) == name
+
+
+def test_explicit_caches_that_do_not_pay_are_refused(tmp_path: Path) -> None:
+    """Where the rent is dear, say; `on` sends the same documents."""
+    dear = {"gemini_2.5_pro": PRO["gemini_2.5_pro"] | {"cache_hour": 4_500.0}}
+    with pytest.raises(SpecError, match="cost more than it saves"):
+        use_of(tmp_path, spec_of(**EXPLICIT), facts("gemini", **dear))
+    assert use_of(tmp_path, spec_of(**EXPLICIT | {"prompt_cache": "on"}), facts("gemini", **dear))
+
+
+@pytest.mark.parametrize(
+    ("spec", "provider", "what"),
+    [
+        (
+            {"endpoint": "/v1/chat/completions", "params": {}},
+            {"kind": "openai"},
+            "Gemini's own API",
+        ),
+        ({}, {"kind": "vertex", "project": "p", "region": "global"}, "Gemini's own API"),
+        ({"lane": "batch"}, {}, "batches of Gemini"),
+        ({"tier": "flex"}, {}, "service tier"),
+        ({"model": "gemini-4-argon"}, {}, "no explicit caches of gemini-4-argon"),
+        ({"model": "gemini-3.5-flash"}, {}, "rent of an explicit cache"),
+        ({"model": "gemini-3-unknown"}, {}, "no price of cached tokens"),
+    ],
+)
+def test_explicit_caches_that_cannot_be_are_refused_with_the_fix(
+    spec: dict[str, Any], provider: dict[str, Any], what: str
+) -> None:
+    """By the provider, the lane, the tier, the model, and by what its rent is: nothing was spent."""
+    cheap = {"input": 1.5, "cached_input": 0.15}
+    prices = {"gemini-2.5-pro": PRO["gemini_2.5_pro"], "gemini-4-argon": cheap | {"cache_hour": 1}}
+    given = {"kind": "gemini", "prices": prices | {"gemini-3.5-flash": cheap}} | provider
+    asked = ProviderFacts.model_validate(given)
+    with pytest.raises(SpecError) as refused:
+        check_prompt_cache(spec_of(**EXPLICIT | spec), asked)
+    (problem,) = refused.value.problems
+    assert problem.pointer == "/prompt_cache"
+    assert what in problem.message
+    assert problem.fix

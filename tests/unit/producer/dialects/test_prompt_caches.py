@@ -10,8 +10,10 @@ import pytest
 from penstock_producer.dialects.prompt_caches import (
     Cut,
     laid_out,
+    parted,
     pieces_of,
     rules_of,
+    with_cache,
     without_marks,
 )
 
@@ -177,3 +179,79 @@ def test_another_model_is_asked_without_the_marks_of_openai() -> None:
     assert orjson.loads(without_marks(marked)) == plain
     raw = orjson.dumps(body)
     assert without_marks(raw) is raw
+
+
+GEMINI: dict[str, Any] = {
+    "model": "gemini-2.5-pro",
+    "systemInstruction": {"parts": [{"text": "S"}]},
+    "tools": [{"functionDeclarations": []}],
+    "toolConfig": {"functionCallingConfig": {"mode": "ANY"}},
+    "contents": [
+        {"role": "user", "parts": [{"text": "MMMQ"}, {"text": "R"}]},
+        {"role": "model", "parts": [{"text": "A"}]},
+    ],
+    "generationConfig": {"temperature": 0},
+}
+
+
+def parts_of(cut: Cut, **changed: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    found = parted(orjson.dumps(GEMINI | changed), GENERATE, cut, "gemini-2.5-pro")
+    return None if found is None else (orjson.loads(found[0]), orjson.loads(found[1]))
+
+
+def test_a_request_of_gemini_is_parted_into_a_cache_and_the_rest() -> None:
+    """Tools, their settings and the system text go to the cache: behind one they are refused."""
+    held = {name: GEMINI[name] for name in ("tools", "toolConfig", "systemInstruction")}
+    left = {name: GEMINI[name] for name in ("model", "generationConfig")}
+    first, answer = GEMINI["contents"]
+    cases: list[tuple[Cut, list[Any], list[Any]]] = [
+        (Cut(1, 1), [], [first, answer]),
+        (
+            Cut(2, 3),
+            [{"role": "user", "parts": [{"text": "MMM"}]}],
+            [{"role": "user", "parts": [{"text": "Q"}, {"text": "R"}]}, answer],
+        ),
+        (
+            Cut(2, 4),
+            [{"role": "user", "parts": [{"text": "MMMQ"}]}],
+            [{"role": "user", "parts": [{"text": "R"}]}, answer],
+        ),
+        (Cut(3, 1), [first], [answer]),
+    ]
+    for cut, kept, rest in cases:
+        assert parts_of(cut) == (
+            held | ({"contents": kept} if kept else {}),
+            left | {"contents": rest},
+        )
+    body = orjson.dumps(left | {"contents": []})
+    assert orjson.loads(with_cache(body, "cachedContents/a"))["cachedContent"] == "cachedContents/a"
+
+
+def test_what_cannot_be_parted_is_sent_whole() -> None:
+    """A cut within the system text, one that leaves nothing, another model, a cache of its own, and
+    contents that are no contents."""
+    assert parts_of(Cut(0, 3)) is None
+    assert parts_of(Cut(4, 1)) is None
+    assert parts_of(Cut(9, 1)) is None
+    assert parts_of(Cut(2, 3), model="gemini-2.5-flash") is None
+    assert parts_of(Cut(2, 3), cachedContent="cachedContents/mine") is None
+    assert parts_of(Cut(2, 3), contents="M") is None
+    assert parts_of(Cut(2, 1), contents=[{"role": "user"}, {"parts": 3}]) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "model", "packs", "rents"),
+    [
+        ("gemini", "models/gemini-2.5-pro", False, True),
+        ("gemini", "gemini-3.5-flash", False, True),
+        ("gemini", "gemini-4-argon", False, False),
+        ("gemini", "gemini-2.5-pro", True, False),
+        ("vertex", "gemini-2.5-pro", False, False),
+        ("openai", "gpt-5", False, False),
+    ],
+)
+def test_explicit_caches_are_those_of_geminis_own_api(
+    kind: str, model: str, packs: bool, rents: bool
+) -> None:
+    """In real time, of the models that have them."""
+    assert rules_of(kind, "", model, packs=packs).rents is rents

@@ -77,7 +77,8 @@ def may_cost(attempt: Attempt) -> MayCost | None:
     prices = prices or prices_of(job, model, tier=tier)
     if prices is None:
         return MayCost(paid=paid)
-    return MayCost(*dearest(prices, attempt.body, prompt_bound(attempt.body)), paid)
+    asked = whole(attempt)
+    return MayCost(*dearest(prices, asked, prompt_bound(asked)), paid)
 
 
 def dearest(
@@ -124,6 +125,12 @@ def estimated_prompt(body: bytes) -> int:
     measure of the others.
     """
     return ceil((len(body) - _media(body)[1]) / EXPECTED_BYTES)
+
+
+def whole(attempt: Attempt) -> bytes:
+    """Return the request with all that its model reads: what an explicit cache holds of it, too."""
+    behind = attempt.behind
+    return attempt.body if behind is None or behind.whole is None else behind.whole
 
 
 def too_long(body: bytes, most: int | None) -> str | None:

@@ -9,6 +9,7 @@ dies over it makes the item start from its own request.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -36,6 +37,7 @@ from penstock_workers.item.failures import (
 from penstock_workers.item.job_view import JobView
 from penstock_workers.item.lane import Admission, Prepared, Turn
 from penstock_workers.item.outcome import Dead, Released, Retry
+from penstock_workers.item.run.cost import whole
 from penstock_workers.item.run.fates import RetryPolicy, decide
 from penstock_workers.item.settling.rows import RESPONSE_EXCERPT_BYTES
 from penstock_workers.item.spent import NOTHING_SPENT, Spent
@@ -69,6 +71,9 @@ def has_follow_up(attempt: Attempt, failure: Failure, policy: RetryPolicy) -> bo
     if body is not None:
         attempt.first_body = body
         return _next(attempt, body, NOTHING_SPENT)
+    if _has_no_cache(attempt, failure):
+        attempt.first_body = _restored(attempt)
+        return _next(attempt, attempt.first_body, NOTHING_SPENT)
     body = _repair(attempt, failure)
     if body is not None:
         return _next(attempt, body, REPAIR)
@@ -100,6 +105,26 @@ def _in_standard(attempt: Attempt, failure: Failure) -> bytes | None:
     return in_the_standard_tier(attempt.body, spec.endpoint)
 
 
+def _has_no_cache(attempt: Attempt, failure: Failure) -> bool:
+    """Return whether a request is refused as it is behind a cache: it is asked again whole.
+
+    Other refusals say nothing of the cache, and say the same of the whole request, at no cost."""
+    behind = attempt.behind
+    if behind is None or behind.whole is None or failure.status not in (400, 403, 404):
+        return False
+    behind.is_gone = _OF_A_CACHE.search(failure.detail) is not None
+    return True
+
+
+_OF_A_CACHE: Final = re.compile("cached ?content", re.IGNORECASE)
+
+
+def _restored(attempt: Attempt) -> bytes:
+    """Return the request without the explicit cache that it begins with; it has none any more."""
+    body, attempt.behind = whole(attempt), None
+    return body
+
+
 def to_current_model(attempt: Attempt, is_down: Callable[[str], bool]) -> None:
     """Turn the attempt to the model that earlier ones came to, in its job's tier, for its cache.
 
@@ -121,6 +146,8 @@ def to_current_model(attempt: Attempt, is_down: Callable[[str], bool]) -> None:
         if spec.preprocess is not None:  # which has changed the request since
             attempt.levels = tuple(cached.levels(attempt.body))
         attempt.body = cached.laid_out(attempt.body, attempt.levels)
+        if attempt.behind is not None:
+            attempt.body = attempt.behind.asked(cached, attempt.body, attempt.levels)
 
 
 def routed(job: JobView, body: bytes) -> JobView:
@@ -174,7 +201,7 @@ def turns(job: JobView, *, escalated: bool, steps: int) -> Iterator[tuple[Target
 
 
 def _turn_to_target(attempt: Attempt, target: Target, view: JobView) -> None:
-    attempt.job, attempt.body = view, as_asked(attempt.body, target, view)
+    attempt.job, attempt.body = view, as_asked(_restored(attempt), target, view)
     attempt.targets += (target,)
 
 
@@ -366,7 +393,7 @@ def _messages(refused: RefusedAnswer) -> list[dict[str, Any]]:
 
 def _first(attempt: Attempt) -> bytes:
     """Return the request without earlier answers: only the last one is shown."""
-    return attempt.first_body if attempt.first_body is not None else attempt.body
+    return attempt.first_body if attempt.first_body is not None else _restored(attempt)
 
 
 def _next(attempt: Attempt, body: bytes, used: Spent) -> bool:

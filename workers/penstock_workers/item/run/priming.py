@@ -27,6 +27,7 @@ from penstock_workers.failure_log import FailureLog
 from penstock_workers.item.attempt import Attempt
 from penstock_workers.item.failures import Reply
 from penstock_workers.item.outcome import Outcome
+from penstock_workers.item.run.rented import RentedCaches
 from penstock_workers.item.slots import Waiting
 
 log = logging.getLogger(__name__)
@@ -55,14 +56,21 @@ class Priming:
     """Lets documents with the same beginning go once one of them has gone alone."""
 
     def __init__(
-        self, book: WarmPrefixes, waiting: Waiting, clock: Callable[[], float] = time.monotonic
+        self,
+        book: WarmPrefixes,
+        waiting: Waiting,
+        rented: RentedCaches | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._book, self._waiting, self._clock = book, waiting, clock
+        self._rented = rented
         self._groups: OrderedDict[_Name, _Group] = OrderedDict()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="priming")
         self._failure_log = FailureLog(log)
 
     async def close(self) -> None:
+        if self._rented is not None:
+            await self._rented.close()
         self._thread.shutdown()
 
     def around(self, attempt: Attempt, steps: Steps) -> Steps:
@@ -71,6 +79,8 @@ class Priming:
         if cached is None:
             return steps
         attempt.levels = tuple(cached.levels(attempt.given))
+        if self._rented is not None and cached.is_rented(attempt.levels):
+            return partial(self._rented.once, cached, steps)
         return partial(self.once, cached, steps) if attempt.levels else steps
 
     async def once(self, cached: CachedPrompts, steps: Steps, attempt: Attempt) -> Outcome:

@@ -30,7 +30,7 @@ from penstock_workers.item.failures import (
 )
 from penstock_workers.item.lane import Admission, Lane, Prepared, Turn, request_of
 from penstock_workers.item.outcome import Outcome, Unreadable
-from penstock_workers.item.run.cost import too_long
+from penstock_workers.item.run.cost import too_long, whole
 from penstock_workers.item.run.fates import RetryPolicy, decide
 from penstock_workers.item.run.follow_ups import (
     after,
@@ -202,7 +202,7 @@ class ItemRunner:
             await by_rules(attempt, self.reads.step)
         if spec.fallback is not None or spec.tier is not None or attempt.levels:
             to_current_model(attempt, self.admission.is_down)
-        if (why := too_long(attempt.body, spec.max_prompt_tokens)) is not None:
+        if (why := too_long(whole(attempt), spec.max_prompt_tokens)) is not None:
             raise TurnedAway(decide(attempt, Failure("prompt_too_long", why, None), self.policy))
 
     async def _preprocess(self, attempt: Attempt) -> None:

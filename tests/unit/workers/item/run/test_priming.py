@@ -58,7 +58,7 @@ class House:
         self.waiting = Waiting()
         self.cached = cached("a", "b")
         clock = asyncio.get_running_loop().time
-        self.priming = Priming(cast(WarmPrefixes, self), self.waiting, clock)
+        self.priming = Priming(cast(WarmPrefixes, self), self.waiting, clock=clock)
         # calls of the book in the loop, so that the virtual clock need not wait for a thread
         self.priming._ask = self._ask  # type: ignore[method-assign]
         self.priming._tell = self._tell  # type: ignore[method-assign]
