@@ -93,9 +93,8 @@ __all__ = ["DoorOpen", "door_server", "refuse_open_door", "router", "serve_door"
 log = logging.getLogger("penstock.gateway")
 
 OTHER_FILES: Final = 200  # that a process has open besides connections: SQL, Redis, uploads, logs
-TICK_S: Final = (
-    1.0  # between two looks at what uvicorn keeps: the date in answers has whole seconds
-)
+# between two looks at what uvicorn keeps: the date in answers has whole seconds
+TICK_S: Final = 1.0
 BACKLOG: Final = 2048  # connections that the kernel holds until they are accepted
 
 

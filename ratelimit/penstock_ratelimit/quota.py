@@ -53,13 +53,12 @@ class Quota:
     second's) worth. ``profile`` names what the provider charges when; ``burst_s``, ``horizon_s``
     and ``slope`` come from it when left out. ``concurrency`` is the most one process has in flight
     (None = not controlled), and ``start`` what it begins with (None = 8). ``discover`` takes limits
-    from the provider's answers, never above the
-    declared ones. ``probe`` sends one request per process until one of the fleet was answered well.
-    These need tickets that are ended with ``answered`` or ``failed``. ``account`` is a fingerprint
-    of the key: another one lifts a hold. ``reserve`` is the part of every limit that is left to
-    others who use the same key, declared limits and those from headers alike. ``interactive`` is
-    the latency of others at the same server that requests here stay under, by the figures that
-    ``Limiter.gauge`` is given.
+    from the provider's answers, never above the declared ones. ``probe`` sends one request per
+    process until one of the fleet was answered well. These need tickets that are ended with
+    ``answered`` or ``failed``. ``account`` is a fingerprint of the key: another one lifts a hold.
+    ``reserve`` is the part of every limit that is left to others who use the same key, declared
+    limits and those from headers alike. ``interactive`` is the latency of others at the same server
+    that requests here stay under, by the figures that ``Limiter.gauge`` is given.
     """
 
     id: str

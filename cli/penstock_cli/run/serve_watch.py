@@ -99,7 +99,7 @@ class Doors:
 
 STARTING_TICK_S: Final = 0.1
 TICK_S: Final = 0.25  # once it serves
-LOOK_S: Final = 0.5  # at Redis, the disk and what is shown
+LOOK_S: Final = 1.0  # at Redis, the disk and what is shown
 COUNT_EVERY_S: Final = 2.0  # the documents of the jobs that run
 # of those that run, the newest; so many sums are read every COUNT_EVERY_S at most
 JOBS_COUNTED: Final = 200

@@ -7,13 +7,12 @@ are only those that PgBouncer knows.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import URL, Connection, Engine, PoolProxiedConnection, create_engine, event, text
+from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -106,26 +105,24 @@ class ServerCommits:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._connection: PoolProxiedConnection | None = None
+        self._connection: Any = None  # psycopg's, and none of the pool any more
 
     def mark(self) -> str | None:
         """Return a text that each commit changes; None where the server does not answer."""
         try:
             if self._connection is None:
-                self._connection = self._engine.raw_connection()
-                self._connection.detach()
-                self._connection.dbapi_connection.autocommit = True
-            with contextlib.closing(self._connection.cursor()) as cursor:
-                cursor.execute(_SNAPSHOT)
-                return str(cursor.fetchone()[0])
+                pooled = self._engine.raw_connection()
+                pooled.detach()
+                self._connection = pooled.dbapi_connection
+                self._connection.autocommit = True
+            return str(self._connection.execute(_SNAPSHOT).fetchone()[0])
         except (SQLAlchemyError, self._engine.dialect.loaded_dbapi.Error):
             self.close()
             return None
 
     def close(self) -> None:
         if self._connection is not None:
-            with contextlib.suppress(SQLAlchemyError, self._engine.dialect.loaded_dbapi.Error):
-                self._connection.close()
+            self._connection.close()
             self._connection = None
 
 

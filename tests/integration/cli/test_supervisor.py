@@ -18,6 +18,12 @@ from penstock_cli.processes import supervisor as subject
 from penstock_cli.processes.supervisor import MAX_QUICK_CRASHES, Supervisor
 
 SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
+COUNTING = (
+    "import signal, time\n"
+    "signal.signal(15, lambda *_: print('asked', flush=True))\n"
+    "print('up', flush=True)\n"
+    "time.sleep(600)"
+)
 STUBBORN = (
     "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); "
     "time.sleep(600)"
@@ -132,6 +138,17 @@ def test_stop_asks_first_and_kills_after_the_drain(fleet: Fleet) -> None:
     eventually(lambda: "up" in (fleet.logs / "worker-1.log").read_text())
     supervisor.stop(drain_s=0.2)
     assert not alive(pid)
+
+
+def test_workers_that_were_asked_to_end_are_asked_once(fleet: Fleet) -> None:
+    """The files of a job are written meanwhile; a second SIGTERM would end a worker in a hurry."""
+    supervisor = fleet.start(COUNTING)
+    log = fleet.logs / "worker-1.log"
+    eventually(lambda: "up" in log.read_text())
+    supervisor.terminate()
+    eventually(lambda: "asked" in log.read_text())
+    supervisor.stop(0.5)
+    assert log.read_text().count("asked") == 1
 
 
 def test_stop_can_be_hurried(fleet: Fleet) -> None:

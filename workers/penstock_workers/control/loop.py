@@ -314,6 +314,7 @@ class Control:
             self._turned_at = time.monotonic()  # the loop is alive, whatever a store says
             self._rest(wait_s, mark, stop)
         try:
+            self._commits.close()
             self._schedules.close()
             self.release_all()
         # the database is down or its disk full: the leases then end by themselves

@@ -477,6 +477,24 @@ def test_a_job_completes_when_sql_counts_every_outcome(house: House) -> None:
     assert house.state(job) is JobState.COMPLETED
 
 
+def test_who_waits_for_the_end_of_a_job_is_woken_by_it(house: House) -> None:
+    """Behind the commit, and not by a round that found nothing."""
+    ended = list[JobState]()
+    control = Control(
+        house.settings,
+        house.database,
+        house.hot,
+        owner="another",
+        on_move=lambda: ended.append(house.state(job)),
+    )
+    job = house.submit(1)
+    control.tick()
+    assert ended == []
+    house.finish(job, "d0")
+    control.tick()
+    assert ended == [JobState.COMPLETED]
+
+
 def test_a_lost_message_is_published_again(house: House) -> None:
     """A document whose message vanished from the queue comes back after two rounds; the others are
     left alone."""
