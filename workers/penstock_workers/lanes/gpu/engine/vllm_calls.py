@@ -253,8 +253,8 @@ def _refused(settings: GpuSettings) -> Any:
 
 def _said(error: Exception) -> str:
     """Return the words of an error on one line; of pydantic's, the first thing that it found."""
-    found = getattr(error, "errors", None)
-    said = found()[0]["msg"] if callable(found) else str(error)
+    found: Callable[[], Any] | None = getattr(error, "errors", None)
+    said = str(error) if found is None else found()[0]["msg"]
     return one_line(said, SAID_CHARS).rstrip(".")
 
 
