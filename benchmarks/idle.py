@@ -78,7 +78,7 @@ def _serve(place: Path) -> Iterator[list[int]]:
 @contextlib.contextmanager
 def _stock(place: Path, redis_url: str) -> Iterator[list[int]]:
     (place / "empty.py").write_text(EMPTY)
-    worker = [sys.executable, "-m", "benchmarks.queue_worker", "threads", redis_url]
+    worker = [sys.executable, "-m", "benchmarks.harness.queue_worker", "threads", redis_url]
     door = [sys.executable, "-m", "uvicorn", "--app-dir", str(place), "empty:app"]
     door += ["--lifespan", "off", "--port", f"{free_port()}"]
     with contextlib.ExitStack() as running:

@@ -23,7 +23,7 @@ from penstock_ledger.model import ItemKey
 from penstock_producer.feed.wire import encode_item
 
 QUEUE = "penstock.api"
-WORKER = "benchmarks.queue_worker"
+WORKER = "benchmarks.harness.queue_worker"
 STOCK = ("prefork", "threads", "gevent")
 TARGET_RATIO = 6.0
 TARGET_MS = 0.15

@@ -1,4 +1,4 @@
-"""A worker for the queue path: `python -m benchmarks.queue_worker
+"""A worker for the queue path: `python -m benchmarks.harness.queue_worker
 penstock|prefork|threads|gevent redis://…`."""
 
 from __future__ import annotations
