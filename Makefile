@@ -17,6 +17,8 @@ NOT_LOWEST := tests/contract/test_licences.py tests/contract/test_site.py tests/
 VERCEL := tests/integration/gateway/vercel
 IMAGES ?= localhost
 PLATFORMS ?= linux/amd64,linux/arm64
+# Tests start hundreds of interpreters: each would compile our modules anew, for half a second.
+unexport PYTHONDONTWRITEBYTECODE
 SEEDS ?= 1000
 MINUTES ?= 60
 # Half of the tests' time is waiting for processes, leases and retries: two tests for each of two cores.

@@ -87,6 +87,7 @@ MEASURED: Final = {
     INTERACTIVE: "2026-11-28, 2 cores, shared",
     FEED: "2026-11-21, 2 cores, nearly alone",
     IDLE: "2026-11-28, 2 cores, shared",
+    START: "2026-11-28, 2 cores, shared",
 }
 TARGETS: Final = {
     "fed per CPU second / apply_async": Target("a", FEED, Limit(least=16), measured=21.7),
