@@ -203,7 +203,7 @@ def remember_url(url: str | None) -> None:
 def split_hosts(url: str) -> SplitResult:
     """Return the parts of a URL that may name several hosts, none of which is looked at.
 
-    ``urlsplit`` refuses a list with an address in brackets behind another host (since 3.11.13).
+    ``urlsplit`` of newer Pythons (3.13.5) refuses a list with an address in brackets behind a host.
     """
     scheme, sign, after = url.partition("://")
     hosts = re.split(r"[/?#]", after, maxsplit=1)[0]
