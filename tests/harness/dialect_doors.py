@@ -24,7 +24,10 @@ MODEL = "sim-small"
 def fleet_of_kinds(folder: Path, *, lease_s: float | None = None) -> Iterator[Fleet]:
     """Start a worker and a provider that is asked under a name for each kind."""
     settings: dict[str, str] = {f"providers__{kind}__kind": kind for kind in KINDS}
-    settings |= {} if lease_s is None else {"visibility_timeout_s": f"{lease_s:g}"}
+    if lease_s is not None:
+        settings["visibility_timeout_s"] = f"{lease_s:g}"
+        # a call that control queues, between the two writes of its door, is answered in one piece
+        settings["control_interval_s"] = "5"
     with Fleet(folder, appendonly=False, settings=settings) as fleet:
         settings |= {f"providers__{kind}__base_url": fleet.provider.root for kind in KINDS}
         fleet.provider.start("--latency-ms", "5", "--latency-sigma", "0")

@@ -224,6 +224,11 @@ CASES |= {
             savings={key(doc): [Saving("tier:flex", 1, 3, 5)] for doc in ("r1", "r3")},
         )
     ),
+    "OutcomeStore.note_cache": lambda db: (
+        lambda: OutcomeStore(db, "api").note_cache(
+            PaidBeside(key("cachedContents/1"), 0, 2, 0, 4), "made", "prompt_cache"
+        )
+    ),
     "OutcomeStore.mend_replays": lambda db: lambda: OutcomeStore(db).mend_replays("job-a"),
     "OutcomeStore.mend_retries": lambda db: lambda: OutcomeStore(db).mend_retries("job-a"),
     "ProviderBatchStore.take": lambda db: (

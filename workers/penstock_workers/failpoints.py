@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from penstock_workers.errors import FailpointHit, InvalidFailpoint
 
 PLACES = (
-    "cache_made",
     "infer",
+    "cache_made",
     "engine",
     "before_commit",
     "after_commit",

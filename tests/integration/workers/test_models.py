@@ -181,7 +181,7 @@ def test_a_job_without_a_model_is_not_answered_by_chance(house: House) -> None:
     torn = house.submit("torn", None, 20)
     fleet.wait_for(torn, JobState.PAUSED, WORK_S)
     reason = fleet.producer.status(torn.job_id).job.reason or ""
-    assert "serve several: org/tiny2 (1 worker), tiny1 (1 worker)" in reason
+    assert "serve several: org/tiny2 (1 worker; adapters legal), tiny1 (1 worker)" in reason
     assert fleet.finished(torn) == 0
 
 
@@ -222,13 +222,13 @@ def test_commands_say_what_is_served_and_what_waits(house: House) -> None:
     worker serves, and refuses a prompt without a model where several are served."""
     fleet = house.fleet
     said = fleet.penstock("doctor", "--accept", "database", "--accept", "aof")
-    assert "lane gpu serves org/tiny2 (1 worker), tiny1 (1 worker)" in said
+    assert "lane gpu serves org/tiny2 (1 worker; adapters legal), tiny1 (1 worker)" in said
     assert "job held: no worker serves gone" in said
     prompt = ("submit", str(fleet.source(3)), "--lane", "gpu", "--prompt", "{text}")
     warned = fleet.run(*prompt, "--model", "missing", "--job", "warned")
     assert warned.returncode == 0
     assert (
-        "no worker serves missing; served here: org/tiny2 (1 worker), tiny1 (1 worker)"
+        "no worker serves missing; served here: org/tiny2 (1 worker; adapters legal), tiny1 (1 worker)"
         in warned.stderr
     )
     refused = fleet.run(*prompt, "--job", "refused")
@@ -247,8 +247,9 @@ def test_a_server_that_gets_another_model_is_followed(house: House) -> None:
     server.model, server.adapters = "after", ("new",)
     for name in ("after", "new"):
         fleet.wait_for(house.submit(f"of-{name}", name, 50), JobState.COMPLETED, WORK_S)
-    assert "no worker serves legal; served here: after (1 worker), tiny1" in fleet.penstock(
-        "status", "torn-apart"
+    assert (
+        "no worker serves legal; served here: after (1 worker; adapters new), tiny1"
+        in fleet.penstock("status", "torn-apart")
     )
     assert 20 <= fleet.finished(torn) < 150
 
@@ -286,7 +287,7 @@ def test_strangers_in_the_heartbeats_harm_no_reader(house: House) -> None:
     fleet.wait_for(job, JobState.COMPLETED, WORK_S)
     assert house.answers(job) == {"tiny1 answers": 50}
     assert (
-        "no worker serves gone; served here: org/tiny2 (1 worker), tiny1 (1 worker)"
+        "no worker serves gone; served here: org/tiny2 (1 worker; adapters legal), tiny1 (1 worker)"
         in fleet.penstock("status", "held")
     )
 
@@ -313,7 +314,10 @@ def test_documents_that_have_gone_on_to_a_model_that_no_worker_serves_are_told(
     )
     warned = fleet.run(*asked, "--fallback", "nowhere")
     assert warned.returncode == 0, warned.stderr
-    assert "no worker serves nowhere; served here: org/tiny2 (1 worker), tiny1" in warned.stderr
+    assert (
+        "no worker serves nowhere; served here: org/tiny2 (1 worker; adapters legal), tiny1"
+        in warned.stderr
+    )
     assert "Documents that go on to it wait for one" in warned.stderr
     waits = "no worker serves the models of queue penstock.gpu.nowhere; served here: org/tiny2"
     until(lambda: waits in fleet.penstock("status", "astray"), 30, "status says what it waits for")

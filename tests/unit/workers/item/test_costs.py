@@ -150,7 +150,14 @@ def test_the_first_call_goes_alone_where_an_account_may_be_refused(
 
 
 @pytest.mark.parametrize(
-    ("named", "start"), [({}, None), ({"concurrency": 64}, 32), ({"concurrency": 1}, 1)]
+    ("named", "start"),
+    [
+        ({}, None),
+        ({"concurrency": 48}, 24),
+        ({"concurrency": 640}, 32),
+        ({"concurrency": 8}, 8),
+        ({"concurrency": 1}, 8),  # which is bounded by it
+    ],
 )
 def test_a_worker_begins_with_half_of_a_concurrency_that_was_named(
     named: dict[str, int], start: int | None

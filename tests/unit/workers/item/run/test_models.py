@@ -137,6 +137,6 @@ async def test_with_several_models_the_job_is_paused_and_told() -> None:
     assert isinstance(outcome, Parked)
     assert outcome.pauses is not None
     assert (
-        "serve several: tiny1 (1 worker), tiny2 (1 worker). Cancel it and submit it again"
+        "serve several: tiny1 (1 worker; adapters legal), tiny2 (1 worker). Cancel it and submit it again"
         in explain(outcome.pauses)
     )
