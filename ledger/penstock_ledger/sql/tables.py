@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 from penstock_ledger.stored_values import Words
 
-HEAD: Final = "0022"  # the newest migration; revisions sort by their number
+HEAD: Final = "0023"  # the newest migration; revisions sort by their number
 
 metadata = MetaData()
 
