@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence, Set
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -177,10 +178,27 @@ def _from_job(job: Job) -> dict[str, Any] | None:
     return {name: job.source[name] for name in ("job_id", "generation", "where")}
 
 
+class Status(StrEnum):
+    """The names of ``JobState``, whose module would be loaded at the start of every command."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    CANCELLING = "cancelling"
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
 def list_jobs(
     limit: Annotated[
         int, typer.Option(min=1, max=MAX_JOBS_LISTED, help="At most this many, newest first.")
     ] = 50,
+    status: Annotated[
+        list[Status] | None, typer.Option(help="Only jobs in this state. Repeatable.")
+    ] = None,
+    search: Annotated[
+        str, typer.Option(metavar="TEXT", help="Only jobs with this in their key or id.")
+    ] = "",
     as_json: options.JsonOption = False,
     state: options.StateOption = None,
 ) -> None:
@@ -189,11 +207,13 @@ def list_jobs(
 
     from penstock_cli.connect import books
     from penstock_cli.show.terminal import print_aligned
+    from penstock_ledger import JobPages
+    from penstock_ledger.model import JobState
 
+    states = [JobState(one) for one in status] if status else None
     with books(state) as ledger:
-        found = ledger.jobs.list(limit=limit)
-        rows = [(job, ledger.outcomes.counts(job.job_id)) for job in found]
-        left = set[str]() if as_json else _interrupted(ledger, found)
+        rows = JobPages(ledger.database).page(states=states, search=search, limit=limit).jobs
+        left = set[str]() if as_json else _interrupted(ledger, [job for job, _ in rows])
     if as_json:
         for job, counts in rows:
             typer.echo(
@@ -211,7 +231,7 @@ def list_jobs(
             )
         return
     if not rows:
-        typer.echo("no jobs yet")
+        typer.echo("no such jobs" if status or search else "no jobs yet")
         return
     print_aligned(
         ["id", "job", "state", "finished", "of", "dead", "submitted"],

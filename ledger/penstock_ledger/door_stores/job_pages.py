@@ -32,7 +32,7 @@ from penstock_ledger.stores.tallies import counts_from, tallied_of
 
 __all__ = ["DeadLetterLine", "JobPage", "JobPages", "JobPlace", "dead_letter_lines"]
 
-JOBS_MAX: Final = 500  # of one page: far below every driver's limit on parameters
+JOBS_MAX: Final = 1_000  # of one page: far below every driver's limit on parameters
 SEARCH_MAX: Final = 200  # characters: more than a key has
 
 _place: Final = tuple_(jobs.c.created_at, jobs.c.job_id)

@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 from penstock_ledger.stored_values import Words
 
-HEAD: Final = "0022"  # the newest migration; revisions sort by their number
+HEAD: Final = "0023"  # the newest migration; revisions sort by their number
 
 metadata = MetaData()
 
@@ -59,7 +59,7 @@ jobs = Table(
     Column("tier", Words),  # that control has chosen for it; NULL: as its spec says
     UniqueConstraint("job_key", name="jobs_job_key"),
     Index("jobs_created", "created_at", "job_id"),
-    Index("jobs_state", "state"),
+    Index("jobs_state", "state", "created_at", "job_id"),
     Index("jobs_tenant", "tenant", "created_at", "job_id"),
 )
 

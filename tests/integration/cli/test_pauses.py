@@ -13,6 +13,7 @@ import pytest
 from servers import RedisServer
 from typer.testing import CliRunner
 
+from penstock_cli.commands.jobs import Status
 from penstock_cli.main import command_line
 from penstock_ledger import Cause, CauseBook, JobStore, NewJob, RedisLedger, open_database
 from penstock_ledger.model import JobState
@@ -38,9 +39,12 @@ class Desk:
         )
 
     def type(self, *words: str) -> str:
+        return " ".join(" ".join(self.lines(*words)).split())
+
+    def lines(self, *words: str) -> list[str]:
         result = CliRunner().invoke(command_line(), words)
         assert result.exit_code == 0, result.output
-        return " ".join(result.output.split())
+        return result.output.splitlines()
 
     def pause_provider(self, seconds: float) -> None:
         """What a worker leaves in Redis when the provider asks it to wait."""
@@ -86,6 +90,21 @@ def test_a_job_that_everyone_has_left_is_called_interrupted(desk: Desk) -> None:
     assert '"state":"running"' in desk.type("jobs", "--json")
     RedisLedger(desk.redis, "epoch").heartbeat("api@desk", {"lane": "api"})
     assert "reviews running" in desk.type("jobs"), "a worker lives"
+
+
+def test_jobs_are_listed_by_status_and_by_a_part_of_their_name(desk: Desk) -> None:
+    """Only those are shown and, where none is, that there are no such jobs."""
+    desk.jobs.create(NewJob("job_2", "Tickets-1", {"lane": "api"}, {}, "digest", 10))
+    desk.type("pause", "Tickets-1")
+    assert [name in desk.type("jobs") for name in ("reviews", "Tickets-1")] == [True, True]
+    paused = desk.type("jobs", "--status", "paused", "--status", "failed")
+    assert "Tickets-1" in paused
+    assert "reviews" not in paused
+    assert "Tickets-1" not in desk.type("jobs", "--status", "running")
+    found = [json.loads(line) for line in desk.lines("jobs", "--search", "TICK", "--json")]
+    assert [one["job"] for one in found] == ["Tickets-1"]
+    assert desk.type("jobs", "--search", "TICK", "--status", "running") == "no such jobs"
+    assert [str(one) for one in Status] == [str(one) for one in JobState]
 
 
 def test_status_says_that_nobody_works_and_why_calls_failed(desk: Desk) -> None:

@@ -61,6 +61,7 @@ from penstock_ledger.door_stores.spending import (
     TenantCosts,
     month_of,
 )
+from penstock_ledger.model import JobState
 from penstock_ledger.schedules.noticed import NoticedStore
 from penstock_ledger.sql.tables import metadata
 from penstock_ledger.stores.live import LiveJobs
@@ -141,7 +142,7 @@ READING: Final[dict[type, dict[str, Callable[[Any], Any]]]] = {
         "list": lambda store: store.list(9),
     },
     JobPages: {
-        "page": lambda store: store.page(tenants=["t"], limit=9),
+        "page": lambda store: store.page(states=[JobState.COMPLETED], limit=9),
         "states": lambda store: store.states(["t"]),
         "counts": lambda store: store.counts(["job-a"]),
     },
