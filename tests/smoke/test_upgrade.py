@@ -31,7 +31,7 @@ from penstock_producer import Producer
 
 pytestmark = pytest.mark.whole
 
-BEFORE = "1fac42fb506cdce51966273b0c02e9401362e698"
+BEFORE = "73c49e461a8d2398703ca1b6f6bdaf644ff3eeae"
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("producer", "workers", "ratelimit", "ledger", "gateway", "cli", "simulate")
 DOCUMENTS, CONCURRENCY = 240, 4
