@@ -197,7 +197,7 @@ def test_a_package_is_the_chart(render: Render, tmp_path: Path) -> None:
     """`helm package` makes an archive of all its files, which renders what the folder renders."""
     archive = Path(helm_library.package(CHART, tmp_path))
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    assert archive.name == f"penstock-{version}.tgz"
+    assert archive.name == f"penstock-{semantic(version)}.tgz"
     with tarfile.open(archive) as packed:
         held = {name.removeprefix("penstock/") for name in packed.getnames()}
         packed.extractall(tmp_path, filter="data")
