@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
+from penstock_ledger.job_state import JobState as JobState
 from penstock_ledger.lone_surrogates import parse_json
 from penstock_ledger.reasons import Accepted, Reason
 
@@ -51,27 +52,6 @@ class ItemKey(NamedTuple):
     job_id: str
     generation: int
     doc_id: str
-
-
-class JobState(StrEnum):
-    """The state of a job.
-
-    ``RUNNING`` and ``PAUSED`` are the two live states; the last three are final.
-
-    A replay moves ``COMPLETED`` back to ``RUNNING``; nothing leaves ``CANCELLED`` or ``FAILED``.
-    """
-
-    RUNNING = "running"
-    PAUSED = "paused"
-    # undispatched documents are being written off as dead letters `cancelled`
-    CANCELLING = "cancelling"
-    COMPLETED = "completed"
-    CANCELLED = "cancelled"
-    FAILED = "failed"
-
-    @property
-    def final(self) -> bool:
-        return self in (JobState.COMPLETED, JobState.CANCELLED, JobState.FAILED)
 
 
 class FeedKind(StrEnum):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence, Set
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock_cli.errors import EXIT_INTERRUPTED, Interrupted
 from penstock_cli.job import options
+from penstock_ledger.job_state import JobState
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -178,23 +178,12 @@ def _from_job(job: Job) -> dict[str, Any] | None:
     return {name: job.source[name] for name in ("job_id", "generation", "where")}
 
 
-class Status(StrEnum):
-    """The names of ``JobState``, whose module would be loaded at the start of every command."""
-
-    RUNNING = "running"
-    PAUSED = "paused"
-    CANCELLING = "cancelling"
-    COMPLETED = "completed"
-    CANCELLED = "cancelled"
-    FAILED = "failed"
-
-
 def list_jobs(
     limit: Annotated[
         int, typer.Option(min=1, max=MAX_JOBS_LISTED, help="At most this many, newest first.")
     ] = 50,
     status: Annotated[
-        list[Status] | None, typer.Option(help="Only jobs in this state. Repeatable.")
+        list[JobState] | None, typer.Option(help="Only jobs in this state. Repeatable.")
     ] = None,
     search: Annotated[
         str, typer.Option(metavar="TEXT", help="Only jobs with this in their key or id.")
@@ -208,11 +197,11 @@ def list_jobs(
     from penstock_cli.connect import books
     from penstock_cli.show.terminal import print_aligned
     from penstock_ledger import JobPages
-    from penstock_ledger.model import JobState
 
-    states = [JobState(one) for one in status] if status else None
     with books(state) as ledger:
-        rows = JobPages(ledger.database).page(states=states, search=search, limit=limit).jobs
+        rows = (
+            JobPages(ledger.database).page(states=status or None, search=search, limit=limit).jobs
+        )
         left = set[str]() if as_json else _interrupted(ledger, [job for job, _ in rows])
     if as_json:
         for job, counts in rows:

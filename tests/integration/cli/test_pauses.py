@@ -13,7 +13,6 @@ import pytest
 from servers import RedisServer
 from typer.testing import CliRunner
 
-from penstock_cli.commands.jobs import Status
 from penstock_cli.main import command_line
 from penstock_ledger import Cause, CauseBook, JobStore, NewJob, RedisLedger, open_database
 from penstock_ledger.model import JobState
@@ -104,7 +103,6 @@ def test_jobs_are_listed_by_status_and_by_a_part_of_their_name(desk: Desk) -> No
     found = [json.loads(line) for line in desk.lines("jobs", "--search", "TICK", "--json")]
     assert [one["job"] for one in found] == ["Tickets-1"]
     assert desk.type("jobs", "--search", "TICK", "--status", "running") == "no such jobs"
-    assert [str(one) for one in Status] == [str(one) for one in JobState]
 
 
 def test_status_says_that_nobody_works_and_why_calls_failed(desk: Desk) -> None:
