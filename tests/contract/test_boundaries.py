@@ -41,6 +41,7 @@ INTERNAL_SURFACE = {
     "penstock_ratelimit": {"for_penstock"},
     "penstock_ledger": {
         "errors",
+        "job_state",
         "keys",
         "lazy_names",
         "lone_surrogates",
