@@ -4,7 +4,7 @@ clock set."""
 from __future__ import annotations
 
 import pytest
-from one_quota import Redis, tokens
+from one_quota import Redis, run, tokens
 from servers import RedisServer
 
 from penstock_ratelimit.store.messages import Breaker, Health, ProviderReport
@@ -107,19 +107,22 @@ def test_half_open_lets_three_probes_through_for_the_whole_fleet(redis_server: R
     assert 0 < third.retry_s <= 1
 
 
-def test_three_wins_close_it(redis_server: RedisServer) -> None:
-    """Probes that answered well, in one report or in several, close it; everything may start again,
+@pytest.mark.parametrize("lost", [0, 1])
+def test_two_wins_close_it(redis_server: RedisServer, lost: int) -> None:
+    """Most of the three probes decide, in one report or in several; everything may start again,
     along the slope."""
     redis = half_open(redis_server)
     redis.reserve(*[(1,)] * 3)
-    assert win(redis, 2).breaker is HALF_OPEN
+    generation = redis.report().generation
+    health = redis.report(ProviderReport(wins=1, losses=lost, generation=generation))
+    assert health.breaker is HALF_OPEN
     health = win(redis)
     assert (health.breaker, health.share) == (CLOSED, 0.25)
     assert len(redis.reserve(*[(1,)] * 20).waits_s) == 20
 
 
-def test_one_loss_opens_it_again_for_longer(redis_server: RedisServer) -> None:
-    """A probe that failed opens it at once; each time in a row the longest time doubles, up to two
+def test_two_losses_open_it_again_for_longer(redis_server: RedisServer) -> None:
+    """Two probes that failed open it at once; each time in a row the longest time doubles, up to two
     minutes."""
     redis = half_open(redis_server)
     longest = 5.0
@@ -127,7 +130,7 @@ def test_one_loss_opens_it_again_for_longer(redis_server: RedisServer) -> None:
         longest = min(120.0, 2 * longest)
         redis.reserve(*[(1,)] * 3)
         health = redis.report(
-            ProviderReport(wins=2, losses=1, generation=redis.report().generation)
+            ProviderReport(wins=1, losses=2, generation=redis.report().generation)
         )
         assert health.breaker is OPEN
         assert 1 <= health.left_s <= longest
@@ -148,8 +151,8 @@ def test_closing_forgets_how_often_it_opened(redis_server: RedisServer) -> None:
     """After a good time the first open time is short again."""
     redis = half_open(redis_server)
     redis.reserve((1,))
-    redis.sleep(fail(redis, 1).left_s)
-    win(redis, 3)
+    redis.sleep(fail(redis, 2).left_s)
+    win(redis, 2)
     assert fail(redis).left_s <= 5
 
 
@@ -160,6 +163,20 @@ def test_probes_that_nobody_answers_for_are_let_through_again(redis_server: Redi
     redis.sleep(59)
     assert redis.reserve((1,)).waits_s == []
     redis.sleep(1.1)
+    assert len(redis.reserve(*[(1,)] * 5).waits_s) == 3
+
+
+def test_probes_of_a_process_that_died_go_out_again(redis_server: RedisServer) -> None:
+    """A run that is killed with the probes under way keeps the one that goes on waiting until it is
+    missed, and no longer."""
+    redis = half_open(redis_server)
+    run(redis.hash.heartbeat("killed", 15))
+    redis.reserve(*[(1,)] * 3)
+    redis.sleep(14)
+    run(redis.hash.heartbeat("next", 15))
+    assert redis.reserve((1,)).waits_s == []
+    redis.sleep(1.1)
+    run(redis.hash.heartbeat("next", 15))
     assert len(redis.reserve(*[(1,)] * 5).waits_s) == 3
 
 

@@ -198,7 +198,7 @@ class ScriptClient(Protocol):
 _PRELUDES: Final[Mapping[str, tuple[str, ...]]] = {
     "reserve": ("clock", "slope", "margin", "breaker", "remaining"),
     "install": ("clock", "slope", "margin"),
-    "heartbeat": ("clock",),
+    "heartbeat": ("clock", "breaker"),
     "lift": ("clock",),
     "confirm": ("clock",),
     "enlist": (),
@@ -309,7 +309,9 @@ class QuotaHash:
         args: list[Any] = [self._now(), process, int(ttl_s * _US), stats]
         async with asyncio.timeout(CALL_TIMEOUT_S):
             return int(
-                await self._heartbeat(keys=[self._processes_key, self._stats_key], args=args)
+                await self._heartbeat(
+                    keys=[self._processes_key, self._stats_key, self.key], args=args
+                )
             )
 
     async def confirm(self, told: Collection[str], learned: Sequence[str]) -> dict[str, float]:

@@ -192,5 +192,5 @@ def test_a_page_of_ten_thousand_jobs_reads_one_page(db: Database) -> None:
         assert "SCAN jobs\n" not in plan + "\n", plan
         assert "TEMP B-TREE FOR ORDER BY" not in plan, plan
         if "FROM jobs" in statement:
-            # in order, behind the place
-            assert "jobs_tenant" in plan or "jobs_created" in plan, plan
+            # in order, behind the place; each database has its own taste among the three
+            assert any(f"jobs_{one}" in plan for one in ("tenant", "created", "state")), plan

@@ -7,8 +7,8 @@ local ENOUGH = 20 -- answers in the window before a share of losses means anythi
 local LOST_SHARE = 0.5
 local LOST_IN_A_ROW = 8
 local OPEN_US, LONGEST_OPEN_US, SHORTEST_OPEN_US = 5e6, 120e6, 1e6
-local PROBES = 3 -- for the whole fleet; as many wins close the breaker
-local PROBES_DECIDE_US = 60e6 -- probes without an answer are let through again: their workers may be dead
+local PROBES = 3 -- for the whole fleet; most of them decide: of a server that fails one call in twenty, one probe says nothing
+local PROBES_DECIDE_US = 60e6 -- probes without an answer are let through again; those of a dead process by heartbeat.lua, sooner
 local PROBE_RECHECK_US = 1e6 -- others ask again so often whether the probes have decided
 
 local BREAKER_FIELDS = {'bs', 'bg', 'bu', 'bk', 'bp', 'bw', 'be', 'bt', 'bat', 'br'}
@@ -41,7 +41,7 @@ local function open(b, key, now)
 end
 
 local function half_open(b, now)
-  b.state, b.generation, b.turns_at, b.probes, b.won = HALF_OPEN, b.generation + 1, now, PROBES, 0
+  b.state, b.generation, b.turns_at, b.probes, b.won, b.losses = HALF_OPEN, b.generation + 1, now, PROBES, 0, 0
 end
 
 local function close(b, now)
@@ -59,10 +59,9 @@ end
 -- A 429 to a probe shows that the server answers and decides nothing: the probe is free again. So is one of which nothing is
 -- known: its item had ended meanwhile, say. Else three of these would keep the fleet waiting for a minute, and so would the next.
 local function count_probes(b, key, report, now)
-  if report.losses > 0 then return open(b, key, now) end
   local free = report.throttled + report.strays + report.ramp + report.unused
-  b.won, b.probes = b.won + report.wins, math.min(PROBES, b.probes + free)
-  if b.won >= PROBES then close(b, now) end
+  b.won, b.losses, b.probes = b.won + report.wins, b.losses + report.losses, math.min(PROBES, b.probes + free)
+  if b.losses > PROBES / 2 then open(b, key, now) elseif b.won > PROBES / 2 then close(b, now) end
 end
 
 -- What a report and the passing of time make of it; true when it has just closed again.

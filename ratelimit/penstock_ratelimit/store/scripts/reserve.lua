@@ -19,7 +19,7 @@
 --   mg mga   margin at the last 429 or install, and when that was          also written by install
 --   rf ra rd the slope, see slope.lua; absent = whole rate
 --   bs bg    breaker: 0 closed, 1 open, 2 half-open; generation. bu open until, half-open since   bk times opened in a row
---            bp probes left   bw probes won   be bt bat losses, answers, start of the window   br losses in a row
+--            bp probes left   bw probes won   be bt bat losses (of probes, too), answers, start of the window   br losses in a row
 --   hold hat why the account is held, since when                           removed by lift and install
 --   ok       time of the last good answer                                  removed by lift
 --   rb       retry budget, 0 to 100
