@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pytest
+from packaging.utils import canonicalize_name
 
 pytestmark = pytest.mark.packages
 ROOT = Path(__file__).parents[2]
@@ -44,6 +45,8 @@ IMPORTS = {
     "zstd": "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd",
 }
 TOO_LARGE = {"embed", "gpu"}  # gigabytes: resolved only
+# Of the group `engines`, whose torch is on no index of packages.
+OF_ENGINES = {"runai-model-streamer", "runai-model-streamer-s3", "soundfile"}
 BASE = ["penstock", "penstock_producer", "penstock_ledger", "penstock_gateway", "penstock_cli"]
 
 
@@ -203,16 +206,33 @@ def test_what_is_large_or_made_of_others_resolves(extra: str, wheel: Path, tmp_p
     assert "sqlalchemy==" in compiled
 
 
-@pytest.mark.parametrize("python", PYTHONS)
-def test_the_pins_can_be_installed(python: str) -> None:
-    """On every Python that is promised: a pin that was taken from the index, or that another one
-    refuses, is named."""
+@pytest.fixture(scope="session")
+def resolved() -> dict[str, set[str]]:
+    """The packages that each Python gets of all that constraints.txt is for."""
     asked = ["--extra", "all", "--extra", "embed"]
     for group in ("dev", "images", "packages", "audit", "bench", "demo-embed"):
         asked += ["--group", group]
-    asked += ["--constraint", "constraints.txt", "--python-version", python]
-    command: Command = [TOOLS / "uv", "pip", "compile", "--quiet", "pyproject.toml", *asked]
-    assert "celery==" in run(command, ROOT)
+    asked += ["--constraint", "constraints.txt", "--no-header", "--no-annotate"]
+    compiling: Command = [TOOLS / "uv", "pip", "compile", "--quiet", "pyproject.toml", *asked]
+    return {
+        python: set(
+            re.findall(r"^[\w.-]+", run([*compiling, "--python-version", python], ROOT), re.M)
+        )
+        for python in PYTHONS
+    }
+
+
+def test_the_pins_can_be_installed(resolved: dict[str, set[str]]) -> None:
+    """On every Python that is promised: a pin that was taken from the index, or that another one
+    refuses, is named."""
+    assert all("celery" in packages for packages in resolved.values())
+
+
+def test_every_pin_is_brought_by_something(resolved: dict[str, set[str]]) -> None:
+    """What only a package needed that is gone has no pin left."""
+    lines = (ROOT / "constraints.txt").read_text()
+    pinned = {canonicalize_name(name) for name in re.findall(r"^([\w.-]+)==", lines, re.M)}
+    assert not pinned - OF_ENGINES - set.union(*resolved.values())
 
 
 def test_installers_of_programs_find_the_program(wheel: Path, tmp_path: Path) -> None:
