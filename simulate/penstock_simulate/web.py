@@ -125,7 +125,29 @@ def _signed(
         x509.BasicConstraints(ca=authority, path_length=None), critical=True
     )
     builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-    return builder.sign(key if signer is None else signer[0], hashes.SHA256())
+    signing = key if signer is None else signer[0]
+    # What Python asks for since 3.13 (VERIFY_X509_STRICT).
+    builder = builder.add_extension(
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key()), critical=False
+    )
+    if authority:
+        builder = builder.add_extension(
+            x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
+        ).add_extension(
+            x509.KeyUsage(
+                digital_signature=False,
+                content_commitment=False,
+                key_encipherment=False,
+                data_encipherment=False,
+                key_agreement=False,
+                key_cert_sign=True,
+                crl_sign=False,
+                encipher_only=False,
+                decipher_only=False,
+            ),
+            critical=True,
+        )
+    return builder.sign(signing, hashes.SHA256())
 
 
 def _context(certificate: bytes, key: bytes) -> ssl.SSLContext:
