@@ -232,7 +232,7 @@ def test_every_pin_is_brought_by_something(resolved: dict[str, set[str]]) -> Non
     """What only a package needed that is gone has no pin left."""
     lines = (ROOT / "constraints.txt").read_text()
     pinned = {canonicalize_name(name) for name in re.findall(r"^([\w.-]+)==", lines, re.M)}
-    assert not pinned - OF_ENGINES - set.union(*resolved.values())
+    assert not pinned - OF_ENGINES - set[str]().union(*resolved.values())
 
 
 def test_installers_of_programs_find_the_program(wheel: Path, tmp_path: Path) -> None:

@@ -142,12 +142,13 @@ def mend_retries(connection: Connection, job_id: str) -> None:
     fewer calls, its message had forgotten them."""
     notes = (
         select(
+            paid_beside.c.job_id,
             paid_beside.c.generation,
             paid_beside.c.doc_id,
             func.sum(paid_beside.c.calls).label("calls"),
         )
         .where(paid_beside.c.job_id == job_id, paid_beside.c.why == RETRIED)
-        .group_by(paid_beside.c.generation, paid_beside.c.doc_id)
+        .group_by(paid_beside.c.job_id, paid_beside.c.generation, paid_beside.c.doc_id)
         .subquery()
     )
     said = (outcomes.c[name] for name in ("generation", "doc_id", *_PAID))
@@ -157,7 +158,8 @@ def mend_retries(connection: Connection, job_id: str) -> None:
             notes,
             outcomes,
             and_(
-                outcomes.c.job_id == job_id,
+                # not the job itself: SQLite 3.46 would walk all outcomes of it
+                outcomes.c.job_id == notes.c.job_id,
                 outcomes.c.generation == notes.c.generation,
                 outcomes.c.doc_id == notes.c.doc_id,
             ),
