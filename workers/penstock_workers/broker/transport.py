@@ -22,6 +22,8 @@ from penstock_workers.broker.lease_scripts import ClaimScript
 from penstock_workers.broker.leases import BROKER_ERRORS, BrokerAction, Leases
 from penstock_workers.broker.messages import payload_of
 
+BINDINGS_EACH_S = 60.0  # as often as kombu would sweep those of queues that expire
+
 
 class Channel(ClaimingChannel):
     """Keeps leases while it consumes.
@@ -115,6 +117,11 @@ class Transport(kombu_redis.Transport):  # type: ignore[misc]  # kombu is untype
         before = set(loop.on_tick)
         super().register_with_event_loop(connection, loop)
         loop.on_tick &= before  # kombu's own asks the kernel for each socket in each turn
+        # nor need it wake each second for tables that last an hour
+        self.cycle._binding_expiry_tref.cancel()
+        self.cycle._binding_expiry_tref = loop.call_repeatedly(
+            BINDINGS_EACH_S, self.cycle.maybe_refresh_binding_expiry
+        )
 
         def read_sockets() -> None:
             self.cycle.on_poll_start()

@@ -61,6 +61,10 @@ class Leadership:
         """Return whether this process leads a feed of these, or could as no process leads it."""
         return any(feed.free or feed.led_by(self._owner) for feed in _with_shards(live))
 
+    def others_lead(self, live: Iterable[LiveJob]) -> bool:
+        """Return whether another process leads a feed of these, or led it and its lease runs."""
+        return not all(feed.free or feed.led_by(self._owner) for feed in _with_shards(live))
+
     def renew(self, live: Iterable[LiveJob]) -> None:
         """Renew all leases of this process, as soon as one of them has lost a third of its time."""
         led = [feed for feed in _with_shards(live) if feed.led_by(self._owner)]
