@@ -285,7 +285,9 @@ class Control:
             self._is_quiet = all(map(_is_quiet, live, seen))
         self._figures.counters.leads = len(leadership)
         with self._log_failure("the fleet's figures are missing", "they come back by themselves"):
-            self._figures.fleet.refresh([job for job, _ in live])
+            self._figures.fleet.refresh(
+                [job for job, _ in live], is_quiet=self._is_quiet and not self._others_lead
+            )
 
     def run(self, stop: threading.Event) -> None:
         """Tick until ``stop`` is set.
