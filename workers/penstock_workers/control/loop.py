@@ -297,10 +297,14 @@ class Control:
         while not stop.is_set():
             began = time.monotonic()
             self._wake.clear()
-            # while there is work the rounds come anyway: nothing is asked then
-            mark = self._commits.mark() if self._is_quiet else None
-            self._is_quiet = False
+            mark: int | str | None = None
             try:
+                # while there is work the rounds come anyway: nothing is asked then
+                if self._is_quiet:
+                    # before the mark: the commit of this process is no news
+                    self._rounds.steps.leading.leadership.renew_if_due()
+                    mark = self._commits.mark()
+                self._is_quiet = False
                 self.tick()
                 interval_s = self._rounds.steps.interval_s(self._interval_s)
                 self._is_quiet &= interval_s == self._interval_s
