@@ -10,6 +10,7 @@ import contextlib
 from typing import Final
 
 from penstock_gateway.backend import Backend
+from penstock_gateway.refused import Refused
 
 LOOK_EVERY_S: Final = 0.5
 # without news: where a commit was not noticed, it costs so much
@@ -24,7 +25,8 @@ class News:
         self._commits = backend.database.commits()
         self._mark: int | str | None = None
         self.coming = asyncio.Event()  # set with the next news: take it before you look
-        self._looks = backend.database.is_sqlite  # in the loop: a look takes microseconds
+        # in the loop, where a look takes microseconds
+        self._looks_here = backend.database.is_sqlite
 
     def tell(self) -> None:
         """Wake those who wait now: something was committed here."""
@@ -33,8 +35,9 @@ class News:
 
     async def look(self) -> None:
         """Look once; a database that does not answer is news, as nothing is known of it."""
-        mark = self._commits.mark
-        seen = mark() if self._looks else await self._backend.run(mark)
+        mark, seen = self._commits.mark, None
+        with contextlib.suppress(Refused):  # too much waits for a thread
+            seen = mark() if self._looks_here else await self._backend.run(mark)
         if seen is None or seen != self._mark:
             self._mark = seen
             self.tell()

@@ -41,7 +41,10 @@ def _outlive(parent_pid: int) -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError):  # an old kernel, or it has ended
             parent = os.pidfd_open(parent_pid)
-            select.select([parent], [], [])
+            ends = select.poll()
+            ends.register(parent, select.POLLIN)
+            if os.getppid() == parent_pid:  # else another process may have its number by now
+                ends.poll()
             os.close(parent)
     watch(lambda: os.getppid() != parent_pid)
 

@@ -118,9 +118,10 @@ class Transport(kombu_redis.Transport):  # type: ignore[misc]  # kombu is untype
         super().register_with_event_loop(connection, loop)
         loop.on_tick &= before  # kombu's own asks the kernel for each socket in each turn
         # nor need it wake each second for tables that last an hour
-        self.cycle._binding_expiry_tref.cancel()
-        self.cycle._binding_expiry_tref = loop.call_repeatedly(
-            BINDINGS_EACH_S, self.cycle.maybe_refresh_binding_expiry
+        cycle: Any = self.cycle
+        cycle._binding_expiry_tref.cancel()
+        cycle._binding_expiry_tref = loop.call_repeatedly(
+            BINDINGS_EACH_S, cycle.maybe_refresh_binding_expiry
         )
 
         def turn() -> None:
