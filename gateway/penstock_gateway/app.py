@@ -285,6 +285,7 @@ ROUTERS: Final[tuple[str, ...]] = (
 
 # One line per piece of background work: module:class of a Task.
 TASKS: Final[tuple[str, ...]] = (
+    "penstock_gateway.news:LookForNews",
     "penstock_gateway.files.uploads:FileCleaning",
     "penstock_gateway.batches.steps:BatchStates",
     "penstock_gateway.webhook_delivery:WebhookSending",

@@ -27,6 +27,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from standardwebhooks import Webhook
 
 from penstock_gateway.backend import Backend
+from penstock_gateway.news import REST_S, News, rest
 from penstock_ledger import DueDelivery, WebhookStore
 from penstock_producer.public_hosts import is_address, is_host, is_public
 
@@ -175,7 +176,7 @@ PAUSES_S: Final = (5, 30, 120, 600, 1_800, 3_600, 7_200, 14_400, 28_800, 28_800)
 JITTER: Final = 0.1  # of a pause, so that what failed together is not tried together
 AT_ONCE: Final = 16  # deliveries that are being sent by one process
 PER_ENDPOINT: Final = 2  # of those to one endpoint: one that is slow leaves room for the others
-LOOK_EVERY_S: Final = 1.0
+LOOK_EVERY_S: Final = 1.0  # while some are sent, here or by another process
 CONNECT_S: Final = 5.0
 ANSWER_S: Final = 20.0  # from the beginning of a try to the end of its answer
 LEASE_S: Final = 60.0  # longer than a try
@@ -206,10 +207,11 @@ class WebhookSending:
         self._clean_at = 0.0
 
     async def run(self, backend: Backend) -> None:
-        store = WebhookStore(backend.database)
+        store, news = WebhookStore(backend.database), backend.part(News)
         try:
             while True:
-                await self._start_due(backend, store)
+                coming = news.coming
+                pause_s = await self._start_due(backend, store)
                 await self._clean(backend, store)
                 backend.round_done(self)
                 if self._under_way:
@@ -217,15 +219,19 @@ class WebhookSending:
                         self._under_way, timeout=LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED
                     )
                 else:
-                    await asyncio.sleep(LOOK_EVERY_S)
+                    await rest(coming, pause_s)
         finally:
             for task in self._under_way:
                 task.cancel()
 
-    async def _start_due(self, backend: Backend, store: WebhookStore) -> None:
+    async def _start_due(self, backend: Backend, store: WebhookStore) -> float:
+        """Start what is due, and return how long one may rest then without news."""
         room = AT_ONCE - len(self._under_way)
-        if room <= 0 or not await backend.run(store.any_due):
-            return
+        if room <= 0:
+            return LOOK_EVERY_S
+        due_in_s = await backend.run(store.due_in_s)
+        if due_in_s > 0.0:
+            return min(due_in_s, REST_S)
         busy = [
             name
             for name, number in Counter(self._under_way.values()).items()
@@ -238,6 +244,7 @@ class WebhookSending:
             task = asyncio.create_task(self._deliver(backend, store, delivery))
             self._under_way[task] = delivery.endpoint_id
             task.add_done_callback(self._done)
+        return LOOK_EVERY_S
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._under_way.pop(task)

@@ -81,8 +81,8 @@ class ProducerSettings(BaseSettings):
 
     redis_url: str = "redis://127.0.0.1:6379/0"
     database_url: str = "sqlite:///penstock.db"
-    # PostgreSQL only. A process opens no more connections than this; None = 4, and 6 where it also
-    # hosts control.
+    # PostgreSQL only. A process opens no more connections than this, and control and gateway one
+    # more that hears of commits; None = 4, and 6 where it also hosts control.
     database_pool: Annotated[int, Field(ge=2, le=100)] | None = None
     database_statement_timeout_s: Annotated[float, Field(ge=0, le=3600)] = 60.0  # 0 = none
     # below the above; 0 = none

@@ -280,23 +280,29 @@ class TestEvents:
         """Groups that could not be published are kept in `_outbound_buffer`, which we bound: the
         oldest go first."""
         timers: list[Any] = []
+        later: list[Any] = []
         with app.connection() as connection:
             dispatcher: Any = EventDispatcher(
                 connection, app=app, buffer_group=["task"], groups=["worker", "task"]
             )
             consumer: Any = SimpleNamespace(
                 event_dispatcher=dispatcher,
-                timer=SimpleNamespace(call_repeatedly=lambda *call: timers.append(call)),
+                timer=SimpleNamespace(
+                    call_repeatedly=lambda *call: timers.append(call),
+                    call_after=lambda *call: later.append(call),
+                ),
             )
             events.gather_events(consumer, EventSample(None))
-            assert [seconds for seconds, *_ in timers] == [
-                events.FLUSH_EACH_S,
-                events.FLEET_LOOK_EACH_S,
-            ]
+            assert [seconds for seconds, *_ in timers] == [events.FLEET_LOOK_EACH_S]
+            later.pop()[1]()
+            assert not later, "it wakes an idle worker"
             dispatcher.producer = SimpleNamespace(publish=_refuse)
             for number in range(2 * events.UNSENT_MAX):
                 dispatcher.send("task-succeeded", uuid=str(number))
-                timers[0][1]()
+                ((seconds, flush),) = later
+                later.clear()
+                flush()
+                assert seconds == events.FLUSH_EACH_S
             kept = [group[0]["uuid"] for group, _ in dispatcher._outbound_buffer]
         assert kept[-1] == str(2 * events.UNSENT_MAX - 1)
         assert len(kept) == events.UNSENT_MAX

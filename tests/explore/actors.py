@@ -439,7 +439,7 @@ class ControlProcess(Process):
             )
             # what is for people, for models and for RabbitMQ: half of all calls
             quiet: Any = control
-            quiet._figures.fleet.refresh = lambda jobs: None
+            quiet._figures.fleet.refresh = lambda jobs, **_: None
             quiet._rounds._chores = ()
             if not self.world.has_plans:
                 quiet._schedules.look = lambda: None

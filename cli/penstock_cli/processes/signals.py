@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import sys
 import threading
@@ -21,7 +22,7 @@ from typing import Any, Self
 
 from penstock_cli.errors import Interrupted
 
-WATCH_INTERVAL_S = 0.5
+WATCH_INTERVAL_S = 0.5  # where the kernel does not tell of the end of a process
 ORPHAN_DRAIN_S = 20.0  # for an orderly end; the leases of what is cut off then expire by themselves
 _PR_SET_PDEATHSIG = 1
 
@@ -30,9 +31,22 @@ def end_with_parent(parent_pid: int) -> None:
     """Make this process end soon after ``parent_pid``, its parent, has ended."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    threading.Thread(
-        target=watch, args=(lambda: os.getppid() != parent_pid,), name="orphan-watch", daemon=True
-    ).start()
+    threading.Thread(target=_outlive, args=(parent_pid,), name="orphan-watch", daemon=True).start()
+
+
+def _outlive(parent_pid: int) -> None:
+    """Watch from the moment on when the parent has ended.
+
+    Linux tells of it; elsewhere it is looked for."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # an old kernel, or it has ended
+            parent = os.pidfd_open(parent_pid)
+            ends = select.poll()
+            ends.register(parent, select.POLLIN)
+            if os.getppid() == parent_pid:  # else another process may have its number by now
+                ends.poll()
+            os.close(parent)
+    watch(lambda: os.getppid() != parent_pid)
 
 
 def watch(

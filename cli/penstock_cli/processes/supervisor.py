@@ -97,6 +97,7 @@ def describe(status: int) -> str:
 
 
 MAX_LOG_BYTES = 10_000_000  # per worker; one older log of the same size is kept beside it
+BOUND_LOGS_EACH_S = 1.0
 # a worker that lived this long has started well: its next crash counts as the first
 HEALTHY_AFTER_S = 30.0
 # crashes in a row, each within HEALTHY_AFTER_S of its start, before the fleet gives up
@@ -136,6 +137,7 @@ class Supervisor:
             for number in range(1, count + 1)
         ]
         self.restarts = 0
+        self._bound_logs_at = 0.0  # on the clock
         self._is_ending = False
 
     def start(self) -> None:
@@ -146,6 +148,9 @@ class Supervisor:
         """Notice crashes, start again what is due, keep logs bounded.
 
         Raises WorkersKeepCrashing."""
+        bounds_logs = self._clock() >= self._bound_logs_at
+        if bounds_logs:
+            self._bound_logs_at = self._clock() + BOUND_LOGS_EACH_S
         for worker in self.workers:
             if worker.over:
                 continue
@@ -157,7 +162,7 @@ class Supervisor:
                 self._ended(worker, status)
             else:
                 self._note_up(worker)
-            if worker.log is not None:
+            if bounds_logs and worker.log is not None:
                 _bound_log(worker.log)
 
     def kill(self, number: int, why: str) -> None:

@@ -101,6 +101,7 @@ STARTING_TICK_S: Final = 0.1
 TICK_S: Final = 0.25  # once it serves
 LOOK_S: Final = 1.0  # at Redis, the disk and what is shown
 COUNT_EVERY_S: Final = 2.0  # the documents of the jobs that run
+REST_S: Final = 10.0  # while nothing is committed; a worker that loads again is in Redis alone
 # of those that run, the newest; so many sums are read every COUNT_EVERY_S at most
 JOBS_COUNTED: Final = 200
 NOT_AT_ONCE: Final = (
@@ -129,8 +130,10 @@ class Watch:
             go_on=space.go_on,
         )
         self._stores = StoresAway()
-        self._counted_at = float("-inf")
-        self._text = ""
+        self._counted_at = self._looked_at = float("-inf")
+        self._text = self._load = ""
+        self._commits = services.books.database.commits()
+        self._mark: int | str | None = None
 
     def until(self, asked_to_stop: Callable[[], bool]) -> None:
         """Look after everything until it is asked to stop.
@@ -175,9 +178,14 @@ class Watch:
 
     def _standing(self) -> str:
         """Return ``serving http://… · 2 jobs run, 1,240 documents to go``."""
-        if time.monotonic() - self._counted_at >= COUNT_EVERY_S:
-            self._counted_at = time.monotonic()
-            self._text = f"serving {self._doors.url} · {self._loading()}{self._work()}"
+        now = time.monotonic()
+        if now - self._looked_at >= COUNT_EVERY_S:
+            self._looked_at = now
+            before, self._mark = self._mark, self._commits.mark()
+            is_news = self._mark is None or self._mark != before or self._load
+            if is_news or now - self._counted_at >= REST_S:
+                self._counted_at, self._load = now, self._loading()
+                self._text = f"serving {self._doors.url} · {self._load}{self._work()}"
         return self._text
 
     def _loading(self) -> str:

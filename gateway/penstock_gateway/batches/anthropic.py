@@ -26,10 +26,10 @@ from penstock_gateway.batches.figures import (
 from penstock_gateway.batches.lines import NotReached, in_words_of, why_failed
 from penstock_gateway.batches.routes import batch_for, page_of
 from penstock_gateway.batches.specs import ANTHROPIC, input_path, spec_of, spec_of_batch
-from penstock_gateway.batches.steps import BatchMade
 from penstock_gateway.callers.caller import Caller, caller_with, whose
 from penstock_gateway.files.store import FileStore
 from penstock_gateway.middleware import new_id
+from penstock_gateway.news import News
 from penstock_gateway.refused import Refused
 from penstock_gateway.routing import Router
 from penstock_gateway.webhook_delivery import URL_MAX
@@ -237,7 +237,7 @@ async def create(
     )
     batch, _ = await backend.run(DoorBatchStore(backend.database).add, new)
     headers = await backend.run(call_back, backend, batch_id, batch.tenant, callback_url)
-    backend.part(BatchMade).event.set()
+    backend.part(News).tell()
     return JSONResponse(serialize_batch(batch, batch.counts, _origin(request)), headers=headers)
 
 

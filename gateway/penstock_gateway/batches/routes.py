@@ -24,12 +24,12 @@ from penstock_gateway.batches.specs import (
     spec_of,
     tenant_of_batch,
 )
-from penstock_gateway.batches.steps import BatchMade
 from penstock_gateway.batches.validation import first_model
 from penstock_gateway.bodies import object_of
 from penstock_gateway.callers.caller import Caller, caller_with, pause_for, whose
 from penstock_gateway.files.store import FileStore
 from penstock_gateway.middleware import is_id, new_id
+from penstock_gateway.news import News
 from penstock_gateway.refused import Refused, not_found
 from penstock_gateway.routing import Router
 from penstock_gateway.webhooks import call_back, check_receiver
@@ -290,7 +290,7 @@ async def create(request: Request, caller: Writer) -> JSONResponse:
     headers = await backend.run(
         call_back, backend, batch.batch_id, batch.tenant, asked.callback_url
     )
-    backend.part(BatchMade).event.set()
+    backend.part(News).tell()
     return JSONResponse(serialize_batch(batch, counts, job), headers=headers)
 
 

@@ -23,6 +23,7 @@ from penstock_gateway.batches.figures import DEADLINE, final_counts
 from penstock_gateway.batches.finish import Finish
 from penstock_gateway.batches.specs import input_path, spec_of_batch
 from penstock_gateway.batches.validation import LineChecks, faults_in, of_the_batch, one_model
+from penstock_gateway.news import REST_S, News, rest
 from penstock_gateway.refused import Refused
 from penstock_ledger import (
     DoorBatch,
@@ -39,17 +40,10 @@ from penstock_ledger.reasons import By, Reason
 from penstock_producer import JobRefused, SourceError, SourceUnavailable, SpecError, TooManyBadRows
 from penstock_producer.reporting.advice import over_http
 
-__all__ = ["BatchMade", "BatchStates", "Steps", "Stopped"]
+__all__ = ["BatchStates", "Steps", "Stopped"]
 
 LEAST_S: Final = 1.0  # of a deadline, where its window was nearly over when it was checked
 LIVE: Final = (JobState.RUNNING, JobState.PAUSED)
-
-
-class BatchMade:
-    """Tells the steps that a route has made a batch, so that it need not be looked for."""
-
-    def __init__(self, _: Backend) -> None:
-        self.event = asyncio.Event()
 
 
 class Stopped(Exception):
@@ -201,14 +195,19 @@ class BatchStates:
 
     async def run(self, backend: Backend) -> None:
         door = backend.settings.gateway.batches
-        made = backend.part(BatchMade).event
+        news = backend.part(News)
         store, stopping = DoorBatchStore(backend.database), threading.Event()
         threads = ThreadPoolExecutor(door.steps, thread_name_prefix="batches")
         owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._under_way: dict[str, asyncio.Task[None]] = {}
+        is_live = is_new = False
         try:
             while True:
-                for batch_id in await backend.run(store.due, LOOK_MAX):
+                coming = news.coming
+                if is_new or not is_live:
+                    is_live = await backend.run(store.any_live)
+                due = await backend.run(store.due, LOOK_MAX) if is_live else []
+                for batch_id in due:
                     if len(self._under_way) >= door.steps:
                         break
                     if batch_id in self._under_way:
@@ -218,9 +217,8 @@ class BatchStates:
                         step = self._step(backend, store, Steps(backend, stopping), leased, threads)
                         self._under_way[batch_id] = asyncio.create_task(step)
                 backend.round_done(self)
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(made.wait(), door.interval_s)
-                made.clear()
+                # a live batch may have its time, or that of a lease, to wait for
+                is_new = await rest(coming, door.interval_s if is_live else REST_S)
         finally:
             stopping.set()
             await asyncio.to_thread(threads.shutdown)

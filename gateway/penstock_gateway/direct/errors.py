@@ -21,6 +21,7 @@ from redis import RedisError
 from penstock_gateway.backend import Backend
 from penstock_gateway.direct.open_jobs import CallJob, refuse_stopped
 from penstock_gateway.direct.streams import LiveAnswer
+from penstock_gateway.news import rest
 from penstock_gateway.refused import Refused
 from penstock_ledger import (
     Cause,
@@ -75,6 +76,7 @@ class Answers:
         self._states: dict[str, CallJob] = {}
         self._stored: dict[str, set[str]] = {}  # announced, and not fetched yet
         self._told = asyncio.Event()
+        self._begun = asyncio.Event()  # something is awaited
         self._live: dict[tuple[str, str], LiveAnswer] = {}  # by job and document
         self.door = secrets.token_hex(8)  # its channel, for answers that are passed on
 
@@ -92,6 +94,7 @@ class Answers:
         }
         of_job = self._awaited.setdefault(job.job_id, {})
         of_job.update(futures)
+        self._begun.set()
         self._states[job.job_id] = job
         if live is not None:
             self._live |= {(job.job_id, doc_id): live for doc_id in futures}
@@ -184,6 +187,9 @@ class Answers:
 
     async def _sweep(self, round_done: Callable[[], None]) -> None:
         while True:
+            if not self._awaited:
+                self._begun.clear()
+                await rest(self._begun)
             await asyncio.sleep(SWEEP_S)
             for job_id, awaited in self._awaited.items():
                 self._stored.setdefault(job_id, set()).update(awaited)

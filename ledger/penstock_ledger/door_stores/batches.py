@@ -295,6 +295,11 @@ class DoorBatchStore:
 
     # -- steps, under a lease ----------------------------------------------------------------------
 
+    def any_live(self) -> bool:
+        """Return whether a batch has not ended: without one, only a commit can bring a step."""
+        query = select(door_batches.c.batch_id).where(door_batches.c.state.in_(map(str, LIVE)))
+        return bool(self._db.rows(query.limit(1)))
+
     def due(self, limit: int) -> list[str]:
         """Return batches with a step to do and without a lease, tenants in turn.
 

@@ -8,6 +8,7 @@ delivery is then tried again, with the same event id.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ TESTS_MAX: Final = 100  # of one endpoint that wait: each look for what is due r
 _FORGOTTEN_AT_ONCE: Final = 1_000
 # of an endpoint that sign as well: more are taken up only by one that is rotated by a loop
 OLD_SECRETS_MAX: Final = 4
+HELD_LOOK_S: Final = 1.0  # between two looks whether a lease of another process has ended
 # for which nothing has arrived at an endpoint: longer than a weekend without anyone at work
 FAILING_MAX_S: Final = 5 * 86_400.0
 _END: Final = webhook_endpoints.c
@@ -295,12 +297,21 @@ class WebhookStore:
         )
         return self._db.write(lambda connection: connection.execute(query).rowcount) == 1
 
-    def any_due(self) -> bool:
-        """Return whether ``claim`` may find some. Takes no lock."""
+    def due_in_s(self) -> float:
+        """Return in how many seconds ``claim`` may find some: 0 for now, infinite for none.
 
-        def look(connection: Connection) -> bool:
-            query = select(_DEL.event_id).where(_due(self._db.now(connection))).limit(1)
-            return connection.execute(query).first() is not None
+        Where all whose time has come are held, their leases are looked at again after a second.
+        Takes no lock."""
+
+        def look(connection: Connection) -> float:
+            now = self._db.now(connection)
+            query = select(_DEL.event_id).where(_due(now)).limit(1)
+            if connection.execute(query).first() is not None:
+                return 0.0
+            first = connection.execute(select(func.min(_DEL.next_at))).scalar_one()
+            if first is None:
+                return math.inf
+            return float(first - now) if first > now else HELD_LOOK_S
 
         return self._db.read(look)
 

@@ -68,16 +68,9 @@ class RunStore:
 
     def next_to_compare(self) -> Run | None:
         """Return the run that ended first of those that are to be compared."""
-        query = (
-            select(schedules, firings.c.planned_at, jobs.c.job_id, jobs.c.state, jobs.c.tenant)
-            .select_from(_STARTED.join(schedules, schedules.c.schedule_id == firings.c.schedule_id))
-            .where(*_UNCOMPARED, firings.c.schedule_id.in_(_COMPARES))
-            .order_by(jobs.c.finished_at)
-            .limit(1)
-        )
 
         def look(connection: Connection) -> Run | None:
-            row = connection.execute(query).one_or_none()
+            row = connection.execute(_NEXT_TO_COMPARE).one_or_none()
             if row is None:
                 return None
             earlier = (
@@ -214,6 +207,13 @@ _STARTED: Final = firings.join(jobs, firings.c.started_job == jobs.c.job_id)
 # else the firings of all schedules are looked through
 _COMPARES: Final = select(schedules.c.schedule_id).where(schedules.c.drift.is_not(None))
 _UNCOMPARED: Final = firings.c.drift.is_(None), jobs.c.state.in_(_ENDED)
+_NEXT_TO_COMPARE: Final = (
+    select(schedules, firings.c.planned_at, jobs.c.job_id, jobs.c.state, jobs.c.tenant)
+    .select_from(_STARTED.join(schedules, schedules.c.schedule_id == firings.c.schedule_id))
+    .where(*_UNCOMPARED, firings.c.schedule_id.in_(_COMPARES))
+    .order_by(jobs.c.finished_at)
+    .limit(1)
+)
 
 
 def _number(holds: Any) -> Any:

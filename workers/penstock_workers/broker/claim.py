@@ -46,6 +46,8 @@ class ClaimingChannel(ConnectingChannel):
         self.leases = connection.leases
         self._unrecorded: set[str] = set()  # queues whose consumers need no acknowledgement
         self._claims = ClaimScript()
+        # the queues that were asked last, and their lists
+        self._lists: tuple[tuple[str, ...], list[tuple[str, str]]] = ((), [])
         self.pause = Pause()
         super().__init__(connection, **options)
 
@@ -84,12 +86,17 @@ class ClaimingChannel(ConnectingChannel):
     def _claim_command(
         self, script: ClaimScript, queues: Sequence[str], room: int
     ) -> list[str | int]:
-        lists = [
-            (queue, self._q_for_pri(queue, step))
-            for step in self.priority_steps
-            for queue in queues
-        ]
-        return script.command(self.broker_keys(), lists, self._unrecorded, room)
+        names = tuple(queues)
+        if self._lists[0] != names:  # an idle worker asks for the same again and again
+            self._lists = (
+                names,
+                [
+                    (queue, self._q_for_pri(queue, step))
+                    for step in self.priority_steps
+                    for queue in names
+                ],
+            )
+        return script.command(self.broker_keys(), self._lists[1], self._unrecorded, room)
 
     def _read_claim(self, **options: Any) -> list[Claimed]:
         try:

@@ -129,10 +129,12 @@ class Pause:
         return self._over_at - monotonic()
 
     def asking(self) -> None:
+        """Begin the next pause: the answer wakes the loop, which need not turn before."""
         self._is_woken = False
+        self._over_at = monotonic() + self._pause_s
 
     def found_some(self) -> None:
-        self._pause_s = 0.0
+        self._over_at = self._pause_s = 0.0
 
     def found_nothing(self, usual_s: float, *, is_woken: bool) -> None:
         """Ask again after ``usual_s``, and where marks wake this worker later each further time."""

@@ -22,6 +22,8 @@ from penstock_workers.broker.lease_scripts import ClaimScript
 from penstock_workers.broker.leases import BROKER_ERRORS, BrokerAction, Leases
 from penstock_workers.broker.messages import payload_of
 
+BINDINGS_EACH_S = 60.0  # as often as kombu would sweep those of queues that expire
+
 
 class Channel(ClaimingChannel):
     """Keeps leases while it consumes.
@@ -115,23 +117,29 @@ class Transport(kombu_redis.Transport):  # type: ignore[misc]  # kombu is untype
         before = set(loop.on_tick)
         super().register_with_event_loop(connection, loop)
         loop.on_tick &= before  # kombu's own asks the kernel for each socket in each turn
+        # nor need it wake each second for tables that last an hour
+        cycle: Any = self.cycle
+        cycle._binding_expiry_tref.cancel()
+        cycle._binding_expiry_tref = loop.call_repeatedly(
+            BINDINGS_EACH_S, cycle.maybe_refresh_binding_expiry
+        )
 
-        def read_sockets() -> None:
+        def turn() -> None:
+            """Claim, and plan the next turn behind that: the hub keeps no order."""
             self.cycle.on_poll_start()
             for fd in self.cycle.fds:
                 reader = loop.readers.get(fd)
                 if reader is None or reader[0] != self.on_readable:
                     loop.add_reader(fd, self.on_readable, fd)
 
-        loop.on_tick.add(read_sockets)
-        self._leave_loop.append(partial(loop.on_tick.discard, read_sockets))
+            wake.turn()
+            turns.turn()
+
         wake = self._wake = Wake(loop, self._connect_waiting, self._consumed, self._claim_soon)
         # keeps the loop turning: each turn claims messages
-        self._turns = Turns(loop, self._pause_s)
-        for on_tick in (wake.turn, self._turns.turn):
-            loop.on_tick.add(on_tick)
-            self._leave_loop.append(partial(loop.on_tick.discard, on_tick))
-        self._leave_loop += [wake.close, self._turns.close]
+        turns = self._turns = Turns(loop, self._pause_s)
+        loop.on_tick.add(turn)
+        self._leave_loop += [partial(loop.on_tick.discard, turn), wake.close, turns.close]
 
     def is_woken(self) -> bool:
         """Return whether marks wake this connection to the broker."""

@@ -80,8 +80,13 @@ class EventSample:
         self._budget -= 1.0
         return True
 
+    @property
+    def is_settled(self) -> bool:
+        """Return whether no item came since the last turn, and all of the next ones are taken."""
+        return not self._seen and (self.share == 1.0 or self._fixed is not None)
+
     def turn(self) -> None:
-        """Update the pace; called a few times a second."""
+        """Update the pace; called a few times a second while items come."""
         now = self._clock()
         took_s, self._turned_at = now - self._turned_at, now
         if took_s <= 0.0:
@@ -225,14 +230,27 @@ def gather_events(consumer: Any, sample: EventSample, decided: DecidedTimes | No
     if dispatcher is None:
         return
     dispatcher.buffer_limit = BUFFER_MAX
-    dispatcher.on_send_buffered = None
     dispatcher._outbound_buffer = deque(dispatcher._outbound_buffer, maxlen=UNSENT_MAX)
+    is_flushing = False
+
+    def begin() -> None:
+        """Flush from now on, until nothing happens any more: an idle worker sleeps."""
+        nonlocal is_flushing
+        if not is_flushing:
+            is_flushing = True
+            sample.turn()
+            consumer.timer.call_after(FLUSH_EACH_S, flush)
 
     def flush() -> None:
+        nonlocal is_flushing
+        is_flushing = False
         sample.turn()
         dispatcher.flush()
+        if dispatcher._outbound_buffer or not sample.is_settled:
+            begin()
 
-    consumer.timer.call_repeatedly(FLUSH_EACH_S, flush)
+    dispatcher.on_send_buffered = begin
+    begin()
     count_workers(dispatcher, sample)
     consumer.timer.call_repeatedly(FLEET_LOOK_EACH_S, count_workers, (dispatcher, sample))
     if decided is not None:

@@ -29,6 +29,7 @@ from penstock_workers.metrics.samples import Sample
 log = logging.getLogger(__name__)
 
 REFRESH_S = 5.0
+AT_REST_S = 15.0  # while nothing is under way; as often as Prometheus asks
 STALE_S = 30.0  # what was read longer ago is not shown
 STATES = ("running", "paused", "cancelling")
 
@@ -50,17 +51,17 @@ class FleetFigures:
         self._quotas = quotas
         self._clock = clock
         self._read: Sequence[Sample] = ()
-        self._read_at = self._next_at = 0.0
+        self._read_at = self._asked_at = 0.0
         self._views: dict[str, QuotaView] = {}
 
-    def refresh(self, live: Collection[Job]) -> None:
+    def refresh(self, live: Collection[Job], *, is_quiet: bool = False) -> None:
         """Read the figures again unless they are recent.
 
         Raises Redis's and the database's errors."""
         now = self._clock()
-        if now < self._next_at:
+        if now < self._asked_at + (AT_REST_S if is_quiet else REFRESH_S):
             return
-        self._next_at = now + REFRESH_S
+        self._asked_at = now
         self._read = [*self._lanes(live, now), *self._whole(live), *self._quota_figures()]
         self._read_at = now
 

@@ -52,8 +52,9 @@ from penstock_workers.tracing import Tracing, open_tracing
 log = logging.getLogger(__name__)
 
 PROMOTE_MAX = 1_000  # due retries brought back per queue and round
-# between rounds while nothing happens and nothing is under way
-AT_REST_S = 2.0
+# between rounds while nothing happens and nothing is under way; a planned time is looked for as
+# often, and a lease on a feed lasts three times as long
+AT_REST_S = 5.0
 # between the rounds of a process that leads nothing: it helps where a leader is busy or dead
 ASIDE_S = 2.0
 # times the CPU of looking at all live jobs: a thousand of them cost no more than a twentieth of a
@@ -223,6 +224,7 @@ class Control:
         self._failure_log = FailureLog(log)
         self._commits = database.commits()
         self._is_quiet = False  # nothing was under way in the latest round
+        self._others_lead = False  # some feed, as of the latest look
         self._wake = threading.Event()
         self._turned_at = time.monotonic()
         client = RedisAddress.parse(settings.redis_url).connect(socket_timeout=REDIS_TIMEOUT_S)
@@ -272,6 +274,7 @@ class Control:
         # the jobs that other processes lead: news of them are commits
         self._is_quiet = True
         leadership = self._rounds.steps.leading.leadership
+        self._others_lead = leadership.others_lead(live)
         if self._pace.has_news(live) or leadership.concerns(live):
             self._pace.note_round()
             if self._rounds.rebuilds(self._live.look):
@@ -282,7 +285,9 @@ class Control:
             self._is_quiet = all(map(_is_quiet, live, seen))
         self._figures.counters.leads = len(leadership)
         with self._log_failure("the fleet's figures are missing", "they come back by themselves"):
-            self._figures.fleet.refresh([job for job, _ in live])
+            self._figures.fleet.refresh(
+                [job for job, _ in live], is_quiet=self._is_quiet and not self._others_lead
+            )
 
     def run(self, stop: threading.Event) -> None:
         """Tick until ``stop`` is set.
@@ -292,10 +297,14 @@ class Control:
         while not stop.is_set():
             began = time.monotonic()
             self._wake.clear()
-            # while there is work the rounds come anyway: nothing is asked then
-            mark = self._commits.mark() if self._is_quiet else None
-            self._is_quiet = False
+            mark: int | str | None = None
             try:
+                # while there is work the rounds come anyway: nothing is asked then
+                if self._is_quiet:
+                    # before the mark: the commit of this process is no news
+                    self._rounds.steps.leading.leadership.renew_if_due()
+                    mark = self._commits.mark()
+                self._is_quiet = False
                 self.tick()
                 interval_s = self._rounds.steps.interval_s(self._interval_s)
                 self._is_quiet &= interval_s == self._interval_s
@@ -329,8 +338,10 @@ class Control:
         """Wait for ``wait_s``, or, after a quiet round, until something is committed.
 
         ``mark`` is of before the round, so that what came in the midst of it is seen. Work begins
-        with a commit; what is in Redis alone is looked at each ``AT_REST_S``."""
-        until = time.monotonic() + AT_REST_S
+        with a commit; what is in Redis alone is looked at each ``AT_REST_S``, and leases of others,
+        which end without one, each ``ASIDE_S``."""
+        rest_s = ASIDE_S if self._others_lead else AT_REST_S
+        until = time.monotonic() + rest_s
         while not stop.is_set() and not self._wake.wait(wait_s):
             if (
                 not self._is_quiet
@@ -386,7 +397,9 @@ def _is_quiet(live: LiveJob, seen: JobSeen) -> bool:
     if not seen.is_current:
         return False
     if live.job.state is JobState.PAUSED:
-        return seen.is_paused
+        resume_at = live.job.resume_at
+        goes_on_soon = resume_at is not None and resume_at < time.time() + AT_REST_S
+        return seen.is_paused and not goes_on_soon
     is_open = live.job.state is JobState.RUNNING and live.job.total is None
     return is_open and not seen.parked and not any(seen.outstanding)
 

@@ -11,8 +11,10 @@ evenly (`shares.py`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from time import monotonic
 
 from penstock_ledger import JobStore, LiveFeed, LiveJob
 from penstock_ledger.model import Feed, Job, JobState
@@ -52,6 +54,7 @@ class Leadership:
         self._led: dict[FeedName, LedFeed] = {}
         self._taken: dict[FeedName, Feed] = {}  # by the latest ``take``
         self._given_up = frozenset[FeedName]()  # by the latest ``share``
+        self._renew_at, self._leads_shards = math.inf, False  # monotonic time, of the latest look
 
     def __len__(self) -> int:
         """Return how many feeds and shards this process leads."""
@@ -61,13 +64,23 @@ class Leadership:
         """Return whether this process leads a feed of these, or could as no process leads it."""
         return any(feed.free or feed.led_by(self._owner) for feed in _with_shards(live))
 
+    def others_lead(self, live: Iterable[LiveJob]) -> bool:
+        """Return whether another process leads a feed of these, or led it and its lease runs."""
+        return not all(feed.free or feed.led_by(self._owner) for feed in _with_shards(live))
+
     def renew(self, live: Iterable[LiveJob]) -> None:
         """Renew all leases of this process, as soon as one of them has lost a third of its time."""
         led = [feed for feed in _with_shards(live) if feed.led_by(self._owner)]
-        if any(feed.lease_s < RENEW_BELOW_S for feed in led):
-            self._jobs.renew_feeds(
-                self._owner, FEED_LEASE_S, shards=any(feed.feed.shard for feed in led)
-            )
+        lost_in_s = min((feed.lease_s for feed in led), default=math.inf)
+        self._renew_at = monotonic() + lost_in_s - RENEW_BELOW_S
+        self._leads_shards = any(feed.feed.shard for feed in led)
+        self.renew_if_due()
+
+    def renew_if_due(self) -> None:
+        """Renew without a look at the jobs, so that a look which follows finds nothing to write."""
+        if monotonic() >= self._renew_at:
+            self._jobs.renew_feeds(self._owner, FEED_LEASE_S, shards=self._leads_shards)
+            self._renew_at = monotonic() + FEED_LEASE_S - RENEW_BELOW_S
 
     def take(self, live: Collection[LiveJob], processes: int = 1) -> None:
         """Lease feeds that no process leads, in one transaction.
