@@ -24,6 +24,7 @@ from penstock_cli.errors import Interrupted
 WATCH_INTERVAL_S = 0.5
 ORPHAN_DRAIN_S = 20.0  # for an orderly end; the leases of what is cut off then expire by themselves
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 
 
 def end_with_parent(parent_pid: int) -> None:
@@ -33,6 +34,12 @@ def end_with_parent(parent_pid: int) -> None:
     threading.Thread(
         target=watch, args=(lambda: os.getppid() != parent_pid,), name="orphan-watch", daemon=True
     ).start()
+
+
+def name_process(name: str) -> None:
+    """Give this process a name in ``ps``, of which Linux keeps fifteen characters."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
 
 
 def watch(
