@@ -7,18 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock_cli import files
 from penstock_cli.errors import UsageProblem
 from penstock_cli.job.given import FromJob, GivenJob
 from penstock_cli.job.options import ProviderFlags, RunFlags
-from penstock_cli.result_forms import Tables
 from penstock_cli.show.terminal import Repetition
-from penstock_cli.state import StateFolder
+from penstock_cli.state import StateFolder, is_remote
 from penstock_producer.job.lanes import AUTO, AUTO_LANES, LANES, has_own_model, packs
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from penstock_cli.result_forms import Tables
     from penstock_cli.show.progress import Progress
     from penstock_producer.job.spec import JobSpec
     from penstock_workers.settings import WorkerSettings
@@ -150,7 +149,7 @@ def default_state(out: str) -> Path:
 
     Raises UsageProblem where those are not on this machine.
     """
-    if files.is_remote(out):
+    if is_remote(out):
         raise UsageProblem(
             f"--out {out} is not on this machine: say with --state where queue and ledger may be "
             "kept here"
@@ -160,5 +159,5 @@ def default_state(out: str) -> Path:
 
 def places_of(request: RunRequest) -> list[Path]:
     """Return the folders of this machine that a run writes to, as far as they exist."""
-    folders = [request.state, *([] if files.is_remote(request.out) else [Path(request.out)])]
+    folders = [request.state, *([] if is_remote(request.out) else [Path(request.out)])]
     return [folder for folder in folders if folder.is_dir()]
