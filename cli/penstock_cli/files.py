@@ -28,6 +28,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from penstock_cli.errors import EXIT_DEAD_LETTERS, EXIT_FAILED, EXIT_OK
+from penstock_cli.state import is_remote
 from penstock_ledger.lone_surrogates import replace_surrogates
 from penstock_producer.reporting.account import Report, gathered
 from penstock_producer.reporting.advice import on_terminal
@@ -45,10 +46,6 @@ if TYPE_CHECKING:
 REPORT_NAME = "report.json"
 REPORT_MAX_BYTES = 1_000_000  # what is larger is no report
 STDOUT = "-"
-
-
-def is_remote(place: str) -> bool:
-    return "://" in place
 
 
 def s3_endpoint(place: str) -> str | None:

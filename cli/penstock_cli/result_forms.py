@@ -16,12 +16,12 @@ from penstock_cli.errors import UsageProblem
 from penstock_cli.files import (
     STDOUT,
     folder_and_name,
-    is_remote,
     s3_endpoint,
     write_lines,
     write_results,
     write_with_provenance,
 )
+from penstock_cli.state import is_remote
 from penstock_producer.job.sinks import TABLE_FORMATS
 from penstock_producer.reporting.text import count
 

@@ -35,6 +35,11 @@ LOCK_POLL_S = 0.1  # between two tries to take the lock of a folder
 NEARBY_MAX = 3  # state folders named in a hint
 
 
+def is_remote(place: str) -> bool:
+    """Return whether results or documents there are on no disk of this machine."""
+    return "://" in place
+
+
 def private_opener(path: str, flags: int) -> int:
     """Open a file for its owner only, where it is made: the ``opener`` of ``open``."""
     return os.open(path, flags, PRIVATE_FILE_MODE)

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import logging
 import resource
+import signal
 import socket
+import sys
 from collections.abc import Sequence
 from types import FrameType
 from typing import Annotated, Any, Final
@@ -29,6 +31,7 @@ from penstock_gateway.routing import Router
 from penstock_gateway.settings import GatewayFields, GatewaySettings
 from penstock_ledger import ApiKeyStore, PenstockError, open_database
 from penstock_ledger.errors import EXIT_USAGE
+from penstock_ledger.redaction import log_to_stderr
 from penstock_ledger.telemetry.metrics import serve_page
 from penstock_ledger.texts import Command, Run, SetOption, Text
 
@@ -180,9 +183,12 @@ def door_server(settings: GatewaySettings, *, extra: Sequence[APIRouter] = ()) -
 
 
 def serve_door(settings: GatewaySettings) -> None:
-    """Serve until SIGTERM or SIGINT.
+    """Serve until SIGTERM or SIGINT, as all that this process does.
 
     Raises DoorOpen, and SettingsError where jobs could read other tenants' files."""
+    log_to_stderr()
+    # what the server restores, and calls once it has ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     settings.refuse_shared_roots()
     refuse_open_door(settings)
     server = door_server(settings)

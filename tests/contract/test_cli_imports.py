@@ -63,7 +63,8 @@ def test_a_command_is_mounted_alone(command: str) -> None:
     )
 
 
-def test_run_starts_its_workers_before_it_imports_anything_heavy() -> None:
+@pytest.mark.parametrize("words", [["run", "docs.jsonl", "--out", "out"], ["serve"]])
+def test_a_machine_starts_its_workers_before_it_imports_anything_heavy(words: list[str]) -> None:
     """The process that forks the workers imports beside the command line, which has not begun with
     it by then."""
     code = (
@@ -71,23 +72,24 @@ def test_run_starts_its_workers_before_it_imports_anything_heavy() -> None:
         "import sys\n"
         "from penstock_cli.processes import standby\n"
         "class Begun(SystemExit): pass\n"
-        "def begin(lane, **_): raise Begun\n"
+        "def begin(*_, **__): raise Begun\n"
         "standby.Standby = begin\n"
-        "sys.argv = ['penstock', 'run', 'docs.jsonl', '--out', 'out']\n"
+        f"sys.argv = {['penstock', *words]!r}\n"
         "try: main()\n"
         "except Begun: pass\n"
     )
     assert loaded_after(code) <= {"pydantic"}, "Typer reads flags with it"
 
 
-def test_what_workers_import_starts_no_thread() -> None:
-    """Workers are forked after it, and a fork copies only the thread that forks: a lock that
+def test_what_is_imported_before_a_fork_starts_no_thread() -> None:
+    """Workers and the HTTP process are forked after it, and a fork copies only the thread that forks: a lock that
     another held stays locked."""
     code = (
         "import os, threading\n"
         "from penstock_workers.preload import preload\n"
         "from penstock_workers.lanes.registry import REGISTRY\n"
         "for lane in REGISTRY: preload(lane)\n"
+        "from penstock_gateway import serve_door\n"
         "assert threading.active_count() == 1, threading.enumerate()\n"
         "tasks = '/proc/self/task'\n"
         "assert not os.path.isdir(tasks) or len(os.listdir(tasks)) == 1, 'a library has started "

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import openai
+import psutil
 import pytest
 from machine import Machine, eventually, simulator
 from servers import free_port
@@ -131,7 +132,7 @@ def ended(client: openai.OpenAI, batch: str) -> bool:
 
 def test_batches_go_on_after_an_interrupt_and_after_kills(served: Served) -> None:
     """Ctrl-C ends it within its drain with status 0 and nothing left; a door that is killed is
-    started again; nothing outlives a serve that is killed; the same command goes on each time, and
+    started again, as are door and workers with the process that forked them; nothing outlives a serve that is killed; the same command goes on each time, and
     every document has one answer."""
     served.start()
     first = begun(served.client)
@@ -142,6 +143,8 @@ def test_batches_go_on_after_an_interrupt_and_after_kills(served: Served) -> Non
     assert served.processes() == []
     served.start()
     kill(served, "gateway")
+    eventually(served.healthy)
+    kill_fork_server(served)
     eventually(served.healthy)
     second = begun(served.client)
     served.end(signal.SIGKILL)
@@ -192,10 +195,19 @@ def lane_of(served: Served, batch: str) -> str:
         return str(json.load(job)["lane"])
 
 
-def kill(served: Served, what: str) -> None:
-    """SIGKILL for the one process of this folder whose command line says so."""
+def kill(served: Served, name: str) -> None:
+    """SIGKILL for the one process of this folder that has this name."""
     there = served.machine.processes().items()
-    os.kill(next(pid for pid, words in there if what in words), signal.SIGKILL)
+    os.kill(next(pid for pid, words in there if words.startswith(name)), signal.SIGKILL)
+
+
+def kill_fork_server(served: Served) -> None:
+    """SIGKILL for the parent of the door; return once the door has gone with it."""
+    door = next(
+        pid for pid, words in served.machine.processes().items() if words.startswith("gateway")
+    )
+    os.kill(psutil.Process(door).ppid(), signal.SIGKILL)
+    eventually(lambda: door not in served.machine.processes())
 
 
 def test_what_cannot_be_served_is_refused_before_anything_starts(tmp_path: Path) -> None:

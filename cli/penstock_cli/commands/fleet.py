@@ -5,7 +5,6 @@ They are `penstock migrate`, `control`, `gateway`, `flower` and `refused`.
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from importlib.util import find_spec
@@ -127,14 +126,10 @@ def gateway(
         if find_spec(name) is None:
             raise UsageProblem(f"{name} is not installed here: pip install 'penstock[gateway]'")
     from penstock_gateway import GatewaySettings, serve_door
-    from penstock_ledger.redaction import log_to_stderr
 
     settings = GatewaySettings.load()
     given: dict[str, Any] = {"host": host, "port": port}
     flags = {name: value for name, value in given.items() if value is not None}
-    log_to_stderr()
-    # what the server restores, and calls once it has ended
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     serve_door(settings.model_copy(update={"gateway": settings.gateway.model_copy(update=flags)}))
 
 

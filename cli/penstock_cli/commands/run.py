@@ -45,7 +45,7 @@ def run(given: GivenJob, typed: RunFlags, provider: ProviderFlags) -> None:
     from penstock_cli.errors import EXIT_DEAD_LETTERS, EXIT_OK, UsageProblem
     from penstock_cli.job.given import for_a_look
     from penstock_cli.processes.standby import Standby
-    from penstock_cli.run.request import request_of, standby_lane
+    from penstock_cli.run.request import request_of, standby_lanes
 
     given = given.for_api(given.of_run("api", provider.api))
     outcomes = given.outcomes(typed.from_job, typed.where)
@@ -63,12 +63,11 @@ def run(given: GivenJob, typed: RunFlags, provider: ProviderFlags) -> None:
         look(given, request.provider, outcomes, state=request.state, job_key=request.job_key)
         _tell_sample(request)
         return
-    lane = standby_lane(given.lanes)
     # first of all: its imports take as long as all of this command's
     done = request.is_completed()
     if done:
         typer.echo(f"job {request.job_key} is completed already: no worker is started")
-    with Standby(lane, wanted=not done) as standby:
+    with Standby(*standby_lanes(given.lanes), wanted=not done) as standby:
         from penstock_cli.run.local import Terminal, run_local
 
         status = run_local(request, standby, Terminal())
@@ -301,22 +300,22 @@ def serve(typed: ServeFlags, provider: ProviderFlags) -> None:
 
     Exit status: 0 ended by Ctrl-C or SIGTERM, 2 bad usage, 1 failed.
     """
-    from penstock_cli.processes.standby import Standby
-    from penstock_cli.run.serve import ServeRequest, lanes_of, worker_lanes
+    from penstock_cli.processes.standby import DOOR, Standby
+    from penstock_cli.run.request import lanes_of
 
-    request = ServeRequest(
-        typed.host,
-        typed.port,
-        typed.state,
-        typed.lane,
-        typed.model,
-        provider,
-        typed.workers,
-        typed.concurrency,
-        panel=not typed.no_progress,
-    )
-    first = worker_lanes(lanes_of(request.lane), request.workers)[0]
-    with Standby(first) as standby:  # first of all: its imports take the longest
-        from penstock_cli.run.serve import serve_local
+    # first of all: its imports take the longest
+    with Standby(DOOR, *lanes_of(typed.lane)) as standby:
+        from penstock_cli.run.serve import ServeRequest, serve_local
 
+        request = ServeRequest(
+            typed.host,
+            typed.port,
+            typed.state,
+            typed.lane,
+            typed.model,
+            provider,
+            typed.workers,
+            typed.concurrency,
+            panel=not typed.no_progress,
+        )
         raise typer.Exit(serve_local(request, standby))

@@ -25,6 +25,7 @@ from penstock_cli.errors import Interrupted
 WATCH_INTERVAL_S = 0.5  # where the kernel does not tell of the end of a process
 ORPHAN_DRAIN_S = 20.0  # for an orderly end; the leases of what is cut off then expire by themselves
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 
 
 def end_with_parent(parent_pid: int) -> None:
@@ -47,6 +48,12 @@ def _outlive(parent_pid: int) -> None:
                 ends.poll()
             os.close(parent)
     watch(lambda: os.getppid() != parent_pid)
+
+
+def name_process(name: str) -> None:
+    """Give this process a name in ``ps``, of which Linux keeps fifteen characters."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
 
 
 def watch(

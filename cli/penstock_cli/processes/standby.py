@@ -1,9 +1,9 @@
-"""Workers that are forked: one process imports what they need while the job is checked.
+"""Processes that are forked: one process imports what they need while the job is checked.
 
-`penstock run` starts that process first. Each order on its standard input makes it fork a worker,
-which has its modules already and shares their memory; what became of the workers comes back on its
-standard output. See fork_server.py for its half. Where there is no such process any more, the
-supervisor starts workers one by one.
+`penstock run` starts that process first, and so does `penstock serve`, whose HTTP process is forked
+by it, too. Each order on its standard input makes it fork a process, which has its modules already
+and shares their memory; what became of them comes back on its standard output. See fork_server.py
+for its half. Where there is no such process any more, the supervisor starts them one by one.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from penstock_cli.settings import child_environment
 
+DOOR: Final = "gateway"  # is forked as the lanes are: no lane has this name
 READ_BYTES = 65_536
 KILLED_WITHIN_S = 5.0  # from the order to the report of a worker's end, which takes milliseconds
 
@@ -40,8 +41,8 @@ def worker_command(lane: str, number: int) -> list[str]:
     ]
 
 
-def server_command(lane: str) -> list[str]:
-    return [sys.executable, "-m", "penstock_cli.processes.fork_server", lane]
+def server_command(first: str) -> list[str]:
+    return [sys.executable, "-m", "penstock_cli.processes.fork_server", first]
 
 
 def worker_name(number: int) -> str:
@@ -49,7 +50,7 @@ def worker_name(number: int) -> str:
 
 
 class ForkedWorker:
-    """A worker that the fork server started, with what is used of ``subprocess.Popen``."""
+    """A process that the fork server started, with what is used of ``subprocess.Popen``."""
 
     def __init__(self, server: Standby, order: int) -> None:
         self.pid: int | None = None  # until it is forked
@@ -82,15 +83,19 @@ class ForkedWorker:
 
 
 class Standby:
-    """The fork server of one `penstock run`.
+    """The fork server of one `penstock run` or `serve`.
 
-    It ends with the context, and so do workers that still run."""
+    It ends with the context, and so do processes of it that still run."""
 
-    def __init__(self, lane: str, *, wanted: bool = True) -> None:
-        """Start the server; one that is not ``wanted`` has ended before it imports anything."""
-        self.lane = lane  # of the workers that it forks
+    def __init__(self, *forks: str, wanted: bool = True) -> None:
+        """Start the server; one that is not ``wanted`` has ended before it imports anything.
+
+        ``forks`` are the lanes whose workers it forks, and DOOR. What the first needs is imported
+        at once, what the others need by the first order of theirs.
+        """
+        self._forks = forks
         self._process = subprocess.Popen(  # noqa: S603 -- our own interpreter and command line
-            server_command(lane),
+            server_command(forks[0]),
             env=child_environment({}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -107,16 +112,22 @@ class Standby:
         if not wanted:
             self.kill()
 
-    def take(self, number: int, variables: Mapping[str, str], log: Path) -> ForkedWorker | None:
-        """Order a worker with these settings and this log; None where the server is gone."""
+    def take(
+        self, kind: str, number: int, variables: Mapping[str, str], log: Path, *, umask: int = -1
+    ) -> ForkedWorker | None:
+        """Order a worker of a lane, or DOOR, with these settings and this log.
+
+        None where the server is gone, or forks none of this kind."""
         order = len(self._workers) + 1
         given = {
             "order": order,
-            "name": worker_name(number),
+            "kind": kind,
+            "name": DOOR if kind == DOOR else worker_name(number),
             "variables": dict(variables),
             "log": str(log),
+            "umask": umask,
         }
-        if self._process.poll() is not None or not self._send(given):
+        if kind not in self._forks or self._process.poll() is not None or not self._send(given):
             return None
         worker = self._workers[order] = ForkedWorker(self, order)
         return worker

@@ -13,7 +13,7 @@ from penstock_cli.errors import UsageProblem
 from penstock_cli.job.given import check_hooks
 from penstock_cli.job.jobspec import job_spec, with_own_model, with_provider
 from penstock_cli.run.request import Plan, RunRequest
-from penstock_cli.state import StateFolder
+from penstock_cli.state import StateFolder, is_remote
 from penstock_producer.reporting.text import count
 from penstock_producer.source_formats import is_database
 
@@ -104,7 +104,7 @@ def understood(request: RunRequest) -> tuple[JobSpec, list[WorkerSettings]]:
     from penstock_workers.lanes.registry import check_lane
 
     spec = job_spec(request.given)
-    if not files.is_remote(request.source) or is_database(request.source):
+    if not is_remote(request.source) or is_database(request.source):
         refuse_unreadable(request.source)  # before anything that takes time, or asks for a key
     for lane in spec.permitted_lanes:
         check_lane(lane)

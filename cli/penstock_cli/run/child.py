@@ -82,11 +82,11 @@ def _first_line() -> bytes:
 
 def _run(asked: Mapping[str, Any], events: Events) -> int:
     request = _request(asked)
-    from penstock_cli.run.request import standby_lane
+    from penstock_cli.run.request import standby_lanes
 
     # first of all: its imports take as long as all of this process's
-    lane = standby_lane(request.given.lanes)
-    with Standby(lane, wanted=not request.is_completed()) as standby:
+    lanes = standby_lanes(request.given.lanes)
+    with Standby(*lanes, wanted=not request.is_completed()) as standby:
         from penstock_cli.run.local import run_local
 
         status = run_local(request, standby, Caller(events))

@@ -87,11 +87,14 @@ class Fleet:
         self._services.__exit__(*raised)
 
     def work(self, job: Job, kept: KeptFigures, *, asked_to_stop: Callable[[], bool]) -> Job:
-        """Watch until the job is final, is paused while it runs, or we are asked to stop.
+        """Start the workers and watch them.
+
+        It ends when the job is final, is paused while it runs, or we are asked to stop.
 
         Raises WorkersKeepCrashing and EmbeddedRedisFailed; what was finished by then is kept.
         """
         self._asked_to_stop = asked_to_stop
+        self._services.start()
         self._is_after_end = job.state.final
         job = self._set_going(job)
         started = time.monotonic()

@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from penstock_cli import files
 from penstock_cli.connect import Books
 from penstock_cli.disk import is_full, is_read_only, megabytes
 from penstock_cli.errors import EXIT_INTERRUPTED, Interrupted, JobStopped, StateBusy
@@ -36,6 +35,7 @@ from penstock_cli.run.request import Plan, RunRequest, places_of
 from penstock_cli.show.figures import KeptFigures
 from penstock_cli.show.progress import for_console
 from penstock_cli.show.terminal import console as make_console
+from penstock_cli.state import is_remote
 from penstock_producer.reporting.text import count
 from penstock_producer.storage import free_bytes
 
@@ -211,7 +211,7 @@ def no_trace(request: RunRequest) -> Iterator[Callable[[], None]]:
     stays, and so does what another run makes use of.
     """
     state = request.state.expanduser().absolute()
-    outs = [] if files.is_remote(request.out) else [Path(request.out).absolute()]
+    outs = [] if is_remote(request.out) else [Path(request.out).absolute()]
     is_new = not state.exists()
     missing = [
         path for place in (state, *outs) for path in (place, *place.parents) if not path.exists()

@@ -7,18 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock_cli import files
 from penstock_cli.errors import UsageProblem
 from penstock_cli.job.given import FromJob, GivenJob
 from penstock_cli.job.options import ProviderFlags, RunFlags
-from penstock_cli.result_forms import Tables
 from penstock_cli.show.terminal import Repetition
-from penstock_cli.state import StateFolder
-from penstock_producer.job.lanes import has_own_model, packs
+from penstock_cli.state import StateFolder, is_remote
+from penstock_producer.job.lanes import AUTO, AUTO_LANES, LANES, has_own_model, packs
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from penstock_cli.result_forms import Tables
     from penstock_cli.show.progress import Progress
     from penstock_producer.job.spec import JobSpec
     from penstock_workers.settings import WorkerSettings
@@ -104,9 +103,30 @@ def runs_alone(lane: str) -> bool:
     return has_own_model(lane) or packs(lane)
 
 
-def standby_lane(lanes: Sequence[str]) -> str:
-    """Return the lane with the most workers, which are forked."""
-    return next((lane for lane in lanes if not runs_alone(lane)), lanes[0])
+def standby_lanes(lanes: Sequence[str]) -> list[str]:
+    """Return the lanes whose workers are forked, first the one with the most."""
+    return sorted(lanes, key=runs_alone)
+
+
+def lanes_of(lane: str) -> Sequence[str]:
+    """Return the lanes that need workers. Raises UsageProblem."""
+    if lane == AUTO:
+        return [one for one in AUTO_LANES if not packs(one)] + [
+            one for one in AUTO_LANES if packs(one)
+        ]
+    if lane not in LANES:
+        raise UsageProblem(f"--lane {lane!r} is refused: the lanes are {', '.join([*LANES, AUTO])}")
+    return [lane]
+
+
+def worker_lanes(lanes: Sequence[str], workers: int | None) -> list[str]:
+    """Return the lane of each worker process.
+
+    A lane that takes the whole machine gets one worker, unless more are asked for."""
+    from penstock_producer.job.options import DEFAULT_ENGINES, DEFAULT_WORKERS
+
+    first = workers or (DEFAULT_ENGINES if runs_alone(lanes[0]) else DEFAULT_WORKERS)
+    return [lanes[0]] * first + list(lanes[1:])
 
 
 def job_key_of(given: GivenJob, typed: str | None, outcomes: FromJob | None) -> str:
@@ -129,7 +149,7 @@ def default_state(out: str) -> Path:
 
     Raises UsageProblem where those are not on this machine.
     """
-    if files.is_remote(out):
+    if is_remote(out):
         raise UsageProblem(
             f"--out {out} is not on this machine: say with --state where queue and ledger may be "
             "kept here"
@@ -139,5 +159,5 @@ def default_state(out: str) -> Path:
 
 def places_of(request: RunRequest) -> list[Path]:
     """Return the folders of this machine that a run writes to, as far as they exist."""
-    folders = [request.state, *([] if files.is_remote(request.out) else [Path(request.out)])]
+    folders = [request.state, *([] if is_remote(request.out) else [Path(request.out)])]
     return [folder for folder in folders if folder.is_dir()]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,15 +21,14 @@ from penstock_cli.errors import EXIT_OK, Interrupted, UsageProblem
 from penstock_cli.job.options import ProviderFlags
 from penstock_cli.processes.signals import Interrupts
 from penstock_cli.processes.standby import Standby
-from penstock_cli.run.request import runs_alone
+from penstock_cli.run.request import lanes_of, worker_lanes
 from penstock_cli.run.serve_watch import Doors, Watch
 from penstock_cli.run.services import Services
 from penstock_cli.show.progress import for_console
 from penstock_cli.show.terminal import console as make_console
 from penstock_cli.show.terminal import this_command
 from penstock_cli.state import StateFolder
-from penstock_producer.job.lanes import AUTO, AUTO_LANES, LANES, has_own_model, packs
-from penstock_producer.job.options import DEFAULT_ENGINES, DEFAULT_WORKERS
+from penstock_producer.job.lanes import has_own_model
 from penstock_producer.storage import free_bytes
 
 if TYPE_CHECKING:
@@ -50,25 +49,6 @@ class ServeRequest:
     workers: int | None
     concurrency: int | None
     panel: bool
-
-
-def lanes_of(lane: str) -> Sequence[str]:
-    """Return the lanes that need workers. Raises UsageProblem."""
-    if lane == AUTO:
-        return [one for one in AUTO_LANES if not packs(one)] + [
-            one for one in AUTO_LANES if packs(one)
-        ]
-    if lane not in LANES:
-        raise UsageProblem(f"--lane {lane!r} is refused: the lanes are {', '.join([*LANES, AUTO])}")
-    return [lane]
-
-
-def worker_lanes(lanes: Sequence[str], workers: int | None) -> list[str]:
-    """Return the lane of each worker process.
-
-    A lane that takes the whole machine gets one worker, unless more are asked for."""
-    first = workers or (DEFAULT_ENGINES if runs_alone(lanes[0]) else DEFAULT_WORKERS)
-    return [lanes[0]] * first + list(lanes[1:])
 
 
 def settings_of(request: ServeRequest) -> list[WorkerSettings]:
@@ -183,7 +163,7 @@ ENDS = "Ctrl-C stops; the same command goes on with the jobs"
 
 
 def serve_local(request: ServeRequest, standby: Standby) -> int:
-    """Serve until a signal and return the exit status; ``standby`` forks the workers.
+    """Serve until a signal and return the exit status; ``standby`` forks the processes.
 
     Raises CliError and the errors of settings, the ledger and the workers.
     """
@@ -215,8 +195,9 @@ def serve_local(request: ServeRequest, standby: Standby) -> int:
                 )
                 with (
                     services,
-                    Doors(settings, services, state, progress, interrupts.hurry) as doors,
+                    Doors(settings, services, state, progress, interrupts.hurry, standby) as doors,
                 ):
+                    services.start()  # while the HTTP process starts, for which a person waits
                     Watch(services, doors, state, request.lane, progress).until(
                         lambda: interrupts.asked
                     )

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Self
 
 from penstock_cli.disk import DiskGuard, SpaceHold, StoresAway
+from penstock_cli.processes.standby import DOOR, Standby
 from penstock_cli.processes.supervisor import Policy, Supervisor
 from penstock_cli.run.services import DRAIN_MARGIN_S, Services, as_variables
 from penstock_cli.settings import child_environment
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 ASK_S: Final = 2.0  # for one question whether they serve
-COMMAND: Final = (sys.executable, "-m", "penstock_cli", "gateway")
+COMMAND: Final = (sys.executable, "-m", "penstock_cli", DOOR)
 
 
 class Doors:
@@ -41,12 +42,14 @@ class Doors:
         state: StateFolder,
         progress: Progress,
         hurry: Callable[[], bool],
+        standby: Standby,
     ) -> None:
         self._settings = settings
         self._services = services
         self._state = state
         self._progress = progress
         self._hurry = hurry
+        self._standby = standby
 
     @property
     def url(self) -> str:
@@ -68,6 +71,9 @@ class Doors:
             1,
             environment=child_environment(variables),
             logs=self._state.logs,
+            take=lambda number, log: self._standby.take(
+                DOOR, number, variables, log, umask=FOR_OTHERS
+            ),
             tell=self._progress.say,
             policy=Policy(
                 name=lambda _: "the process of the HTTP API",

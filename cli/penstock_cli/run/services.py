@@ -116,7 +116,7 @@ DRAIN_MARGIN_S = 12.0
 
 
 class Services:
-    """Started with the ``with``, and ended by it in reverse order.
+    """The ``with`` starts Redis, ``start`` all else, and the ``with`` ends it in reverse order.
 
     Not thread-safe: one thread drives it."""
 
@@ -165,13 +165,16 @@ class Services:
             self._of_lanes = [one.model_copy(update=url) for one in self._of_lanes]
             self.books = exits.enter_context(self._open_books())
             self._take_over()
-            exits.callback(self._progress.note, "stopping the control loop")
-            exits.enter_context(self._run_control())
-            self._progress.note(f"starting {counted(len(self._lanes), 'worker')}")
-            self.supervisor = self._start_workers()
-            exits.callback(self._stop_workers)
             self._exits = exits.pop_all()
         return self
+
+    def start(self) -> None:
+        """Start the control loop and the workers; who serves has opened the doors before."""
+        self._exits.callback(self._progress.note, "stopping the control loop")
+        self._exits.enter_context(self._run_control())
+        self._progress.note(f"starting {counted(len(self._lanes), 'worker')}")
+        self.supervisor = self._start_workers()
+        self._exits.callback(self._stop_workers)
 
     def __exit__(self, *_: object) -> None:
         self._exits.close()
@@ -227,16 +230,9 @@ class Services:
         }
 
         def forked(number: int, log: Path) -> Process | None:
-            """Fork a worker of the lane whose modules are imported already.
-
-            The others are started as they are.
-            """
+            """Fork a worker; None for a lane that the fork server does not know."""
             lane = self._lanes[number - 1]
-            return (
-                self._standby.take(number, variables[lane], log)
-                if lane == self._standby.lane
-                else None
-            )
+            return self._standby.take(lane, number, variables[lane], log)
 
         supervisor = Supervisor(
             lambda number: worker_command(self._lanes[number - 1], number),

@@ -14,18 +14,18 @@ from pathlib import Path
 import pytest
 
 from penstock_cli.processes import standby as subject
-from penstock_cli.processes.standby import ForkedWorker, Standby
+from penstock_cli.processes.standby import DOOR, ForkedWorker, Standby
 
 # The fork server without what a real worker imports; its workers do what their settings say.
 SERVER = """
 import os, sys, time
 from penstock_cli.processes.fork_server import ForkServer
-server = ForkServer()
+server = ForkServer(lambda kind: True)
 print("as some modules do while they are imported", flush=True)
-name = server.serve()
-if name is None:
+order = server.serve()
+if order is None:
     sys.exit(7)
-print(name, "lease", os.environ.get("PENSTOCK_VISIBILITY_TIMEOUT_S"), "old", os.environ.get("PENSTOCK_REDIS_URL"), flush=True)
+print(order["name"], "lease", os.environ.get("PENSTOCK_VISIBILITY_TIMEOUT_S"), "old", os.environ.get("PENSTOCK_REDIS_URL"), flush=True)
 if os.environ["PENSTOCK_TEST"] == "wait":
     time.sleep(600)
 sys.exit(int(os.environ["PENSTOCK_TEST"]))
@@ -36,7 +36,7 @@ BROKEN = "raise SystemExit(1)"
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     def runs(code: str) -> None:
-        monkeypatch.setattr(subject, "server_command", lambda lane: [sys.executable, "-c", code])
+        monkeypatch.setattr(subject, "server_command", lambda _first: [sys.executable, "-c", code])
 
     runs(SERVER)
     return runs
@@ -44,7 +44,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 def taken(standby: Standby, number: int, does: str, log: Path) -> ForkedWorker:
     worker = standby.take(
-        number, {"PENSTOCK_TEST": does, "PENSTOCK_VISIBILITY_TIMEOUT_S": "15.0"}, log
+        "api", number, {"PENSTOCK_TEST": does, "PENSTOCK_VISIBILITY_TIMEOUT_S": "15.0"}, log
     )
     assert worker is not None
     return worker
@@ -127,7 +127,7 @@ def test_workers_of_a_killed_server_end_and_are_counted_as_ended(tmp_path: Path)
         os.kill(standby._process.pid, signal.SIGKILL)
         assert worker.wait() == -signal.SIGTERM
         eventually(lambda: gone(worker.pid or 0))
-        assert standby.take(1, {}, tmp_path / "1.log") is None
+        assert standby.take("api", 1, {}, tmp_path / "1.log") is None
 
 
 @pytest.mark.usefixtures("server")
@@ -163,7 +163,7 @@ def test_a_server_that_cannot_import_forks_nothing(
     server(BROKEN)
     with Standby("api") as standby:
         standby._process.wait()
-        assert standby.take(1, {}, tmp_path / "1.log") is None
+        assert standby.take("api", 1, {}, tmp_path / "1.log") is None
 
 
 def test_a_worker_that_is_not_forked_yet_is_stopped_with_its_server(
@@ -175,3 +175,35 @@ def test_a_worker_that_is_not_forked_yet_is_stopped_with_its_server(
         worker = taken(standby, 1, "wait", tmp_path / "1.log")
         worker.terminate()
         assert worker.wait() == -signal.SIGTERM
+
+
+KINDS = """
+import os, sys
+from penstock_cli.processes.fork_server import ForkServer
+seen = []
+order = ForkServer(lambda kind: seen.append(kind) or kind != "broken").serve()
+if order is None:
+    sys.exit(7)
+print(order["kind"], order["name"], seen, oct(os.umask(0)), flush=True)
+"""
+
+
+def test_each_kind_is_imported_before_its_first_fork(
+    tmp_path: Path, server: Callable[[str], None]
+) -> None:
+    """A door and workers come from one process; what it does not know it does not fork, and it ends
+    where a process could not be forked safely any more."""
+    server(KINDS)
+    door, worker = tmp_path / "door.log", tmp_path / "worker.log"
+    with Standby(DOOR, "api", "broken") as standby:
+        assert standby.take("gpu", 1, {}, tmp_path / "gpu.log") is None
+        first = standby.take(DOOR, 1, {}, door, umask=0o077)
+        second = standby.take("api", 1, {}, worker)
+        assert first is not None
+        assert second is not None
+        assert [first.wait(), second.wait()] == [0, 0]
+        refused = standby.take("broken", 1, {}, tmp_path / "broken.log")
+        assert refused is not None
+        assert refused.wait() == -signal.SIGTERM
+    assert text_of(door).split() == [DOOR, DOOR, f"['{DOOR}']", "0o77"]
+    assert text_of(worker).startswith(f"api local-1 ['{DOOR}', 'api'] ")

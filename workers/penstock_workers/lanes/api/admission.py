@@ -37,10 +37,8 @@ from penstock_workers.item.run.fates import explain
 from penstock_workers.lanes.api.polls import GaugeWatch
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
-# requests in flight that a worker begins with where a concurrency was named: half of it, which the
-# next round trip doubles, no fewer than where none was named, and no more than a server with a
-# queue of its own takes at once
-START_LEAST: Final = 8
+# requests in flight that a worker begins with where a concurrency was named: no more than a server
+# with a queue of its own takes at once; the next round trips double it
 START_MOST: Final = 32
 
 # no tokenizer packs text more tightly but for runs of blanks: what a prompt costs for sure
@@ -179,7 +177,7 @@ def quotas(settings: WorkerSettings) -> list[Quota]:
     A lone request goes first where there is an account that may refuse it; a server without keys
     has none. Raises MissingApiKey."""
     named = "concurrency" in settings.model_fields_set
-    start = max(START_LEAST, min(settings.concurrency // 2, START_MOST)) if named else None
+    start = min(settings.concurrency, START_MOST) if named else None
     return [
         _quota(name, provider, settings.concurrency, start)
         for name, provider in settings.providers.items()
