@@ -287,6 +287,7 @@ class ServeFlags:
         typer.Option(help="gpu, embed: the model that the workers host, a folder or a name."),
     ] = None
     workers: options.Workers = None
+    gpus: options.Gpus = None
     concurrency: options.Concurrency = None
     no_progress: options.NoProgress = False
 
@@ -302,7 +303,7 @@ def serve(typed: ServeFlags, provider: ProviderFlags) -> None:
     Exit status: 0 ended by Ctrl-C or SIGTERM, 2 bad usage, 1 failed.
     """
     from penstock_cli.processes.standby import Standby
-    from penstock_cli.run.serve import ServeRequest, lanes_of, worker_lanes
+    from penstock_cli.run.serve import ServeRequest, worker_lanes
 
     request = ServeRequest(
         typed.host,
@@ -312,10 +313,11 @@ def serve(typed: ServeFlags, provider: ProviderFlags) -> None:
         typed.model,
         provider,
         typed.workers,
+        typed.gpus,
         typed.concurrency,
         panel=not typed.no_progress,
     )
-    first = worker_lanes(lanes_of(request.lane), request.workers)[0]
+    first = worker_lanes(request)[0]
     with Standby(first) as standby:  # first of all: its imports take the longest
         from penstock_cli.run.serve import serve_local
 

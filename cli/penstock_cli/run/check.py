@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -12,7 +13,7 @@ from penstock_cli import files, result_forms
 from penstock_cli.errors import UsageProblem
 from penstock_cli.job.given import check_hooks
 from penstock_cli.job.jobspec import job_spec, with_own_model, with_provider
-from penstock_cli.run.request import Plan, RunRequest
+from penstock_cli.run.request import Plan, RunRequest, cards_of
 from penstock_cli.state import StateFolder
 from penstock_producer.reporting.text import count
 from penstock_producer.source_formats import is_database
@@ -20,6 +21,7 @@ from penstock_producer.source_formats import is_database
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from penstock_cli.processes.gpu_workers import Cards
     from penstock_cli.show.progress import Progress
     from penstock_producer.job.spec import JobSpec
     from penstock_workers.settings import ProviderSettings, WorkerSettings
@@ -80,6 +82,7 @@ def checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
     """
 
     spec, (settings, *beside) = understood(request)
+    request, cards = with_gpus(request, settings)
     settings, beside = with_short_lease(settings), [*map(with_short_lease, beside)]
     if asks_a_provider(spec):
         name_receiver(spec.provider, settings.provider(spec.provider))
@@ -90,7 +93,15 @@ def checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
     to_write = result_forms.Tables.of(spec)
     result_forms.check_tables(to_write, spec, request.source, request.out)
     state = StateFolder.create(request.state)
-    return Plan(request, spec.without_sinks(), to_write, settings, beside, state, console, progress)
+    return Plan(
+        request, spec.without_sinks(), to_write, settings, cards, beside, state, console, progress
+    )
+
+
+def with_gpus(request: RunRequest, settings: WorkerSettings) -> tuple[RunRequest, Cards | None]:
+    """Return the request with as many workers as its GPUs make, and those. Raises UsageProblem."""
+    cards = cards_of(request.gpus, settings)
+    return (replace(request, workers=len(cards.groups)) if cards else request), cards
 
 
 def understood(request: RunRequest) -> tuple[JobSpec, list[WorkerSettings]]:

@@ -70,11 +70,12 @@ def gone_on_before(state: Path, job_key: str, spec: JobSpec) -> GoneOn | None:
 
 def of_sample(request: RunRequest) -> list[str]:
     """Return what a sample of this run says about the whole job; nothing where there is none."""
-    from penstock_cli.run.check import understood
+    from penstock_cli.run.check import understood, with_gpus
 
     if not request.state.expanduser().joinpath("penstock.db").is_file():
         return []
     spec, (settings, *_) = understood(request)
+    request, _ = with_gpus(request, settings)
     return sample_says(
         request.state, request.job_key, spec, settings, request.workers, request.concurrency
     )

@@ -19,6 +19,7 @@ from penstock_producer.job.lanes import has_own_model, packs
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from penstock_cli.processes.gpu_workers import Cards
     from penstock_cli.show.progress import Progress
     from penstock_producer.job.spec import JobSpec
     from penstock_workers.settings import WorkerSettings
@@ -34,6 +35,7 @@ class RunRequest:
     given: GivenJob
     provider: ProviderFlags
     workers: int
+    gpus: str | int | None  # a worker for each group of them: then that many
     concurrency: int | None
     panel: bool
     waits: bool = False  # for another run in the same state folder
@@ -62,6 +64,7 @@ class Plan:
     spec: JobSpec  # as it is submitted: this command writes the results itself
     tables: Tables
     settings: WorkerSettings  # of the lane that the job begins with
+    cards: Cards | None  # of its workers
     beside: Sequence[WorkerSettings]  # of the other lanes that it may go to
     state: StateFolder
     console: Console
@@ -73,7 +76,6 @@ def request_of(
 ) -> RunRequest:
     """Merge flags over the job spec file over defaults. Raises UsageProblem."""
     from penstock_cli.job.jobspec import job_spec
-    from penstock_producer.job.options import DEFAULT_ENGINES, DEFAULT_WORKERS
 
     out = given.of_run("out", typed.out)
     if out is None:
@@ -82,21 +84,48 @@ def request_of(
         )
     if given.file is not None:
         job_spec(given)  # a file has any value anywhere; flags have been looked at by now
-    state = given.of_run("state", typed.state)
+    state, gpus = given.of_run("state", typed.state), given.of_run("gpus", typed.gpus)
     return RunRequest(
         out=out,
         state=Path(state) if state is not None else default_state(out),
         job_key=job_key_of(given, typed.job, outcomes),
         given=given,
         provider=given.provider(provider),
-        workers=given.of_run("workers", typed.workers)
-        or (DEFAULT_ENGINES if all(map(runs_alone, given.lanes)) else DEFAULT_WORKERS),
+        workers=workers_asked(given.lanes, given.of_run("workers", typed.workers), gpus),
+        gpus=gpus,
         concurrency=given.of_run("concurrency", typed.concurrency),
         panel=not given.of_run("no_progress", typed.no_progress or None),
         waits=bool(given.of_run("wait", typed.wait or None)),
         sample=given.of_run("sample", typed.sample),
         outcomes=outcomes,
     )
+
+
+def workers_asked(lanes: Sequence[str], workers: int | None, gpus: str | int | None) -> int:
+    """Return how many workers the first of these lanes has, before GPUs are counted.
+
+    Raises UsageProblem where both are given.
+    """
+    from penstock_producer.job.options import DEFAULT_ENGINES, DEFAULT_WORKERS
+
+    if workers is not None and gpus is not None:
+        raise UsageProblem(
+            f"--workers {workers} and --gpus {gpus}: with --gpus there is one worker for each GPU, "
+            "or group of one engine: leave --workers out, or --gpus"
+        )
+    return workers or (DEFAULT_ENGINES if all(map(runs_alone, lanes)) else DEFAULT_WORKERS)
+
+
+def cards_of(gpus: str | int | None, settings: WorkerSettings) -> Cards | None:
+    """Return the GPUs of each worker of this lane; None where none were asked for.
+
+    Raises UsageProblem.
+    """
+    if gpus is None:
+        return None
+    from penstock_cli.processes.gpu_workers import cards_asked
+
+    return cards_asked(gpus, settings)
 
 
 def runs_alone(lane: str) -> bool:

@@ -27,6 +27,7 @@ from penstock_producer.reporting.text import counted, duration
 
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
+    from penstock_cli.processes.gpu_workers import Cards
     from penstock_cli.show.progress import Progress
     from penstock_workers.settings import WorkerSettings
 
@@ -126,6 +127,7 @@ class Services:
         lanes: Sequence[str],
         state: StateFolder,
         *,
+        cards: Cards | None,
         places: Sequence[Path],
         hurry: Callable[[], bool],
         asked_to_stop: Callable[[], bool],
@@ -134,8 +136,8 @@ class Services:
     ) -> None:
         """Prepare the services.
 
-        ``of_lanes`` are the settings of each lane, ``lanes`` that of each worker. ``places`` are
-        the folders that are written to.
+        ``of_lanes`` are the settings of each lane, ``lanes`` that of each worker, ``cards`` the
+        GPUs of each worker. ``places`` are the folders that are written to.
         """
         if of_lanes[0].broker_url is not None:
             progress.say(
@@ -143,6 +145,7 @@ class Services:
             )
         self._of_lanes = [_in_folder(one, state) for one in of_lanes]
         self._lanes = lanes
+        self._cards = cards
         self._state = state
         self._places = places
         self._hurry = hurry
@@ -222,9 +225,11 @@ class Services:
             yield
 
     def _start_workers(self) -> Supervisor:
-        variables: dict[str, dict[str, str]] = {
-            one.lane: as_variables(one, self._state) for one in self._of_lanes
-        }
+        of_lanes = {one.lane: as_variables(one, self._state) for one in self._of_lanes}
+
+        def variables(number: int) -> dict[str, str]:
+            own = {} if self._cards is None else self._cards.of_worker(number, self.settings)
+            return {**of_lanes[self._lanes[number - 1]], **own}
 
         def forked(number: int, log: Path) -> Process | None:
             """Fork a worker of the lane whose modules are imported already.
@@ -233,7 +238,7 @@ class Services:
             """
             lane = self._lanes[number - 1]
             return (
-                self._standby.take(number, variables[lane], log)
+                self._standby.take(number, variables(number), log)
                 if lane == self._standby.lane
                 else None
             )
@@ -245,7 +250,7 @@ class Services:
             logs=self._state.logs,
             take=forked,
             tell=self._progress.say,
-            policy=Policy(variables=lambda number: variables[self._lanes[number - 1]]),
+            policy=Policy(variables=variables),
         )
         supervisor.start()
         return supervisor
