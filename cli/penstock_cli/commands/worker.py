@@ -106,7 +106,6 @@ def _serve_gpus(gpus: str, settings: WorkerSettings, flags: list[str], name: str
         cards_asked(gpus, settings),
         [sys.executable, "-m", "penstock_cli", "worker", *flags],
         name or f"{settings.lane}-{process_name()}@%h",
-        settings,
     )
     check_ports(workers)
     check(settings)

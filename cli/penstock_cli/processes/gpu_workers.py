@@ -174,13 +174,14 @@ def _shown(devices: Sequence[Device]) -> str:
 class Cards:
     """The GPUs that were asked for, one group of them for each worker."""
 
+    settings: WorkerSettings  # of their lane
     groups: Sequence[Group]
     variables: tuple[str, ...]  # that say which cards a process may use
     order: Mapping[str, str]  # the variable by which our numbers are nvidia-smi's, where they are
 
-    def of_worker(self, number: int, settings: WorkerSettings) -> dict[str, str]:
-        """Return the variables by which one worker has its cards, and the price of as many."""
-        group = self.groups[number - 1]
+    def of_worker(self, number: int) -> dict[str, str]:
+        """Return the variables by which one worker of the lane has its cards, and their price."""
+        settings, group = self.settings, self.groups[number - 1]
         own = {**self.order, **dict.fromkeys(self.variables, group.visible)}
         own[f"PENSTOCK_{settings.lane.upper()}__CARDS"] = group.visible
         if settings.cost.usd_per_gpu_hour is not None or settings.cost.card is not None:
@@ -209,7 +210,7 @@ def cards_asked(given: str | int, settings: WorkerSettings) -> Cards:
     chosen = groups(asked, seen, None if inherited is None else Visible(*inherited), each)
     # numbers that were given keep the meaning that they had
     counted_here = seen.make == "nvidia" and inherited is None
-    return Cards(chosen, variables, {GPU_ORDER: BY_ADDRESS} if counted_here else {})
+    return Cards(settings, chosen, variables, {GPU_ORDER: BY_ADDRESS} if counted_here else {})
 
 
 class GpuProbes:
@@ -275,7 +276,6 @@ class GpuWorkers:
     cards: Cards
     command: Sequence[str]
     name: str  # of them all; each has its cards in its own
-    settings: WorkerSettings
     pause_base_s: float = PAUSE_BASE_S
 
     def named(self, number: int) -> str:
@@ -288,8 +288,7 @@ class GpuWorkers:
 
     def environment(self, number: int, probes: Path) -> dict[str, str]:
         """Return what one worker has of its own: its cards, probe files and page of metrics."""
-        settings = self.settings
-        own = self.cards.of_worker(number, settings)
+        settings, own = self.cards.settings, self.cards.of_worker(number)
         own["PENSTOCK_PROBE_DIR"] = str(probes)
         if settings.metrics_port is not None:
             own["PENSTOCK_METRICS_PORT"] = str(
@@ -300,10 +299,10 @@ class GpuWorkers:
 
 def check_ports(workers: GpuWorkers) -> None:
     """Refuse fewer ports than workers. Raises UsageProblem."""
-    port = workers.settings.metrics_port or 0
-    if port + len(workers.cards.groups) - 1 > PORT_MAX:
+    port, number = workers.cards.settings.metrics_port or 0, len(workers.cards.groups)
+    if port + number - 1 > PORT_MAX:
         raise UsageProblem(
-            f"metrics_port = {port}: {len(workers.cards.groups)} workers take a port each from there on, "
+            f"metrics_port = {port}: {number} workers take a port each from there on, "
             f"and the last port is {PORT_MAX}: lower it"
         )
 
@@ -312,25 +311,22 @@ def serve(workers: GpuWorkers, tell: Callable[[str], None] | None = None) -> int
     """Run until SIGTERM or Ctrl-C, which drain them all, or until none is left.
 
     Returns the worst of their exit statuses."""
-    say = tell or _say
+    say, cards = tell or _say, workers.cards
     with ExitStack() as exits:
         interrupts = exits.enter_context(Interrupts())
         interrupts.defer()
-        given = workers.settings.probe_dir
+        given = cards.settings.probe_dir
         root = given or Path(
             exits.enter_context(tempfile.TemporaryDirectory(prefix="penstock-cards-"))
         )
-        folders = {
-            number: root / group.label for number, group in enumerate(workers.cards.groups, 1)
-        }
+        folders = {number: root / group.label for number, group in enumerate(cards.groups, 1)}
         names = {
-            number: f"the worker of {group.label}"
-            for number, group in enumerate(workers.cards.groups, 1)
+            number: f"the worker of {group.label}" for number, group in enumerate(cards.groups, 1)
         }
         probes = GpuProbes(given, folders, names)
         supervisor = Supervisor(
             workers.words,
-            len(workers.cards.groups),
+            len(cards.groups),
             environment=own_environment(),
             logs=None,
             tell=say,
@@ -342,9 +338,9 @@ def serve(workers: GpuWorkers, tell: Callable[[str], None] | None = None) -> int
                 variables=lambda number: workers.environment(number, folders[number]),
             ),
         )
-        for number, group in enumerate(workers.cards.groups, 1):
+        for number, group in enumerate(cards.groups, 1):
             say(
-                f"{names[number]} is started, with {workers.cards.variables[0]}={group.visible}, as "
+                f"{names[number]} is started, with {cards.variables[0]}={group.visible}, as "
                 f"{workers.named(number)}"
             )
         supervisor.start()
@@ -352,7 +348,7 @@ def serve(workers: GpuWorkers, tell: Callable[[str], None] | None = None) -> int
         probes.drain()
         if not supervisor.over:
             say("draining: each worker finishes what it holds; a second signal ends them at once")
-        supervisor.stop(workers.settings.drain_seconds + DRAIN_MARGIN_S, hurry=interrupts.hurry)
+        supervisor.stop(cards.settings.drain_seconds + DRAIN_MARGIN_S, hurry=interrupts.hurry)
         return supervisor.worst_status
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -21,7 +20,6 @@ from penstock_producer.source_formats import is_database
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from penstock_cli.processes.gpu_workers import Cards
     from penstock_cli.show.progress import Progress
     from penstock_producer.job.spec import JobSpec
     from penstock_workers.settings import ProviderSettings, WorkerSettings
@@ -82,7 +80,7 @@ def checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
     """
 
     spec, (settings, *beside) = understood(request)
-    request, cards = with_gpus(request, settings)
+    cards = cards_of(request.gpus, (settings, *beside))
     settings, beside = with_short_lease(settings), [*map(with_short_lease, beside)]
     if asks_a_provider(spec):
         name_receiver(spec.provider, settings.provider(spec.provider))
@@ -96,12 +94,6 @@ def checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
     return Plan(
         request, spec.without_sinks(), to_write, settings, cards, beside, state, console, progress
     )
-
-
-def with_gpus(request: RunRequest, settings: WorkerSettings) -> tuple[RunRequest, Cards | None]:
-    """Return the request with as many workers as its GPUs make, and those. Raises UsageProblem."""
-    cards = cards_of(request.gpus, settings)
-    return (replace(request, workers=len(cards.groups)) if cards else request), cards
 
 
 def understood(request: RunRequest) -> tuple[JobSpec, list[WorkerSettings]]:

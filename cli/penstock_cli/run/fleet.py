@@ -53,13 +53,16 @@ class Fleet:
     ) -> None:
         """Prepare the fleet of one machine.
 
-        ``of_lanes`` are the settings of each lane that the job may go to, ``cards`` the GPUs of the
-        first one's workers. ``places`` are the folders that it writes to.
+        ``of_lanes`` are the settings of each lane that the job may go to, ``cards`` the GPUs of
+        those that host a model. ``places`` are the folders that it writes to.
         """
+        hosting = {} if cards is None else {cards.settings.lane: len(cards.groups)}
         lanes = [
             one.lane
             for one in of_lanes
-            for _ in range(1 if runs_alone(one.lane) and len(of_lanes) > 1 else workers)
+            for _ in range(
+                hosting.get(one.lane, 1 if runs_alone(one.lane) and len(of_lanes) > 1 else workers)
+            )
         ]
         self._services = Services(
             of_lanes,

@@ -64,7 +64,7 @@ class Plan:
     spec: JobSpec  # as it is submitted: this command writes the results itself
     tables: Tables
     settings: WorkerSettings  # of the lane that the job begins with
-    cards: Cards | None  # of its workers
+    cards: Cards | None  # that workers were given
     beside: Sequence[WorkerSettings]  # of the other lanes that it may go to
     state: StateFolder
     console: Console
@@ -116,8 +116,8 @@ def workers_asked(lanes: Sequence[str], workers: int | None, gpus: str | int | N
     return workers or (DEFAULT_ENGINES if all(map(runs_alone, lanes)) else DEFAULT_WORKERS)
 
 
-def cards_of(gpus: str | int | None, settings: WorkerSettings) -> Cards | None:
-    """Return the GPUs of each worker of this lane; None where none were asked for.
+def cards_of(gpus: str | int | None, of_lanes: Sequence[WorkerSettings]) -> Cards | None:
+    """Return the GPUs of each worker of the lane that hosts a model; None where none were asked.
 
     Raises UsageProblem.
     """
@@ -125,7 +125,9 @@ def cards_of(gpus: str | int | None, settings: WorkerSettings) -> Cards | None:
         return None
     from penstock_cli.processes.gpu_workers import cards_asked
 
-    return cards_asked(gpus, settings)
+    return cards_asked(
+        gpus, next((one for one in of_lanes if has_own_model(one.lane)), of_lanes[0])
+    )
 
 
 def runs_alone(lane: str) -> bool:

@@ -197,7 +197,7 @@ def serve_local(request: ServeRequest, standby: Standby) -> int:
             )
             progress.note("setting up: settings, flags, the provider's address")
             of_lanes = settings_of(request)
-            cards = cards_of(request.gpus, of_lanes[0])
+            cards = cards_of(request.gpus, of_lanes)
             state = StateFolder.create(request.state)
             with state.locked():
                 settings = door_settings(request, state.files)

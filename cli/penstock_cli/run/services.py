@@ -137,7 +137,7 @@ class Services:
         """Prepare the services.
 
         ``of_lanes`` are the settings of each lane, ``lanes`` that of each worker, ``cards`` the
-        GPUs of each worker. ``places`` are the folders that are written to.
+        GPUs of those that host a model. ``places`` are the folders that are written to.
         """
         if of_lanes[0].broker_url is not None:
             progress.say(
@@ -225,11 +225,15 @@ class Services:
             yield
 
     def _start_workers(self) -> Supervisor:
-        of_lanes = {one.lane: as_variables(one, self._state) for one in self._of_lanes}
+        of_lanes: dict[str, dict[str, str]] = {
+            one.lane: as_variables(one, self._state) for one in self._of_lanes
+        }
 
         def variables(number: int) -> dict[str, str]:
-            own = {} if self._cards is None else self._cards.of_worker(number, self.settings)
-            return {**of_lanes[self._lanes[number - 1]], **own}
+            lane, cards = self._lanes[number - 1], self._cards
+            if cards is None or lane != cards.settings.lane:
+                return of_lanes[lane]
+            return {**of_lanes[lane], **cards.of_worker(self._lanes[:number].count(lane))}
 
         def forked(number: int, log: Path) -> Process | None:
             """Fork a worker of the lane whose modules are imported already.

@@ -55,7 +55,7 @@ from penstock_cli.processes.gpu_workers import GpuWorkers, cards_asked, serve
 from penstock_workers.settings import WorkerSettings
 settings = WorkerSettings(lane="gpu", probe_dir=Path(sys.argv[2]), drain_seconds=5)
 workers = GpuWorkers(
-    cards_asked("all", settings), [sys.executable, "-c", sys.argv[1]], "pool@%h", settings, pause_base_s=0.01
+    cards_asked("all", settings), [sys.executable, "-c", sys.argv[1]], "pool@%h", pause_base_s=0.01
 )
 sys.exit(serve(workers))
 """

@@ -191,8 +191,8 @@ def test_amd_cards_are_those_with_a_device_file(
 
 
 def card_workers(settings: WorkerSettings, asked: str = "all", each: int = 2) -> GpuWorkers:
-    cards = Cards(groups(asked, FOUR, None, each), VARIABLES["nvidia"], {})
-    return GpuWorkers(cards, ["penstock", "worker"], "pool@%h", settings)
+    cards = Cards(settings, groups(asked, FOUR, None, each), VARIABLES["nvidia"], {})
+    return GpuWorkers(cards, ["penstock", "worker"], "pool@%h")
 
 
 def test_each_worker_has_its_own_cards_ports_and_folders(tmp_path: Path) -> None:
@@ -225,17 +225,17 @@ def test_cards_are_counted_as_nvidia_smi_counts_unless_they_were_given(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     play(monkeypatch, subprocess.CompletedProcess(["nvidia-smi"], 0, LISTED, ""))
     settings = WorkerSettings(lane="gpu")
-    assert cards_asked(2, settings).of_worker(2, settings) == {
+    assert cards_asked(2, settings).of_worker(2) == {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": "1",
         "PENSTOCK_GPU__CARDS": "1",
     }
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,2")
-    assert cards_asked("0,", settings).of_worker(1, settings) == {
+    assert cards_asked("0,", settings).of_worker(1) == {
         "CUDA_VISIBLE_DEVICES": "3",
         "PENSTOCK_GPU__CARDS": "3",
     }
-    with pytest.raises(UsageProblem, match="--gpus all: a worker of lane api .* leave --gpus out"):
+    with pytest.raises(UsageProblem, match=r"--gpus all: a worker of lane api .* leave --gpus out"):
         cards_asked("all", WorkerSettings(lane="api"))
 
 
