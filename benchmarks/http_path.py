@@ -44,7 +44,7 @@ def _report(measured: Measured) -> Report:
 
 def main() -> None:
     end_in_order()
-    given = arguments("http_path", __doc__, QUICK_ITEMS, QUICK_ROUNDS)
+    given = arguments("http_path", __doc__, QUICK_ITEMS, QUICK_ROUNDS).parse_args()
     show(_report(measure(WORKER, given.items, given.rounds, contenders(given), ground_of(given))))
 
 

@@ -107,7 +107,7 @@ def enable_events(server: RunningRedis) -> None:
 
 def main() -> None:
     end_in_order()
-    given = arguments("noop_path", __doc__, QUICK_ITEMS, QUICK_ROUNDS)
+    given = arguments("noop_path", __doc__, QUICK_ITEMS, QUICK_ROUNDS).parse_args()
     measured = measure(WORKER, given.items, given.rounds, contenders(given), ground_of(given))
     show(_report(measured, list(measured.rows("no-op {part} / bare aiohttp"))))
 

@@ -41,8 +41,8 @@ class Calls(NamedTuple):
     first_ms: float = 0.0  # of it, that of the first of these processes
 
 
-def calls(port: int, callers: int, each: int, request: Asks) -> Calls:
-    """``each`` calls of all ``callers``.
+def calls(ports: Sequence[int], callers: int, each: int, request: Asks) -> Calls:
+    """``each`` calls of all ``callers``, who share the ports.
 
     Raises GroundError where an answer is not 200 or does not come in time."""
     took: list[float] = []
@@ -50,7 +50,9 @@ def calls(port: int, callers: int, each: int, request: Asks) -> Calls:
     failed: list[str] = []
 
     def call(number: int) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=CALL_S)
+        connection = http.client.HTTPConnection(
+            "127.0.0.1", ports[number % len(ports)], timeout=CALL_S
+        )
         try:
             for at in range(each):
                 began = time.perf_counter()
@@ -81,10 +83,12 @@ def calls(port: int, callers: int, each: int, request: Asks) -> Calls:
     return Calls(*quantiles(took), len(took) / (time.perf_counter() - began), round(median(sizes)))
 
 
-def weighed(port: int, callers: int, each: int, request: Asks, pids: Sequence[int]) -> Calls:
+def weighed(
+    ports: Sequence[int], callers: int, each: int, request: Asks, pids: Sequence[int]
+) -> Calls:
     """The same with the CPU of these processes, which live all the while."""
     before = [usage(pid).cpu_s for pid in pids]
-    found = calls(port, callers, each, request)
+    found = calls(ports, callers, each, request)
     spent = [
         (usage(pid).cpu_s - was) * 1e3 / (callers * each)
         for pid, was in zip(pids, before, strict=True)

@@ -134,10 +134,8 @@ def measure(
     """``worker`` is the module that every contender's worker processes run."""
     measured = Measured(items, concurrency=ground.concurrency)
     with folder() as place, contextlib.ExitStack() as running:
-        server = running.enter_context(
-            simulator(ground.latency_ms, 0.0) if ground.simulator else provider(ground.latency_ms)
-        )
-        new_database = _databases(running) if ground.postgres else None
+        server = running.enter_context(answering(ground))
+        new_database = databases(running) if ground.postgres else None
         fleets = {
             name: running.enter_context(
                 _fleet(
@@ -161,7 +159,12 @@ def measure(
     return measured
 
 
-def _databases(running: contextlib.ExitStack) -> Callable[[], str]:
+def answering(ground: Ground) -> contextlib.AbstractContextManager[RunningSimulator]:
+    """The provider of a run, while it runs."""
+    return simulator(ground.latency_ms, 0.0) if ground.simulator else provider(ground.latency_ms)
+
+
+def databases(running: contextlib.ExitStack) -> Callable[[], str]:
     """Makes databases in one PostgreSQL, which writes as a real one does."""
     with tests_on_path():
         server = import_module("servers").Postgres.start(fsync=True)
@@ -236,7 +239,9 @@ def _over(figures: Sequence[float], beside: Sequence[float]) -> float:
     return median([one / other for one, other in zip(figures, beside, strict=True)])
 
 
-def arguments(program: str, description: str | None, items: int, rounds: int) -> argparse.Namespace:
+def arguments(
+    program: str, description: str | None, items: int, rounds: int, latency_ms: float = LATENCY_MS
+) -> argparse.ArgumentParser:
     """Of a benchmark that measures changes: other checkouts and other settings take their turns in
     each round."""
     parser = argparse.ArgumentParser(
@@ -280,10 +285,10 @@ def arguments(program: str, description: str | None, items: int, rounds: int) ->
         help="slots of a worker (default %(default)s)",
     )
     parser.add_argument(
-        "--latency-ms", type=float, default=LATENCY_MS, help="of an answer (default %(default)s)"
+        "--latency-ms", type=float, default=latency_ms, help="of an answer (default %(default)s)"
     )
     parser.add_argument("--postgres", action="store_true", help="a PostgreSQL in place of SQLite")
-    return parser.parse_args()
+    return parser
 
 
 def ground_of(given: argparse.Namespace) -> Ground:
