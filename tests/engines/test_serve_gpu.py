@@ -134,7 +134,7 @@ def test_a_run_gives_each_engine_gpus_of_its_own(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`penstock run --gpus all` on a machine of two cards, listed by an nvidia-smi of our own: two
-    workers, each told of its card alone, and all documents answered by them."""
+    workers, each with its card alone, and all documents answered by them."""
     tools = tmp_path / "bin"
     tools.mkdir()
     (tools / "nvidia-smi").write_text(NVIDIA_SMI)

@@ -224,16 +224,21 @@ class Services:
         ):
             yield
 
-    def _start_workers(self) -> Supervisor:
+    def variables_by_worker(self) -> list[dict[str, str]]:
+        """Return the settings of each worker, and its GPUs where it was given some."""
         of_lanes: dict[str, dict[str, str]] = {
             one.lane: as_variables(one, self._state) for one in self._of_lanes
         }
+        found = []
+        for at, lane in enumerate(self._lanes):
+            variables = of_lanes[lane]
+            if self._cards is not None and lane == self._cards.settings.lane:
+                variables = variables | self._cards.of_worker(self._lanes[: at + 1].count(lane))
+            found.append(variables)
+        return found
 
-        def variables(number: int) -> dict[str, str]:
-            lane, cards = self._lanes[number - 1], self._cards
-            if cards is None or lane != cards.settings.lane:
-                return of_lanes[lane]
-            return {**of_lanes[lane], **cards.of_worker(self._lanes[:number].count(lane))}
+    def _start_workers(self) -> Supervisor:
+        variables = self.variables_by_worker()
 
         def forked(number: int, log: Path) -> Process | None:
             """Fork a worker of the lane whose modules are imported already.
@@ -242,7 +247,7 @@ class Services:
             """
             lane = self._lanes[number - 1]
             return (
-                self._standby.take(number, variables(number), log)
+                self._standby.take(number, variables[number - 1], log)
                 if lane == self._standby.lane
                 else None
             )
@@ -254,7 +259,7 @@ class Services:
             logs=self._state.logs,
             take=forked,
             tell=self._progress.say,
-            policy=Policy(variables=variables),
+            policy=Policy(variables=lambda number: variables[number - 1]),
         )
         supervisor.start()
         return supervisor

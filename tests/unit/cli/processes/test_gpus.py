@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from penstock_cli.processes.gpu_workers import (
     check_ports,
     groups,
 )
+from penstock_cli.run.fleet import Fleet
+from penstock_cli.state import StateFolder
 from penstock_ledger.in_redis.batches import WorkerSeen
 from penstock_producer.reporting.engines import gpus_in_words
 from penstock_workers.lanes.devices import VARIABLES, Device, GpusSeen, gpus_seen, read_list
@@ -237,6 +240,28 @@ def test_cards_are_counted_as_nvidia_smi_counts_unless_they_were_given(
     }
     with pytest.raises(UsageProblem, match=r"--gpus all: a worker of lane api .* leave --gpus out"):
         cards_asked("all", WorkerSettings(lane="api"))
+
+
+def test_a_job_of_several_lanes_gives_gpus_to_the_one_that_hosts_a_model(tmp_path: Path) -> None:
+    """Each of its workers has its cards, wherever the lane stands among those that the job may go
+    to; the others have as many workers as without."""
+    api, gpu = WorkerSettings(lane="api"), WorkerSettings(lane="gpu")
+    own: Any = SimpleNamespace(say=print, note=print)
+    fleet = Fleet(
+        (api, gpu),
+        StateFolder.create(tmp_path),
+        2,
+        cards=Cards(gpu, groups("3", FOUR, None, 1), VARIABLES["nvidia"], {}),
+        places=[],
+        hurry=lambda: False,
+        progress=own,
+        standby=own,
+    )
+    workers = fleet._services.variables_by_worker()
+    assert [(one["PENSTOCK_LANE"], one.get("CUDA_VISIBLE_DEVICES")) for one in workers] == [
+        *[("api", None), ("api", None)],
+        *[("gpu", "0"), ("gpu", "1"), ("gpu", "2")],
+    ]
 
 
 def test_ports_that_run_out_are_found_before_the_start() -> None:
