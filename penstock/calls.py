@@ -32,7 +32,7 @@ __all__ = ["Calls", "Options", "Prepared", "arun", "columns_needed", "options_of
 
 
 COLUMNS_SHOWN: Final = 20
-_MACHINE: Final = ("workers", "concurrency", "sample")
+_MACHINE: Final = ("workers", "gpus", "concurrency", "sample")
 # of `penstock run`, and decided by the call itself
 _OWN: Final = ("out", "state", "no_progress", "wait")
 _PROVIDER: Final = tuple(name for name in RUN_OPTIONS if name not in (*_MACHINE, *_OWN))
@@ -179,6 +179,7 @@ class Here:
             "state": str(call.folder / STATE),
             "job": key,
             "workers": options.machine.get("workers"),
+            "gpus": options.machine.get("gpus"),
             "concurrency": options.machine.get("concurrency"),
             "sample": sample,
         }

@@ -151,7 +151,7 @@ BOXES: Final[Mapping[str, str]] = {
     "When": "name timezone catch-up overlap new-files events drift drift-field",
     "The plan": "documents within job-workers tokens-in tokens-out latency seed",
     "What is shown": "dry-run rows first json",
-    "This machine": "job state workers concurrency sample no-progress wait port host",
+    "This machine": "job state workers gpus concurrency sample no-progress wait port host",
 }
 HELP: Final = "Help"
 ALL: Final = "help-all"

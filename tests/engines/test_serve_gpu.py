@@ -1,13 +1,18 @@
-"""`penstock serve --lane gpu`: one command, a real engine, and the client that people have."""
+"""One command with real engines: `penstock serve --lane gpu` and the client that people have, and
+`penstock run --gpus`."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
 from pathlib import Path
 from typing import Any
 
 import openai
+import psutil
+import pytest
 from doors import asked
 from engines.gpu_worker import START_S, WORK_S
 from machine import Machine, eventually
@@ -17,6 +22,11 @@ LINES = 40
 # tries of a client that comes before the model is up: a door says when to come back, 5 s each time
 EARLY = 100
 END_S = 120.0
+ENDED = ("completed", "failed", "expired", "cancelled")
+NVIDIA_SMI = """#!/bin/sh
+echo 'GPU 0: Toy (UUID: GPU-aaaa1111-0000-0000-0000-000000000000)'
+echo 'GPU 1: Toy (UUID: GPU-bbbb2222-0000-0000-0000-000000000000)'
+"""
 SAY: Any = [{"role": "user", "content": "Say something."}]
 
 
@@ -28,7 +38,9 @@ def test_a_machine_serves_a_model_of_its_own(tiny_llama: Path, tmp_path: Path) -
 
     machine, port = Machine(tmp_path), free_port()
     legal = make_adapter(tmp_path / "legal")
-    (tmp_path / "penstock.toml").write_text(f'gpu.lora.legal = "{legal}"\n')
+    (tmp_path / "penstock.toml").write_text(
+        f'gpu.lora.legal = "{legal}"\ngateway.batches.models = "any"\n'
+    )
     url = f"http://127.0.0.1:{port}"
     process = machine.start(
         "serve",
@@ -107,11 +119,46 @@ def _batch(client: openai.OpenAI, models: tuple[str, ...]) -> dict[str, str]:
     batch = client.batches.create(
         input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
     )
-    eventually(lambda: client.batches.retrieve(batch.id).status == "completed", WORK_S)
-    output = client.batches.retrieve(batch.id).output_file_id
-    assert output is not None
+    eventually(lambda: client.batches.retrieve(batch.id).status in ENDED, WORK_S)
+    ended = client.batches.retrieve(batch.id)
+    output = ended.output_file_id
+    assert output is not None, ended
     answers = map(json.loads, client.files.content(output).text.splitlines())
     return {
         one["custom_id"]: one["response"]["body"]["choices"][0]["message"]["content"]
         for one in answers
     }
+
+
+def test_a_run_gives_each_engine_gpus_of_its_own(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`penstock run --gpus all` on a machine of two cards, listed by an nvidia-smi of our own: two
+    workers, each with its card alone, and all documents answered by them."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "nvidia-smi").write_text(NVIDIA_SMI)
+    (tools / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    machine = Machine(tmp_path)
+    machine.source(LINES)
+    asked = ["--prompt", "{text}", "--param", "max_tokens=8"]
+    process = machine.start(
+        *["run", "reviews.jsonl", "--out", "out", "--lane", "gpu", "--model", str(tiny_llama)],
+        *["--gpus", "all", "--no-progress", *asked],
+    )
+    seen: set[tuple[str, str]] = set()
+
+    def look() -> bool:
+        for pid in machine.processes():
+            with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+                given = psutil.Process(pid).environ()
+                if "PENSTOCK_GPU__CARDS" in given:
+                    seen.add((given["PENSTOCK_GPU__CARDS"], given["CUDA_VISIBLE_DEVICES"]))
+        return process.poll() is not None
+
+    eventually(look, START_S)
+    assert process.returncode == 0, process.communicate()[0]
+    assert seen == {("0", "0"), ("1", "1")}, "each engine's process"
+    assert len(machine.lines("output.jsonl")) == LINES

@@ -286,6 +286,7 @@ class ServeFlags:
         typer.Option(help="gpu, embed: the model that the workers host, a folder or a name."),
     ] = None
     workers: options.Workers = None
+    gpus: options.Gpus = None
     concurrency: options.Concurrency = None
     no_progress: options.NoProgress = False
 
@@ -315,6 +316,7 @@ def serve(typed: ServeFlags, provider: ProviderFlags) -> None:
             typed.model,
             provider,
             typed.workers,
+            typed.gpus,
             typed.concurrency,
             panel=not typed.no_progress,
         )

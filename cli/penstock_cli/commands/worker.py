@@ -54,15 +54,7 @@ def worker(
             )
         ),
     ] = None,
-    gpus: Annotated[
-        str | None,
-        typer.Option(
-            help=(
-                "gpu: a worker for each GPU: all, how many (2), or which (0,1). They are kept "
-                "running."
-            )
-        ),
-    ] = None,
+    gpus: options.Gpus = None,
     tensor_parallel: Annotated[
         int | None,
         typer.Option(
@@ -70,7 +62,7 @@ def worker(
         ),
     ] = None,
 ) -> None:
-    """Run one worker process, or one for each GPU with --gpus.
+    """Run one worker process, or one for each GPU with --gpus, which are kept running.
 
     SIGTERM lets it finish what it holds. Everything else is read from penstock.toml and PENSTOCK_*
     variables.
@@ -107,27 +99,17 @@ def worker(
 
 def _serve_gpus(gpus: str, settings: WorkerSettings, flags: list[str], name: str | None) -> int:
     from penstock_cli.doctor.worker import check
-    from penstock_cli.processes.gpu_workers import GpuWorkers, Visible, check_ports, groups, serve
-    from penstock_cli.settings import first_set
-    from penstock_workers.lanes.devices import VARIABLES, gpus_seen
+    from penstock_cli.processes.gpu_workers import GpuWorkers, cards_asked, check_ports, serve
     from penstock_workers.settings import process_name
 
-    each = _cards_per_engine(settings)
-    seen = gpus_seen()
-    variables = VARIABLES[seen.make]
-    inherited = first_set(variables)
-    chosen = groups(gpus, seen, None if inherited is None else Visible(*inherited), each)
     workers = GpuWorkers(
-        chosen,
-        seen.make,
-        variables,
+        cards_asked(gpus, settings),
         [sys.executable, "-m", "penstock_cli", "worker", *flags],
         name or f"{settings.lane}-{process_name()}@%h",
-        settings,
     )
     check_ports(workers)
     check(settings)
-    return serve(workers, visible_given=inherited is not None)
+    return serve(workers)
 
 
 def _flags(lane: str, concurrency: int | None, hosted: Mapping[str, Any]) -> list[str]:
@@ -165,23 +147,6 @@ def _with_tensor_parallel(engine: dict[str, Any], tensor_parallel: int | None) -
             "give one of them"
         )
     return engine | {TENSOR_PARALLEL: tensor_parallel}
-
-
-def _cards_per_engine(settings: WorkerSettings) -> int:
-    """Return how many GPUs each engine takes.
-
-    Raises UsageProblem where the lane hosts no engine on this machine's GPUs.
-    """
-    from penstock_cli.errors import UsageProblem
-
-    own = settings.of_lane(settings.lane)
-    each = None if own is None else own.cards_per_engine()
-    if each is None:
-        raise UsageProblem(
-            f"--gpus: a worker of lane {settings.lane} with these settings hosts no engine on "
-            "GPUs that can be divided (a server beside it has its own): leave --gpus out"
-        )
-    return each
 
 
 def _refuse_foreign_flags(lane: str, given: Iterable[str]) -> None:

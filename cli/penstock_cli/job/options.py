@@ -153,6 +153,7 @@ Workers = Annotated[
     int | None,
     typer.Option(min=1, max=256, help=RUN_OPTIONS["workers"]),
 ]
+Gpus = Annotated[str | None, typer.Option(help=RUN_OPTIONS["gpus"])]
 Concurrency = Annotated[int | None, typer.Option(min=1, help=RUN_OPTIONS["concurrency"])]
 LocalState = Annotated[
     Path | None,
@@ -200,6 +201,7 @@ class RunFlags:
     out: Out = None
     job: Job = None
     workers: Workers = None
+    gpus: Gpus = None
     concurrency: Concurrency = None
     state: LocalState = None
     dry_run: DryRun = False

@@ -18,17 +18,21 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock_cli.errors import UsageProblem
 from penstock_cli.processes.signals import Interrupts
 from penstock_cli.processes.supervisor import Policy, Supervisor
-from penstock_cli.settings import own_environment
+from penstock_cli.settings import first_set, own_environment
 from penstock_producer.reporting.text import counted, safe
 from penstock_workers.celery_app.probe import ALIVE, READY, STARTED, ProbeFiles, check, note_of
 
 if TYPE_CHECKING:
     from penstock_cli.processes.supervisor import Worker
-    from penstock_workers.lanes.devices import Device, GpusSeen, Make
+    from penstock_workers.lanes.devices import Device, GpusSeen
     from penstock_workers.settings import WorkerSettings
 
 
 LEAVE_OUT = "to run on the CPU leave --gpus out"
+GPU_ORDER = "CUDA_DEVICE_ORDER"
+BY_ADDRESS = "PCI_BUS_ID"
+"""The order in which nvidia-smi counts. CUDA's own is by speed, so that its number 0 may be another
+card."""
 SHOWN_MAX = 16  # devices that an error names
 
 
@@ -63,13 +67,13 @@ def groups(asked: str, seen: GpusSeen, visible: Visible | None, each: int) -> li
         raise UsageProblem(
             f"--gpus {asked}: {counted(len(places), 'GPU')} cannot be divided into groups of "
             f"{each}, the GPUs of one engine (tensor, pipeline and data parallel sizes "
-            f"multiplied): give a multiple of {each}, or another --tensor-parallel"
+            f"multiplied): give a multiple of {each}, or another tensor_parallel_size"
         )
     divided = [usable[place] for place in places if usable[place].is_slice]
     if divided and each > 1:
         raise UsageProblem(
             f"--gpus {asked}: {divided[0].name} is a MIG slice, and slices cannot work together in "
-            "one engine: leave --tensor-parallel out, or give whole GPUs"
+            "one engine: leave tensor_parallel_size out, or give whole GPUs"
         )
     parts = [tuple(places[start : start + each]) for start in range(0, len(places), each)]
     return [Group(part, tuple(usable[place] for place in part)) for part in parts]
@@ -166,6 +170,49 @@ def _shown(devices: Sequence[Device]) -> str:
     return ", ".join(named) + more
 
 
+@dataclass(frozen=True, slots=True)
+class Cards:
+    """The GPUs that were asked for, one group of them for each worker."""
+
+    settings: WorkerSettings  # of their lane
+    groups: Sequence[Group]
+    variables: tuple[str, ...]  # that say which cards a process may use
+    order: Mapping[str, str]  # the variable by which our numbers are nvidia-smi's, where they are
+
+    def of_worker(self, number: int) -> dict[str, str]:
+        """Return the variables by which one worker of the lane has its cards, and their price."""
+        settings, group = self.settings, self.groups[number - 1]
+        own = {**self.order, **dict.fromkeys(self.variables, group.visible)}
+        own[f"PENSTOCK_{settings.lane.upper()}__CARDS"] = group.visible
+        if settings.cost.usd_per_gpu_hour is not None or settings.cost.card is not None:
+            own["PENSTOCK_COST__GPUS"] = str(len(group.devices))
+        return own
+
+
+def cards_asked(given: str | int, settings: WorkerSettings) -> Cards:
+    """Return the GPUs that ``--gpus`` names for workers of this lane.
+
+    Raises UsageProblem where it hosts no engine on GPUs of this machine, or they are not there.
+    """
+    from penstock_workers.lanes.devices import VARIABLES, gpus_seen
+
+    asked, own = str(given), settings.of_lane(settings.lane)
+    each = None if own is None else own.cards_per_engine()
+    if each is None:
+        raise UsageProblem(
+            f"--gpus {asked}: a worker of lane {settings.lane} with these settings hosts no engine "
+            "on GPUs that can be divided (a server beside it has its own): leave --gpus out, or "
+            "take --lane gpu"
+        )
+    seen = gpus_seen()
+    variables = VARIABLES[seen.make]
+    inherited = first_set(variables)
+    chosen = groups(asked, seen, None if inherited is None else Visible(*inherited), each)
+    # numbers that were given keep the meaning that they had
+    counted_here = seen.make == "nvidia" and inherited is None
+    return Cards(settings, chosen, variables, {GPU_ORDER: BY_ADDRESS} if counted_here else {})
+
+
 class GpuProbes:
     """``folder`` is where an orchestrator looks, None where none does.
 
@@ -220,83 +267,67 @@ TICK_S = 0.25
 DRAIN_MARGIN_S = 20.0
 PAUSE_BASE_S = 2.0  # before a second start; memory of the engine that died is freed meanwhile
 PORT_MAX = 65_535
-GPU_ORDER = "CUDA_DEVICE_ORDER"
-BY_ADDRESS = "PCI_BUS_ID"
-"""The order in which nvidia-smi counts. CUDA's own is by speed, so that its number 0 may be another
-card."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuWorkers:
-    """The workers to start: one for each of ``groups``, with ``command`` and a name."""
+    """The workers to start: one for each group of ``cards``, with ``command`` and a name."""
 
-    groups: Sequence[Group]
-    make: Make
-    variables: tuple[str, ...]  # that say which cards a process may use
+    cards: Cards
     command: Sequence[str]
     name: str  # of them all; each has its cards in its own
-    settings: WorkerSettings
     pause_base_s: float = PAUSE_BASE_S
 
     def named(self, number: int) -> str:
         """Return Celery's name of a worker: ``gpu-machine-17-card-0@machine``."""
         head, at, tail = self.name.partition("@")
-        return f"{head}-{self._group(number).label}{at}{tail}"
+        return f"{head}-{self.cards.groups[number - 1].label}{at}{tail}"
 
     def words(self, number: int) -> list[str]:
         return [*self.command, "--name", self.named(number)]
 
     def environment(self, number: int, probes: Path) -> dict[str, str]:
         """Return what one worker has of its own: its cards, probe files and page of metrics."""
-        group, settings = self._group(number), self.settings
-        own = dict.fromkeys(self.variables, group.visible)
-        own[f"PENSTOCK_{settings.lane.upper()}__CARDS"] = group.visible
+        settings, own = self.cards.settings, self.cards.of_worker(number)
         own["PENSTOCK_PROBE_DIR"] = str(probes)
         if settings.metrics_port is not None:
             own["PENSTOCK_METRICS_PORT"] = str(
                 settings.metrics_port + number - 1 if settings.metrics_port else 0
             )
-        if settings.cost.usd_per_gpu_hour is not None or settings.cost.card is not None:
-            own["PENSTOCK_COST__GPUS"] = str(len(group.devices))
         return own
-
-    def _group(self, number: int) -> Group:
-        return self.groups[number - 1]
 
 
 def check_ports(workers: GpuWorkers) -> None:
     """Refuse fewer ports than workers. Raises UsageProblem."""
-    port = workers.settings.metrics_port or 0
-    if port + len(workers.groups) - 1 > PORT_MAX:
+    port, number = workers.cards.settings.metrics_port or 0, len(workers.cards.groups)
+    if port + number - 1 > PORT_MAX:
         raise UsageProblem(
-            f"metrics_port = {port}: {len(workers.groups)} workers take a port each from there on, "
+            f"metrics_port = {port}: {number} workers take a port each from there on, "
             f"and the last port is {PORT_MAX}: lower it"
         )
 
 
-def serve(
-    workers: GpuWorkers, *, visible_given: bool, tell: Callable[[str], None] | None = None
-) -> int:
+def serve(workers: GpuWorkers, tell: Callable[[str], None] | None = None) -> int:
     """Run until SIGTERM or Ctrl-C, which drain them all, or until none is left.
 
     Returns the worst of their exit statuses."""
-    say = tell or _say
+    say, cards = tell or _say, workers.cards
     with ExitStack() as exits:
         interrupts = exits.enter_context(Interrupts())
         interrupts.defer()
-        given = workers.settings.probe_dir
+        given = cards.settings.probe_dir
         root = given or Path(
             exits.enter_context(tempfile.TemporaryDirectory(prefix="penstock-cards-"))
         )
-        folders = {number: root / group.label for number, group in enumerate(workers.groups, 1)}
+        folders = {number: root / group.label for number, group in enumerate(cards.groups, 1)}
         names = {
-            number: f"the worker of {group.label}" for number, group in enumerate(workers.groups, 1)
+            number: f"the worker of {group.label}" for number, group in enumerate(cards.groups, 1)
         }
         probes = GpuProbes(given, folders, names)
         supervisor = Supervisor(
             workers.words,
-            len(workers.groups),
-            environment=_common(workers.make, visible_given=visible_given),
+            len(cards.groups),
+            environment=own_environment(),
             logs=None,
             tell=say,
             policy=Policy(
@@ -307,9 +338,9 @@ def serve(
                 variables=lambda number: workers.environment(number, folders[number]),
             ),
         )
-        for number, group in enumerate(workers.groups, 1):
+        for number, group in enumerate(cards.groups, 1):
             say(
-                f"{names[number]} is started, with {workers.variables[0]}={group.visible}, as "
+                f"{names[number]} is started, with {cards.variables[0]}={group.visible}, as "
                 f"{workers.named(number)}"
             )
         supervisor.start()
@@ -317,7 +348,7 @@ def serve(
         probes.drain()
         if not supervisor.over:
             say("draining: each worker finishes what it holds; a second signal ends them at once")
-        supervisor.stop(workers.settings.drain_seconds + DRAIN_MARGIN_S, hurry=interrupts.hurry)
+        supervisor.stop(cards.settings.drain_seconds + DRAIN_MARGIN_S, hurry=interrupts.hurry)
         return supervisor.worst_status
 
 
@@ -329,17 +360,6 @@ def _keep(supervisor: Supervisor, probes: GpuProbes, *, asked_to_stop: Callable[
             if worker.process is not None and (why := probes.stuck(worker.number)) is not None:
                 supervisor.kill(worker.number, why)
         time.sleep(TICK_S)
-
-
-def _common(make: Make, *, visible_given: bool) -> Mapping[str, str]:
-    """Return the variables of all workers. Numbers that we counted are nvidia-smi's.
-
-    Numbers that were given keep the meaning that they had.
-    """
-    environment = own_environment()
-    if make == "nvidia" and not visible_given:
-        environment[GPU_ORDER] = BY_ADDRESS
-    return environment
 
 
 def _say(words: str) -> None:

@@ -12,7 +12,7 @@ from penstock_cli import files, result_forms
 from penstock_cli.errors import UsageProblem
 from penstock_cli.job.given import check_hooks
 from penstock_cli.job.jobspec import job_spec, with_own_model, with_provider
-from penstock_cli.run.request import Plan, RunRequest
+from penstock_cli.run.request import Plan, RunRequest, cards_of
 from penstock_cli.state import StateFolder, is_remote
 from penstock_producer.reporting.text import count
 from penstock_producer.source_formats import is_database
@@ -80,6 +80,7 @@ def checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
     """
 
     spec, (settings, *beside) = understood(request)
+    cards = cards_of(request.gpus, (settings, *beside))
     settings, beside = with_short_lease(settings), [*map(with_short_lease, beside)]
     if asks_a_provider(spec):
         name_receiver(spec.provider, settings.provider(spec.provider))
@@ -90,7 +91,9 @@ def checked(request: RunRequest, console: Console, progress: Progress) -> Plan:
     to_write = result_forms.Tables.of(spec)
     result_forms.check_tables(to_write, spec, request.source, request.out)
     state = StateFolder.create(request.state)
-    return Plan(request, spec.without_sinks(), to_write, settings, beside, state, console, progress)
+    return Plan(
+        request, spec.without_sinks(), to_write, settings, cards, beside, state, console, progress
+    )
 
 
 def understood(request: RunRequest) -> tuple[JobSpec, list[WorkerSettings]]:

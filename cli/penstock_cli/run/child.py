@@ -100,8 +100,7 @@ def _run(asked: Mapping[str, Any], events: Events) -> int:
 
 def _request(asked: Mapping[str, Any]) -> RunRequest:
     """Return the request as `penstock run` makes it of its flags."""
-    from penstock_cli.run.request import RunRequest, runs_alone
-    from penstock_producer.job.options import DEFAULT_ENGINES, DEFAULT_WORKERS
+    from penstock_cli.run.request import RunRequest, workers_asked
 
     given, provider = given_by(asked["source"], asked["options"], asked["provider"])
     return RunRequest(
@@ -110,8 +109,8 @@ def _request(asked: Mapping[str, Any]) -> RunRequest:
         job_key=asked["job"],
         given=given,
         provider=provider,
-        workers=asked["workers"]
-        or (DEFAULT_ENGINES if all(map(runs_alone, given.lanes)) else DEFAULT_WORKERS),
+        workers=workers_asked(given.lanes, asked["workers"], asked["gpus"]),
+        gpus=asked["gpus"],
         concurrency=asked["concurrency"],
         panel=False,
         # an earlier run of the job may still be ending, as after a restart of the kernel

@@ -71,12 +71,15 @@ def gone_on_before(state: Path, job_key: str, spec: JobSpec) -> GoneOn | None:
 def of_sample(request: RunRequest) -> list[str]:
     """Return what a sample of this run says about the whole job; nothing where there is none."""
     from penstock_cli.run.check import understood
+    from penstock_cli.run.request import cards_of
 
     if not request.state.expanduser().joinpath("penstock.db").is_file():
         return []
-    spec, (settings, *_) = understood(request)
+    spec, of_lanes = understood(request)
+    cards = cards_of(request.gpus, of_lanes)
+    workers = request.workers if cards is None else len(cards.groups)
     return sample_says(
-        request.state, request.job_key, spec, settings, request.workers, request.concurrency
+        request.state, request.job_key, spec, of_lanes[0], workers, request.concurrency
     )
 
 

@@ -27,6 +27,7 @@ from penstock_producer.reporting.pauses import ends_by_itself, pause_lines
 from penstock_producer.reporting.words import counted_batches
 
 if TYPE_CHECKING:
+    from penstock_cli.processes.gpu_workers import Cards
     from penstock_cli.show.progress import Progress
     from penstock_ledger.model import Job
     from penstock_workers.settings import WorkerSettings
@@ -44,6 +45,7 @@ class Fleet:
         state: StateFolder,
         workers: int,
         *,
+        cards: Cards | None,
         places: Sequence[Path],
         hurry: Callable[[], bool],
         progress: Progress,
@@ -51,18 +53,22 @@ class Fleet:
     ) -> None:
         """Prepare the fleet of one machine.
 
-        ``of_lanes`` are the settings of each lane that the job may go to. ``places`` are the
-        folders that it writes to.
+        ``of_lanes`` are the settings of each lane that the job may go to, ``cards`` the GPUs of
+        those that host a model. ``places`` are the folders that it writes to.
         """
+        hosting = {} if cards is None else {cards.settings.lane: len(cards.groups)}
         lanes = [
             one.lane
             for one in of_lanes
-            for _ in range(1 if runs_alone(one.lane) and len(of_lanes) > 1 else workers)
+            for _ in range(
+                hosting.get(one.lane, 1 if runs_alone(one.lane) and len(of_lanes) > 1 else workers)
+            )
         ]
         self._services = Services(
             of_lanes,
             lanes,
             state,
+            cards=cards,
             places=places,
             hurry=hurry,
             asked_to_stop=lambda: self._asked_to_stop(),

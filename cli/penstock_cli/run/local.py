@@ -146,6 +146,7 @@ def _worked(
         (plan.settings, *plan.beside),
         plan.state,
         plan.request.workers,
+        cards=plan.cards,
         places=places_of(plan.request),
         hurry=interrupts.hurry,
         progress=plan.progress,

@@ -17,6 +17,7 @@ from penstock_producer.job.lanes import AUTO, AUTO_LANES, LANES, has_own_model, 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from penstock_cli.processes.gpu_workers import Cards
     from penstock_cli.result_forms import Tables
     from penstock_cli.show.progress import Progress
     from penstock_producer.job.spec import JobSpec
@@ -33,6 +34,7 @@ class RunRequest:
     given: GivenJob
     provider: ProviderFlags
     workers: int
+    gpus: str | int | None  # a worker for each group of them: then that many
     concurrency: int | None
     panel: bool
     waits: bool = False  # for another run in the same state folder
@@ -61,6 +63,7 @@ class Plan:
     spec: JobSpec  # as it is submitted: this command writes the results itself
     tables: Tables
     settings: WorkerSettings  # of the lane that the job begins with
+    cards: Cards | None  # that workers were given
     beside: Sequence[WorkerSettings]  # of the other lanes that it may go to
     state: StateFolder
     console: Console
@@ -72,7 +75,6 @@ def request_of(
 ) -> RunRequest:
     """Merge flags over the job spec file over defaults. Raises UsageProblem."""
     from penstock_cli.job.jobspec import job_spec
-    from penstock_producer.job.options import DEFAULT_ENGINES, DEFAULT_WORKERS
 
     out = given.of_run("out", typed.out)
     if out is None:
@@ -81,20 +83,49 @@ def request_of(
         )
     if given.file is not None:
         job_spec(given)  # a file has any value anywhere; flags have been looked at by now
-    state = given.of_run("state", typed.state)
+    state, gpus = given.of_run("state", typed.state), given.of_run("gpus", typed.gpus)
     return RunRequest(
         out=out,
         state=Path(state) if state is not None else default_state(out),
         job_key=job_key_of(given, typed.job, outcomes),
         given=given,
         provider=given.provider(provider),
-        workers=given.of_run("workers", typed.workers)
-        or (DEFAULT_ENGINES if all(map(runs_alone, given.lanes)) else DEFAULT_WORKERS),
+        workers=workers_asked(given.lanes, given.of_run("workers", typed.workers), gpus),
+        gpus=gpus,
         concurrency=given.of_run("concurrency", typed.concurrency),
         panel=not given.of_run("no_progress", typed.no_progress or None),
         waits=bool(given.of_run("wait", typed.wait or None)),
         sample=given.of_run("sample", typed.sample),
         outcomes=outcomes,
+    )
+
+
+def workers_asked(lanes: Sequence[str], workers: int | None, gpus: str | int | None) -> int:
+    """Return how many workers the first of these lanes has, before GPUs are counted.
+
+    Raises UsageProblem where both are given.
+    """
+    from penstock_producer.job.options import DEFAULT_ENGINES, DEFAULT_WORKERS
+
+    if workers is not None and gpus is not None:
+        raise UsageProblem(
+            f"--workers {workers} and --gpus {gpus}: with --gpus there is one worker for each GPU, "
+            "or group of one engine: leave --workers out, or --gpus"
+        )
+    return workers or (DEFAULT_ENGINES if all(map(runs_alone, lanes)) else DEFAULT_WORKERS)
+
+
+def cards_of(gpus: str | int | None, of_lanes: Sequence[WorkerSettings]) -> Cards | None:
+    """Return the GPUs of each worker of the lane that hosts a model; None where none were asked.
+
+    Raises UsageProblem.
+    """
+    if gpus is None:
+        return None
+    from penstock_cli.processes.gpu_workers import cards_asked
+
+    return cards_asked(
+        gpus, next((one for one in of_lanes if has_own_model(one.lane)), of_lanes[0])
     )
 
 
@@ -117,16 +148,6 @@ def lanes_of(lane: str) -> Sequence[str]:
     if lane not in LANES:
         raise UsageProblem(f"--lane {lane!r} is refused: the lanes are {', '.join([*LANES, AUTO])}")
     return [lane]
-
-
-def worker_lanes(lanes: Sequence[str], workers: int | None) -> list[str]:
-    """Return the lane of each worker process.
-
-    A lane that takes the whole machine gets one worker, unless more are asked for."""
-    from penstock_producer.job.options import DEFAULT_ENGINES, DEFAULT_WORKERS
-
-    first = workers or (DEFAULT_ENGINES if runs_alone(lanes[0]) else DEFAULT_WORKERS)
-    return [lanes[0]] * first + list(lanes[1:])
 
 
 def job_key_of(given: GivenJob, typed: str | None, outcomes: FromJob | None) -> str:

@@ -21,7 +21,7 @@ from penstock_cli.errors import EXIT_OK, Interrupted, UsageProblem
 from penstock_cli.job.options import ProviderFlags
 from penstock_cli.processes.signals import Interrupts
 from penstock_cli.processes.standby import Standby
-from penstock_cli.run.request import lanes_of, worker_lanes
+from penstock_cli.run.request import cards_of, lanes_of, workers_asked
 from penstock_cli.run.serve_watch import Doors, Watch
 from penstock_cli.run.services import Services
 from penstock_cli.show.progress import for_console
@@ -32,6 +32,7 @@ from penstock_producer.job.lanes import has_own_model
 from penstock_producer.storage import free_bytes
 
 if TYPE_CHECKING:
+    from penstock_cli.processes.gpu_workers import Cards
     from penstock_gateway import GatewaySettings
     from penstock_workers.settings import WorkerSettings
 
@@ -47,8 +48,18 @@ class ServeRequest:
     model: str | None
     provider: ProviderFlags
     workers: int | None
+    gpus: str | None
     concurrency: int | None
     panel: bool
+
+
+def worker_lanes(request: ServeRequest, cards: Cards | None = None) -> list[str]:
+    """Return the lane of each worker process. Raises UsageProblem.
+
+    A lane that takes the whole machine gets one worker, unless more are asked for."""
+    first, *others = lanes_of(request.lane)
+    workers = workers_asked([first], request.workers, request.gpus)
+    return [first] * (len(cards.groups) if cards else workers) + others
 
 
 def settings_of(request: ServeRequest) -> list[WorkerSettings]:
@@ -175,6 +186,7 @@ def serve_local(request: ServeRequest, standby: Standby) -> int:
             )
             progress.note("setting up: settings, flags, the provider's address")
             of_lanes = settings_of(request)
+            cards = cards_of(request.gpus, of_lanes)
             state = StateFolder.create(request.state)
             with state.locked():
                 settings = door_settings(request, state.files)
@@ -185,8 +197,9 @@ def serve_local(request: ServeRequest, standby: Standby) -> int:
                 interrupts.defer()
                 services = Services(
                     of_lanes,
-                    worker_lanes(lanes_of(request.lane), request.workers),
+                    worker_lanes(request, cards),
                     state,
+                    cards=cards,
                     places=[state.root],
                     hurry=interrupts.hurry,
                     asked_to_stop=lambda: interrupts.asked,

@@ -27,6 +27,7 @@ from penstock_producer.reporting.text import counted, duration
 
 if TYPE_CHECKING:
     from penstock_cli.connect import Books
+    from penstock_cli.processes.gpu_workers import Cards
     from penstock_cli.show.progress import Progress
     from penstock_workers.settings import WorkerSettings
 
@@ -126,6 +127,7 @@ class Services:
         lanes: Sequence[str],
         state: StateFolder,
         *,
+        cards: Cards | None,
         places: Sequence[Path],
         hurry: Callable[[], bool],
         asked_to_stop: Callable[[], bool],
@@ -134,8 +136,8 @@ class Services:
     ) -> None:
         """Prepare the services.
 
-        ``of_lanes`` are the settings of each lane, ``lanes`` that of each worker. ``places`` are
-        the folders that are written to.
+        ``of_lanes`` are the settings of each lane, ``lanes`` that of each worker, ``cards`` the
+        GPUs of those that host a model. ``places`` are the folders that are written to.
         """
         if of_lanes[0].broker_url is not None:
             progress.say(
@@ -143,6 +145,7 @@ class Services:
             )
         self._of_lanes = [_in_folder(one, state) for one in of_lanes]
         self._lanes = lanes
+        self._cards = cards
         self._state = state
         self._places = places
         self._hurry = hurry
@@ -224,15 +227,26 @@ class Services:
         ):
             yield
 
-    def _start_workers(self) -> Supervisor:
-        variables: dict[str, dict[str, str]] = {
+    def variables_by_worker(self) -> list[dict[str, str]]:
+        """Return the settings of each worker, and its GPUs where it was given some."""
+        of_lanes: dict[str, dict[str, str]] = {
             one.lane: as_variables(one, self._state) for one in self._of_lanes
         }
+        found = []
+        for at, lane in enumerate(self._lanes):
+            variables = of_lanes[lane]
+            if self._cards is not None and lane == self._cards.settings.lane:
+                variables = variables | self._cards.of_worker(self._lanes[: at + 1].count(lane))
+            found.append(variables)
+        return found
+
+    def _start_workers(self) -> Supervisor:
+        variables = self.variables_by_worker()
 
         def forked(number: int, log: Path) -> Process | None:
             """Fork a worker; None for a lane that the fork server does not know."""
             lane = self._lanes[number - 1]
-            return self._standby.take(lane, number, variables[lane], log)
+            return self._standby.take(lane, number, variables[number - 1], log)
 
         supervisor = Supervisor(
             lambda number: worker_command(self._lanes[number - 1], number),
@@ -241,7 +255,7 @@ class Services:
             logs=self._state.logs,
             take=forked,
             tell=self._progress.say,
-            policy=Policy(variables=lambda number: variables[self._lanes[number - 1]]),
+            policy=Policy(variables=lambda number: variables[number - 1]),
         )
         supervisor.start()
         return supervisor

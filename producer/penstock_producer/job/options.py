@@ -486,6 +486,9 @@ RUN_OPTIONS: Final[Mapping[str, str]] = {
     "workers": (
         f"Worker processes (default: {DEFAULT_WORKERS}; with a model in them: {DEFAULT_ENGINES})."
     ),
+    "gpus": (
+        "gpu: a worker for each GPU, or group of one engine: all, how many (2), or which (0,1)."
+    ),
     "concurrency": "Requests in flight per worker process.",
     "sample": (
         "Only so many documents, drawn at random, as a job of its own in OUT/sample-…, and what it "

@@ -155,6 +155,7 @@ class RunSection(BaseModel):
     out: Text | None = _of("out")
     state: Text | None = _of("state")
     workers: Annotated[int, Field(strict=True, ge=1, le=256)] | None = _of("workers")
+    gpus: Annotated[int, Field(strict=True, ge=1, le=256)] | Text | None = _of("gpus")
     concurrency: Annotated[int, Field(strict=True, ge=1)] | None = _of("concurrency")
     sample: Annotated[int, Field(strict=True, ge=1, le=10_000)] | None = _of("sample")
     no_progress: Annotated[bool, Field(strict=True)] | None = _of("no_progress")

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -50,17 +51,13 @@ time.sleep(600)
 SERVE = """
 import sys
 from pathlib import Path
-from penstock_cli.processes.gpu_workers import groups
-from penstock_cli.processes.gpu_workers import GpuWorkers, serve
-from penstock_workers.lanes.devices import gpus_seen
+from penstock_cli.processes.gpu_workers import GpuWorkers, cards_asked, serve
 from penstock_workers.settings import WorkerSettings
-seen = gpus_seen()
 settings = WorkerSettings(lane="gpu", probe_dir=Path(sys.argv[2]), drain_seconds=5)
 workers = GpuWorkers(
-    groups("all", seen, None, 1), seen.make, ("CUDA_VISIBLE_DEVICES",), [sys.executable, "-c", sys.argv[1]], "pool@%h",
-    settings, pause_base_s=0.01,
+    cards_asked("all", settings), [sys.executable, "-c", sys.argv[1]], "pool@%h", pause_base_s=0.01
 )
-sys.exit(serve(workers, visible_given=False))
+sys.exit(serve(workers))
 """
 
 
@@ -182,3 +179,29 @@ def test_the_command_ends_when_no_card_is_left_or_its_machine_has_none(machine: 
     refused = run(words, 60, env=machine.environment)
     assert refused.returncode == 2
     assert "2 GPUs cannot be divided into groups of 3" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--gpus", "all"], "a worker of lane api with these settings hosts no engine"),
+        (["--gpus", "3", "--lane", "gpu"], "--gpus 3: 2 GPUs may be used here"),
+        (["--gpus", "2", "--workers", "3", "--lane", "gpu"], "leave --workers out"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "serve"])
+def test_gpus_of_one_machine_that_cannot_be_are_refused(
+    command: str, words: list[str], told: str, machine: Machine, tmp_path: Path
+) -> None:
+    """`run` and `serve` take --gpus by the rule of `penstock worker`, and with it no --workers;
+    before anything is started or written they say what cannot be, and what to leave out."""
+    (tmp_path / "in.jsonl").write_text('{"id": "a", "text": "b"}\n')
+    own = {
+        "run": [str(tmp_path / "in.jsonl"), "--out", "out", "--prompt", "{text}", "--model", "m"],
+        "serve": ["--port", "0", *(["--model", str(tmp_path)] if "gpu" in words else [])],
+    }[command]
+    with socket.create_server(("127.0.0.1", 0)) as provider:  # that is knocked at
+        address = f"http://127.0.0.1:{provider.getsockname()[1]}/v1"
+        variables = {**machine.environment, "PENSTOCK_PROVIDERS__DEFAULT__BASE_URL": address}
+        refused = run([command, *own, *words], 60, env=variables, cwd=tmp_path)
+    assert (refused.returncode, told in refused.stderr) == (2, True), refused.stderr

@@ -5,13 +5,23 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from penstock_cli.commands import worker as command
 from penstock_cli.errors import UsageProblem
-from penstock_cli.processes.gpu_workers import GpuWorkers, Group, Visible, check_ports, groups
+from penstock_cli.processes.gpu_workers import (
+    Cards,
+    GpuWorkers,
+    Visible,
+    cards_asked,
+    check_ports,
+    groups,
+)
+from penstock_cli.run.fleet import Fleet
+from penstock_cli.state import StateFolder
 from penstock_ledger.in_redis.batches import WorkerSeen
 from penstock_producer.reporting.engines import gpus_in_words
 from penstock_workers.lanes.devices import VARIABLES, Device, GpusSeen, gpus_seen, read_list
@@ -184,10 +194,8 @@ def test_amd_cards_are_those_with_a_device_file(
 
 
 def card_workers(settings: WorkerSettings, asked: str = "all", each: int = 2) -> GpuWorkers:
-    chosen: list[Group] = groups(asked, FOUR, None, each)
-    return GpuWorkers(
-        chosen, "nvidia", VARIABLES["nvidia"], ["penstock", "worker"], "pool@%h", settings
-    )
+    cards = Cards(settings, groups(asked, FOUR, None, each), VARIABLES["nvidia"], {})
+    return GpuWorkers(cards, ["penstock", "worker"], "pool@%h")
 
 
 def test_each_worker_has_its_own_cards_ports_and_folders(tmp_path: Path) -> None:
@@ -210,6 +218,50 @@ def test_each_worker_has_its_own_cards_ports_and_folders(tmp_path: Path) -> None
         "PENSTOCK_METRICS_PORT": "9401",
         "PENSTOCK_COST__GPUS": "2",
     }
+
+
+def test_cards_are_counted_as_nvidia_smi_counts_unless_they_were_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """CUDA's own order is by speed: numbers that we counted come with the order that they are of. A
+    lane that hosts no engine has no use for them, and says so."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    play(monkeypatch, subprocess.CompletedProcess(["nvidia-smi"], 0, LISTED, ""))
+    settings = WorkerSettings(lane="gpu")
+    assert cards_asked(2, settings).of_worker(2) == {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": "1",
+        "PENSTOCK_GPU__CARDS": "1",
+    }
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,2")
+    assert cards_asked("0,", settings).of_worker(1) == {
+        "CUDA_VISIBLE_DEVICES": "3",
+        "PENSTOCK_GPU__CARDS": "3",
+    }
+    with pytest.raises(UsageProblem, match=r"--gpus all: a worker of lane api .* leave --gpus out"):
+        cards_asked("all", WorkerSettings(lane="api"))
+
+
+def test_a_job_of_several_lanes_gives_gpus_to_the_one_that_hosts_a_model(tmp_path: Path) -> None:
+    """Each of its workers has its cards, wherever the lane stands among those that the job may go
+    to; the others have as many workers as without."""
+    api, gpu = WorkerSettings(lane="api"), WorkerSettings(lane="gpu")
+    own: Any = SimpleNamespace(say=print, note=print)
+    fleet = Fleet(
+        (api, gpu),
+        StateFolder.create(tmp_path),
+        2,
+        cards=Cards(gpu, groups("3", FOUR, None, 1), VARIABLES["nvidia"], {}),
+        places=[],
+        hurry=lambda: False,
+        progress=own,
+        standby=own,
+    )
+    workers = fleet._services.variables_by_worker()
+    assert [(one["PENSTOCK_LANE"], one.get("CUDA_VISIBLE_DEVICES")) for one in workers] == [
+        *[("api", None), ("api", None)],
+        *[("gpu", "0"), ("gpu", "1"), ("gpu", "2")],
+    ]
 
 
 def test_ports_that_run_out_are_found_before_the_start() -> None:
