@@ -43,7 +43,7 @@ def test_what_a_batch_answers_after_the_end_is_read_by_the_same_command(tmp_path
         told, _ = process.communicate(timeout=RUN_TIMEOUT_S)
         assert process.returncode == 0, told + machine.logs()
         assert "1 batch of this job is still at the provider" in told
-        assert "the same command reads them:  penstock run" in re.sub(r"\s+", " ", told).replace(
+        assert "A little later, this reads them:  penstock run" in re.sub(r"\s+", " ", told).replace(
             "them: ", "them:  "
         )
         before, calls = machine.report(), provider.stats()["requests"]
