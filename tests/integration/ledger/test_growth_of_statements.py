@@ -110,6 +110,7 @@ READING: Final[dict[type, dict[str, Callable[[Any], Any]]]] = {
         "page": lambda store: store.page(BatchesAsked("openai", 9, T)),
         "refused": lambda store: store.refused(T, 9),
         "tallied": lambda store: store.tallied(["job-a"]),
+        "any_live": lambda store: store.any_live(),
         "due": lambda store: store.due(9),
     },
     DoorCallStore: {
@@ -238,7 +239,7 @@ READING: Final[dict[type, dict[str, Callable[[Any], Any]]]] = {
         "get": lambda store: store.get("we_1", T),
         "page": lambda store: store.page(T, limit=9),
         "deliveries": lambda store: store.deliveries("we_1", 9),
-        "any_due": lambda store: store.any_due(),
+        "due_in_s": lambda store: store.due_in_s(),
     },
 }
 

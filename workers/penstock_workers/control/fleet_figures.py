@@ -29,8 +29,9 @@ from penstock_workers.metrics.samples import Sample
 log = logging.getLogger(__name__)
 
 REFRESH_S = 5.0
-AT_REST_S = 15.0  # while nothing is under way; as often as Prometheus asks
 STALE_S = 30.0  # what was read longer ago is not shown
+# once nothing has been under way for as long, so that the end of work is seen as soon as the rest
+AT_REST_S = 15.0
 STATES = ("running", "paused", "cancelling")
 
 _FED = re.compile(rb'"%b":\s*(\d+)' % re.escape(FED_HEADER.encode()))
@@ -51,7 +52,7 @@ class FleetFigures:
         self._quotas = quotas
         self._clock = clock
         self._read: Sequence[Sample] = ()
-        self._read_at = self._asked_at = 0.0
+        self._read_at = self._asked_at = self._busy_at = 0.0
         self._views: dict[str, QuotaView] = {}
 
     def refresh(self, live: Collection[Job], *, is_quiet: bool = False) -> None:
@@ -59,7 +60,10 @@ class FleetFigures:
 
         Raises Redis's and the database's errors."""
         now = self._clock()
-        if now < self._asked_at + (AT_REST_S if is_quiet else REFRESH_S):
+        if not is_quiet:
+            self._busy_at = now
+        is_resting = now > self._busy_at + STALE_S
+        if now < self._asked_at + (AT_REST_S if is_resting else REFRESH_S):
             return
         self._asked_at = now
         self._read = [*self._lanes(live, now), *self._whole(live), *self._quota_figures()]
