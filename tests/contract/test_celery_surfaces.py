@@ -5,6 +5,8 @@ One of these failing names what moved."""
 from __future__ import annotations
 
 import inspect
+import os
+import signal
 import socket
 import threading
 import time
@@ -130,6 +132,28 @@ class TestHub:
         hub.close()
         reader.close()
         writer.close()
+
+    def test_a_signal_ends_the_poll(self) -> None:
+        """A signal's handler interrupts the poll, which then waits on (PEP 475): what another
+        thread calls soon ends it, as the pool does when a worker is asked to end."""
+        hub = Hub()
+        reader, writer = socket.socketpair()
+        hub.add_reader(reader, lambda: None)
+
+        def handler(*_: object) -> None:
+            threading.Thread(target=hub.stop).start()
+
+        before = signal.signal(signal.SIGUSR1, handler)
+        try:
+            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+            began = time.monotonic()
+            hub.run_forever()
+            assert time.monotonic() - began < 0.9  # its poll alone takes a second
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+            hub.close()
+            reader.close()
+            writer.close()
 
     def test_a_timer_bounds_the_poll(self) -> None:
         """`fire_timers` returns the time until the next timer, by which the idle worker asks

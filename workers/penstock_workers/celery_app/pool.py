@@ -86,6 +86,7 @@ class AsyncioPool(ItemPool):
         self._watch = SpotWatch.of(settings, self._noticed)
         self._page = contextlib.ExitStack()
         self._page.enter_context(start_metrics(settings, self.figures))
+        worker_shutting_down.connect(self._wake_for_signal)
         if self._watch is not None:  # before a model loads, which takes longer than a notice
             worker_shutting_down.connect(MACHINE_END.asked_to_stop)
             self._watch.start()
@@ -235,6 +236,13 @@ class AsyncioPool(ItemPool):
         MACHINE_END.noticed(notice, self._lane)
         state.should_stop = 0
         self._wake()
+
+    def _wake_for_signal(self, **_: object) -> None:
+        """End the poll that a signal has interrupted, in the signal's handler.
+
+        The poll would wait on for its whole time (PEP 475). Another thread wakes it: this one may
+        hold what waking takes."""
+        Thread(target=self._wake, name="wake-for-signal", daemon=True).start()
 
     def _post(self, step: Callable[..., object], *arguments: Any, **_: Any) -> None:
         self._calls.append(partial(step, *arguments))
