@@ -15,9 +15,9 @@ from penstock_ledger.model import Job, JobState
 WORKERS, CONCURRENCY = 2, 8
 SLOTS = WORKERS * CONCURRENCY
 RPM = 12_000  # below what the fleet could do, so that the quota is what they share
-BIG, SMALL = 20_000, 700
+BIG, SMALL = 20_000, 1_100
 WINDOW = 10 * SLOTS  # of all jobs: they take turns of no more than their share of it
-MOST = 600  # of the small job: what comes after is its tail, too short for a full share
+MOST = 1_000  # of the small job: what comes after is its tail, too short for a full share
 
 
 def paced(fleet: Fleet, **control: object) -> None:
@@ -63,7 +63,8 @@ def test_jobs_of_equal_weight_get_equal_parts(tmp_path: Path, late: bool) -> Non
         small = fleet.submit(SMALL, key="small")
         if not late:
             paced(fleet, window=WINDOW)
-        fleet.wait_for_outcomes(small, MOST, 60)
-        # who is fed first has the first window to itself
+        fleet.wait_for_outcomes(small, MOST, 120)
+        # who is fed first has the first window to itself; where control gets too little of a busy
+        # machine, turns are longer, and a window of the other's calls may lie at either end
         during = calls_during(fleet, small, WINDOW + 1, MOST)
-        assert during[big.job_id] == pytest.approx(MOST - WINDOW, rel=0.2)
+        assert during[big.job_id] == pytest.approx(MOST - WINDOW, abs=1.5 * WINDOW)
