@@ -1,7 +1,8 @@
 """Background work rests until something is committed, by whichever process.
 
-What waits for its time is looked at when that comes; so a door in which nothing happens asks its
-database one short question twice a second, for all of its background work."""
+What waits for its time is looked at when that comes; so a door in which nothing happens asks a
+PostgreSQL one short question twice a second, for all of its background work, and a SQLite file
+nothing: the system reports writes to it."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from penstock_gateway.backend import Backend
 from penstock_gateway.refused import Refused
 
 LOOK_EVERY_S: Final = 0.5
+LISTEN_S: Final = 5.0  # at most, where the system reports nothing
 # without news: where a commit was not noticed, it costs so much
 REST_S: Final = 10.0
 
@@ -42,6 +44,21 @@ class News:
             self._mark = seen
             self.tell()
 
+    async def written(self) -> None:
+        """Wait for the report of a write, ``LISTEN_S`` at most; not at all where none comes.
+
+        The commit may be seen a little later."""
+        descriptor = self._commits.descriptor() if self._looks_here else None
+        if descriptor is None:
+            return
+        loop, reported = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(descriptor, reported.set)
+        try:
+            await rest(reported, LISTEN_S)
+        finally:
+            loop.remove_reader(descriptor)
+        self._commits.hear()
+
     def close(self) -> None:
         self._commits.close()
 
@@ -62,6 +79,7 @@ class LookForNews:
             while True:
                 await news.look()
                 backend.round_done(self)
+                await news.written()
                 await asyncio.sleep(LOOK_EVERY_S)
         finally:
             news.close()

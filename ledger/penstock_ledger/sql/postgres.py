@@ -120,6 +120,12 @@ class ServerCommits:
             self.close()
             return None
 
+    def descriptor(self) -> None:
+        """Return None: the next commit has to be looked for."""
+
+    def hear(self) -> None:
+        """Do nothing, as nothing is reported."""
+
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()

@@ -168,11 +168,14 @@ class Commits:
     """Tells of commits of other connections, those of other processes too. Of one thread.
 
     A look takes some microseconds and no lock (https://sqlite.org/pragma.html#pragma_data_version).
+    The next commit need not be looked for: the system reports each write to the file's log. All
+    that write to the file have its index mapped, so they are processes of the same system.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._connection: sqlite3.Connection | None = None
+        self._reports: Any = None  # INotify
 
     def mark(self) -> int | None:
         """Return a number that each commit changes; None where the file cannot be read."""
@@ -184,10 +187,37 @@ class Commits:
             self.close()
             return None
 
+    def descriptor(self) -> int | None:
+        """Return what can be read once something was written, after ``hear``.
+
+        The commit is seen a little later: when the disk has it. None where nothing is reported: the
+        log is not there, or the system has no inotify left."""
+        if self._reports is None:
+            with contextlib.suppress(ImportError, OSError):
+                from inotify_simple import INotify, flags
+
+                with contextlib.ExitStack() as undo:
+                    reports = undo.enter_context(INotify())
+                    reports.add_watch(f"{self._path}-wal", flags.MODIFY)
+                    undo.pop_all()
+                self._reports = reports
+        return None if self._reports is None else int(self._reports.fileno())
+
+    def hear(self) -> None:
+        """Take in what was reported until now.
+
+        A log that is no more is not listened to any longer."""
+        from inotify_simple import flags
+
+        if any(event.mask & flags.IGNORED for event in self._reports.read(timeout=0)):
+            self._reports.close()
+            self._reports = None
+
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        for opened in (self._connection, self._reports):
+            if opened is not None:
+                opened.close()
+        self._connection = self._reports = None
 
 
 def open_sqlite(url: URL, pool_size: int, cache_kib: int) -> Engine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import select
 import threading
 from collections.abc import Iterator
 from itertools import islice
@@ -25,6 +26,7 @@ from penstock_ledger import (
     open_database,
 )
 from penstock_ledger.errors import PlaceLost
+from penstock_ledger.sql.sqlite_file import Commits
 from penstock_ledger.sql.tables import outcomes as outcome_rows
 from penstock_ledger.stores import commit_order
 from penstock_ledger.stores.outcome_rows import COLUMNS, result_row
@@ -255,4 +257,43 @@ def test_a_mark_changes_with_each_commit_and_stays_while_there_is_none(db: Datab
     assert begun is not None
     assert done not in (None, begun)
     assert commits.mark() not in (None, done)
+    commits.close()
+
+
+def test_a_commit_in_a_file_is_reported(db: Database) -> None:
+    """A write by any connection makes the descriptor readable, once for all that were not heard.
+    A server's commits are looked for."""
+    commits, jobs = db.commits(), JobStore(db)
+    commits.mark()  # opens the file, and so its log
+    descriptor = commits.descriptor()
+    if not db.is_sqlite:
+        assert descriptor is None
+        return
+    assert descriptor is not None
+
+    def is_reported() -> bool:
+        return bool(select.select([descriptor], [], [], 0.0)[0])
+
+    for key in ("fourth", "fifth"):
+        assert not is_reported()
+        before = commits.mark()
+        jobs.create(NewJob(key, key, {}, {"kind": "spool"}, "digest", None))
+        assert is_reported()
+        assert commits.descriptor() == descriptor
+        commits.hear()
+        assert commits.mark() != before
+    commits.close()
+
+
+def test_a_log_that_is_not_there_reports_nothing(tmp_path: Path) -> None:
+    """Then it is looked at again and again, as a server is; one that goes away is not listened to
+    any longer."""
+    commits = Commits(str(tmp_path / "ledger.db"))
+    assert commits.descriptor() is None
+    log = tmp_path / "ledger.db-wal"
+    log.touch()
+    assert commits.descriptor() is not None
+    log.unlink()
+    commits.hear()
+    assert commits.descriptor() is None
     commits.close()

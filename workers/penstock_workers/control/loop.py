@@ -38,6 +38,7 @@ from penstock_workers.control.feeds.model_queues import DeadHomes, FoundAdapters
 from penstock_workers.control.fleet_figures import Counters, FleetFigures
 from penstock_workers.control.job.recover import Recovery
 from penstock_workers.control.job_steps import JobSteps, job_steps
+from penstock_workers.control.resting import Rest
 from penstock_workers.control.schedules.comparing import Comparing
 from penstock_workers.control.schedules.schedule_steps import ScheduleSteps
 from penstock_workers.control.schedules.start_job import start_job
@@ -222,10 +223,9 @@ class Control:
         self._live = LiveJobs(database)
         self._pace = Pace()
         self._failure_log = FailureLog(log)
-        self._commits = database.commits()
+        self._rest = Rest(database)
         self._is_quiet = False  # nothing was under way in the latest round
         self._others_lead = False  # some feed, as of the latest look
-        self._wake = threading.Event()
         self._turned_at = time.monotonic()
         client = RedisAddress.parse(settings.redis_url).connect(socket_timeout=REDIS_TIMEOUT_S)
         self._figures = ControlFigures(
@@ -242,7 +242,7 @@ class Control:
                 hot,
                 counters,
                 owner=owner,
-                outputs_written=self._wake.set,
+                outputs_written=self._rest.wake,
                 on_move=on_move,
                 tracing=tracing,
             ),
@@ -254,7 +254,7 @@ class Control:
             ScheduleStore(database),
             _starter(settings, database),
             owner=owner,
-            on_ended=self._wake.set,
+            on_ended=self._rest.wake,
             firings=counters.firings,
             comparing=Comparing(database, counters.compared),
             decided=decided,
@@ -296,14 +296,14 @@ class Control:
         faults, counters = 0, self._figures.counters
         while not stop.is_set():
             began = time.monotonic()
-            self._wake.clear()
+            self._rest.forget()
             mark: int | str | None = None
             try:
                 # while there is work the rounds come anyway: nothing is asked then
                 if self._is_quiet:
                     # before the mark: the commit of this process is no news
                     self._rounds.steps.leading.leadership.renew_if_due()
-                    mark = self._commits.mark()
+                    mark = self._rest.mark()
                 self._is_quiet = False
                 self.tick()
                 interval_s = self._rounds.steps.interval_s(self._interval_s)
@@ -321,9 +321,15 @@ class Control:
                 counters.ticks["failed"] += 1
             counters.tick_s = time.monotonic() - began
             self._turned_at = time.monotonic()  # the loop is alive, whatever a store says
-            self._rest(wait_s, mark, stop)
+            if stop.is_set():
+                break
+            # what came in the midst of a round is after its mark
+            if self._is_quiet and mark is not None:
+                self._rest.until_commit(mark, wait_s, self._longest_rest_s())
+            else:
+                self._rest.wait(wait_s)
         try:
-            self._commits.close()
+            self._rest.close()
             self._schedules.close()
             self.release_all()
         # the database is down or its disk full: the leases then end by themselves
@@ -334,22 +340,12 @@ class Control:
                 error,
             )
 
-    def _rest(self, wait_s: float, mark: int | str | None, stop: threading.Event) -> None:
-        """Wait for ``wait_s``, or, after a quiet round, until something is committed.
+    def _longest_rest_s(self) -> float:
+        """Return how long it may rest without a commit, with which work begins.
 
-        ``mark`` is of before the round, so that what came in the midst of it is seen. Work begins
-        with a commit; what is in Redis alone is looked at each ``AT_REST_S``, and leases of others,
-        which end without one, each ``ASIDE_S``."""
-        rest_s = ASIDE_S if self._others_lead else AT_REST_S
-        until = time.monotonic() + rest_s
-        while not stop.is_set() and not self._wake.wait(wait_s):
-            if (
-                not self._is_quiet
-                or mark is None
-                or time.monotonic() >= until
-                or self._commits.mark() != mark
-            ):
-                return
+        What is in Redis alone is looked at each ``AT_REST_S``, and leases of others, which end
+        without one, each ``ASIDE_S``."""
+        return ASIDE_S if self._others_lead else AT_REST_S
 
     def release_all(self) -> None:
         """Hand the leases of feeds over at once instead of letting them run out."""
@@ -357,7 +353,7 @@ class Control:
 
     def wake(self) -> None:
         """Tick now instead of at the end of the interval. Any thread."""
-        self._wake.set()
+        self._rest.wake()
 
     def is_turning(self) -> bool:
         """Return False when a tick has not returned for ``STUCK_S`` seconds.

@@ -54,6 +54,7 @@ from penstock_workers.control.feeds.shares import TURNS, Share
 from penstock_workers.control.feeds.specs import Specs
 from penstock_workers.control.job.accounts import FIRST_DOCUMENTS
 from penstock_workers.control.loop import REST, Control
+from penstock_workers.control.resting import Rest
 from penstock_workers.settings import WorkerSettings
 
 QUEUE = "penstock.api"
@@ -334,46 +335,50 @@ def test_a_control_loop_that_has_much_to_look_at_rests_in_proportion(
 ) -> None:
     """The wait after a round is at least nine times the CPU that looking at all live jobs took."""
     house.submit(1)
-    stop, waited = threading.Event(), list[float | None]()
+    stop, waited = threading.Event(), list[float]()
 
-    class Wake(threading.Event):
+    class AtOnce(Rest):
         """Does not wait, and ends the loop."""
 
-        def wait(self, timeout: float | None = None) -> bool:
-            waited.append(timeout)
+        def wait(self, seconds: float, *others: int) -> list[int]:
+            waited.append(seconds)
             stop.set()
-            return True
+            return [self._heard]
 
     clock = iter(range(1_000))
     # each look takes a second, and there are two
     monkeypatch.setattr(time, "thread_time", lambda: float(next(clock)))
-    monkeypatch.setattr(house.control, "_wake", Wake())
+    monkeypatch.setattr(house.control, "_rest", AtOnce(house.database))
     house.control.run(stop)
     assert waited == [2 * REST]
 
 
+@pytest.mark.parametrize("is_reported", [True, False], ids=["reported", "looked for"])
 def test_a_control_loop_with_nothing_to_do_rests_until_something_is_committed(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    house: House, monkeypatch: pytest.MonkeyPatch, is_reported: bool
 ) -> None:
-    """It looks whether anything was committed as often as it made rounds before, and makes none;
-    what comes meanwhile is fed in the round behind that look."""
+    """Where the system reports writes to the file it waits for one; else it looks as often as it
+    made rounds before. What is committed meanwhile is fed in the round behind."""
     job = house.producer.open_job(SPEC).job
     stop, rounds = threading.Event(), list[int]()
     ticks = house.control._figures.counters.ticks
 
-    class Wake(threading.Event):
-        """Does not wait; brings a document when nothing has been done for a while."""
+    class AtOnce(Rest):
+        """Waits for reports alone; brings a document when nothing was done for a while."""
 
-        def wait(self, timeout: float | None = None) -> bool:
+        def wait(self, seconds: float, *others: int) -> list[int]:
             rounds.append(ticks["ok"])
             if len(rounds) == 30:
                 house.producer.push(job.job_id, "d1", {"text": "late"})
             if house.queued() or len(rounds) == 60:
                 stop.set()
-            return False
+            return super().wait(0.0, *others)
 
     monkeypatch.setattr(loop, "AT_REST_S", 600.0)
-    monkeypatch.setattr(house.control, "_wake", Wake())
+    rest = AtOnce(house.database)
+    if not is_reported:
+        monkeypatch.setattr(rest._commits, "descriptor", lambda: None)
+    monkeypatch.setattr(house.control, "_rest", rest)
     house.control.run(stop)
     assert house.queued() == ["d1"]
     assert rounds[10] == rounds[29], "it made rounds while nothing happened"
