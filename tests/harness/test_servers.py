@@ -7,7 +7,6 @@ import sys
 import urllib.request
 from pathlib import Path
 
-import pytest
 import sqlalchemy
 from fleet import until
 from servers import RedisServer, S3Server
