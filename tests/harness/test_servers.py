@@ -7,7 +7,6 @@ import sys
 import urllib.request
 from pathlib import Path
 
-import pytest
 import sqlalchemy
 from fleet import until
 from servers import RedisServer, S3Server
@@ -50,7 +49,6 @@ sys.stdin.read()
 def test_a_killed_test_run_leaves_no_postgres_behind() -> None:
     """Where the tests are killed, their PostgreSQL server ends and its folder is removed all the
     same."""
-    pytest.importorskip("pgserver", reason="wheels for CPython 3.11 and 3.12")
     tests = str(Path(__file__).parent)
     with subprocess.Popen(
         [sys.executable, "-c", STARTS_POSTGRES, tests],

@@ -110,6 +110,8 @@ class Container:
         self._did(Did.START, " ".join(prepared.argv))
         watch = asyncio.create_task(self._watch(self._target))
         try:
+            # without a startup probe it is up at once, also where it has ended by now
+            await asyncio.sleep(0)
             code = await process.wait()
         except asyncio.CancelledError:
             process.kill()

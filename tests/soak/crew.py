@@ -24,7 +24,7 @@ from embed_servers import OnThread, Vllm
 from penstock_cli.chaos.campaign import Stroke, plan
 from penstock_cli.chaos.fleet import Fleet
 from penstock_cli.chaos.play import GOOD
-from penstock_cli.chaos.processes import Guard, Process, Provider, free_port
+from penstock_cli.chaos.processes import Guard, Process, Provider, keep_port
 from penstock_cli.chaos.proxy import Proxy
 from penstock_cli.chaos.servers import OwnRedis
 from penstock_cli.chaos.stage import LANES, PRICE_USD, SLOTS, Fault, Lane, Stage
@@ -112,7 +112,7 @@ class Crew(Fleet):
         self.provider: CallLog = CallLog(folder, guard)
         self.engine = CallLog(folder / "engine", guard)
         self.encoder_url = ""
-        self.door_port = free_port()
+        self.door_port = keep_port(self)
         self.veterans: dict[str, Process] = {}  # by kind
         self.problems: list[str] = []
 

@@ -16,9 +16,10 @@ import subprocess
 import sys
 import time
 import urllib.request
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -48,11 +49,16 @@ def until(condition: Callable[[], object], timeout_s: float, what: str) -> None:
         time.sleep(POLL_S)
 
 
-def free_port() -> int:
-    """Return a free port of loopback."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def keep_port(owner: object) -> int:
+    """Return a free port of loopback that no other process is given while ``owner`` lives.
+
+    It stays bound here and nothing listens, so that a server which reuses addresses, as ours and
+    PostgreSQL do, can listen there each time it is started."""
+    keeper = socket.socket()
+    keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    keeper.bind(("127.0.0.1", 0))
+    weakref.finalize(owner, keeper.close)
+    return int(keeper.getsockname()[1])
 
 
 # It answers the end of the process that started it, too, however that one ends. Children of what it
@@ -166,12 +172,16 @@ class Provider:
     Its call log stays, too."""
 
     folder: Path
-    port: int = field(default_factory=free_port)
+    port: int = 0  # one that is kept for it, unless named
     host: str = "127.0.0.1"
     process: Process | None = None
     scheme: str = "http"  # https where it is started with a certificate
     watch: Callable[[int], None] = lambda _pid: None
     start_process: Start = start_penstock
+
+    def __post_init__(self) -> None:
+        """Choose its port."""
+        self.port = self.port or keep_port(self)
 
     @property
     def root(self) -> str:

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock_cli.chaos.processes import START_S, Guard, free_port, until
+from penstock_cli.chaos.processes import START_S, Guard, keep_port, until
 from penstock_cli.errors import UsageProblem
 from penstock_cli.redis_server import EmbeddedRedis
 
@@ -120,7 +120,7 @@ class OwnPostgres:
         self._guard = guard
         self.folder = Path(tempfile.mkdtemp(prefix="penstock-chaos-postgres-"))
         guard.remove(self.folder)
-        self._port, self._log = free_port(), self.folder / "log"
+        self._port, self._log = keep_port(self), self.folder / "log"
         # other users of this machine can reach the port as well
         self._password = secrets.token_hex(16)
         self._root = f"postgresql://penstock:{self._password}@127.0.0.1:{self._port}"

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from servers import RedisServer
 
 from penstock_cli import redis_server as embedded
 from penstock_cli.errors import EmbeddedRedisFailed
-from penstock_cli.redis_files import KEPT_COPIES
+from penstock_cli.redis_files import KEPT_COPIES, Endpoint
 from penstock_cli.redis_server import EmbeddedRedis
 from penstock_cli.run.services import MAX_RESTARTS, RESTART_WINDOW_S, RedisKeeper
 
@@ -114,6 +117,56 @@ def test_files_are_put_back_when_they_are_not_at_fault(
         EmbeddedRedis.start(folder)
     assert {path.name: path.read_bytes() for path in files(folder, ".aof")} == before
     assert not list(folder.glob("damaged-*"))
+
+
+def test_a_port_that_is_taken_meanwhile_is_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where another server takes the port after the look at it, the private one takes another port,
+    and its files are not suspected."""
+    deep = tmp_path / ("d" * 90) / "redis"
+    filled(deep)
+    first = EmbeddedRedis.start(deep)
+    kept = first.client.dbsize()
+    os.kill(first.pid, signal.SIGKILL)
+    os.waitpid(first.pid, 0)
+    other = RedisServer(tmp_path, first.endpoint.port, appendonly=False)
+    other._launch()
+    looks = iter([True])
+    is_free = embedded._port_is_free
+    monkeypatch.setattr(embedded, "_port_is_free", lambda port: next(looks, None) or is_free(port))
+    server = EmbeddedRedis.start(deep)
+    try:
+        assert server.endpoint.port != other.port
+        assert server.client.dbsize() == kept > 0
+        assert not list(deep.glob("damaged-*"))
+        assert EmbeddedRedis.find(deep) == replace(server, started=False)
+    finally:
+        server.stop()
+        other.stop()
+
+
+def test_ports_that_are_always_taken_end_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that finds each of its ports taken says so, after a bounded number of them."""
+    deep = tmp_path / ("d" * 90) / "redis"
+    filled(deep)
+    tried: list[int] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def taken(_: Path) -> Endpoint:
+            tried.append(port)
+            return Endpoint(None, port, "secret")
+
+        monkeypatch.setattr(embedded, "_choose_endpoint", taken)
+        monkeypatch.setattr(embedded, "ANSWER_TIMEOUT_S", 0.05)
+        with pytest.raises(EmbeddedRedisFailed, match="Address already in use"):
+            EmbeddedRedis.start(deep)
+    assert len(tried) == embedded.PORTS_TRIED
+    assert files(deep, ".aof")
+    assert not list(deep.glob("damaged-*"))
 
 
 def test_looking_at_a_server_opens_no_connection(folder: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from penstock_cli.chaos.processes import Process
+import pytest
+
+from penstock_cli.chaos.processes import Process, keep_port
 
 
 def test_an_interrupt_in_the_middle_of_a_look_keeps_nothing_alive(tmp_path: Path) -> None:
@@ -22,3 +25,25 @@ def test_an_interrupt_in_the_middle_of_a_look_keeps_nothing_alive(tmp_path: Path
         finally:
             lock.release()
         assert popen.wait(10) == -9
+
+
+class Owner:
+    """What a port is kept for."""
+
+
+def test_a_kept_port_is_for_our_servers_alone() -> None:
+    """A server that reuses addresses listens there as often as it is started; who asks for the port
+    without that does not get it, until its owner is gone."""
+    owner = Owner()
+    port = keep_port(owner)
+    for _ in range(2):
+        with (
+            socket.create_server(("127.0.0.1", port)) as server,
+            socket.create_connection(("127.0.0.1", port)),
+        ):
+            server.accept()[0].close()
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port))
+    del owner
+    with socket.create_server(("127.0.0.1", port)):
+        pass

@@ -417,7 +417,7 @@ async def test_counted_answers_are_waited_for_and_then_named_as_paid(house: Hous
 
     What was paid for and never came stands in the journal with what it may have cost, and nothing
     of it is deleted at the provider."""
-    house.set_batch(answers_kept_s=2.5)
+    house.set_batch(answers_kept_s=6.0)
     house.provider.counted, house.provider.ended = Counts(4, 3, 0), False
     job = house.submit(4, batch_files="delete")
     async with house.working():
@@ -436,7 +436,7 @@ async def test_counted_answers_are_waited_for_and_then_named_as_paid(house: Hous
         await house.until(
             lambda: house.counts(job).succeeded == 4 and not house.store.open_of(job.job_id)
         )
-    assert time.time() - began >= 2.5
+    assert time.time() - began >= 6.0
     lost, after = house.store.of_job(job.job_id)
     assert (lost.unread, after.unread, len(house.provider.made)) == (3, None, 2)
     assert lost.unread_microusd == lost.may_cost_microusd * 3 // 4 > 0

@@ -263,7 +263,7 @@ def test_documents_that_wait_for_equal_ones_go_where_their_job_goes(house: House
     """A job is moved to real time while its batches run: those that wait are asked there, and each
     document has one outcome. A job that is cancelled leaves none of them waiting."""
     fleet = house.fleet
-    fleet.provider.start("--batch-s", "30", "--batch-step-s", "0.05")
+    fleet.provider.start("--batch-s", "3600", "--batch-step-s", "0.05")
     fleet.ready(house.worker(), fleet.worker(8))
     moved = submit_equal(house, 40, 20, "moved", dedup="on", lanes=["batch", "api"])
     until(
