@@ -38,10 +38,12 @@ runtime = "test"
 cgroup_manager = "cgroupfs"
 events_logger = "file"
 [engine.runtimes]
-test = ["{folder}/runc"]
+test = ["{folder}/runtime"]
 """
-# Limits that a machine may not set are left out of what runc is asked for.
-_RUNC = """#!{python}
+# Limits that a machine may not set are left out of what the runtime is asked for.
+# crun, podman's usual one, refuses machines that have both versions of cgroups.
+_RUNTIMES = ("runc", "crun")
+_RUNTIME = """#!{python}
 import json, os, sys
 flags = dict(zip(sys.argv, sys.argv[1:]))
 bundle, process = flags.get("--bundle") or flags.get("-b"), flags.get("--process") or flags.get("-p")
@@ -53,7 +55,7 @@ for path in filter(None, (bundle and os.path.join(bundle, "config.json"), proces
     asked.pop("oomScoreAdj", None)
     with open(path, "w") as file:
         json.dump(config, file)
-os.execv({runc!r}, ["runc", *sys.argv[1:]])
+os.execv({runtime!r}, [{runtime!r}, *sys.argv[1:]])
 """
 
 
@@ -65,19 +67,18 @@ class Podman:
     """One storage in one folder."""
 
     def __init__(self, folder: Path) -> None:
-        missing = [name for name in ("podman", "runc") if shutil.which(name) is None]
-        if missing:
+        runtime = next(filter(None, map(shutil.which, _RUNTIMES)), None)
+        if shutil.which("podman") is None or runtime is None:
             raise NoPodman(
-                f"no {' and no '.join(missing)}: apt-get install podman runc debootstrap"
+                f"no podman, or no {' and no '.join(_RUNTIMES)}: "
+                "apt-get install podman runc debootstrap"
             )
         if os.geteuid() != 0:
             raise NoPodman("images are built as root here: sudo make test-images")
         self.folder = folder
         self._write("storage.conf", _STORAGE.format(folder=folder))
         self._write("containers.conf", _CONTAINERS.format(folder=folder))
-        self._write("runc", _RUNC.format(python=sys.executable, runc=shutil.which("runc"))).chmod(
-            0o755
-        )
+        self._write("runtime", _RUNTIME.format(python=sys.executable, runtime=runtime)).chmod(0o755)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -111,14 +112,23 @@ class Podman:
         return done.stdout
 
     def build(
-        self, tag: str, file: Path, context: Path, *, mounted: Sequence[str] = (), **arguments: str
+        self,
+        tag: str,
+        file: Path,
+        context: Path,
+        *,
+        mounted: Sequence[str] = (),
+        layers: bool = True,
+        **arguments: str,
     ) -> None:
+        """Build an image; without ``layers`` a step keeps no copy of all that is below it."""
         mounts = [f"--volume={path}:{path}:ro" for path in mounted if Path(path).exists()]
         given = [f"--build-arg={name}={value}" for name, value in arguments.items()]
         self.run(
             "build",
             "--isolation=chroot",
             "--network=host",
+            f"--layers={str(layers).lower()}",
             *mounts,
             *given,
             f"--tag=localhost/{tag}",
@@ -134,7 +144,7 @@ class Podman:
         try:
             self.run("pull", "--quiet", f"docker.io/library/{name}", timeout_s=PULL_S)
         except (AssertionError, subprocess.TimeoutExpired):
-            self._debian()
+            self.provide_debian()
             self.build(name, STANDINS / f"{standin}.Containerfile", STANDINS)
         return name
 
@@ -142,8 +152,8 @@ class Podman:
         (found,) = json.loads(self.run("inspect", name))
         return dict(found)
 
-    def _debian(self) -> None:
-        """A minimal Debian as an image."""
+    def provide_debian(self) -> None:
+        """Make a minimal Debian as an image, on which stand-ins stand."""
         if self.run("images", "--quiet", DEBIAN):
             return
         if shutil.which("debootstrap") is None:
