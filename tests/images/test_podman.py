@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
 import tomllib
 from collections.abc import Iterator
@@ -167,7 +169,10 @@ def project(podman: Podman, tmp_path: Path) -> Project:
         shutil.copytree(ROOT / folder, tmp_path / folder)
     (tmp_path / "data").mkdir()
     ports = f"REDIS_PORT={free_port()}\nPOSTGRES_PORT={free_port()}\n"
-    (tmp_path / ".env").write_text(EXAMPLE.read_text() + ports + "DEMO_DOCS=100\n")
+    shutil.copy(EXAMPLE, tmp_path)
+    subprocess.run([sys.executable, "docker/passwords.py"], cwd=tmp_path, check=True)
+    with (tmp_path / ".env").open("a") as file:
+        file.write(ports + "DEMO_DOCS=100\n")
     return Project(podman, tmp_path, f"pt{os.getpid()}")
 
 

@@ -143,7 +143,9 @@ def test_a_token_in_the_place_of_a_user_is_hidden() -> None:
     and its signed addresses have; a database's user is none."""
     remember_url("https://whole-login-1@git.example/v1?code=lonely-code-2&sig=lonely-sig-3&v=1")
     assert redact("whole-login-1 lonely-code-2 lonely-sig-3") == " ".join([HIDDEN] * 3)
-    assert redact("at https://other-login-4@git.example/v1") == f"at https://{HIDDEN}@git.example/v1"
+    assert (
+        redact("at https://other-login-4@git.example/v1") == f"at https://{HIDDEN}@git.example/v1"
+    )
     url = "postgresql+psycopg://somebody@db/penstock"
     remember_url(url)
     assert redact(url) == url
