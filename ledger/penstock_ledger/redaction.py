@@ -232,8 +232,9 @@ def is_secret_name(name: str) -> bool:
 
 
 def is_secret_option(name: str) -> bool:
-    """Return whether an option of a URL holds a secret: `password`, `sslpassword`, `token`, and
-    `code` and `sig`, as Azure calls its own."""
+    """Return whether an option of a URL holds a secret: `password`, `sslpassword`, `token`.
+
+    `code` and `sig` are Azure's names of its own."""
     lowered = name.lower()
     return lowered.endswith("password") or lowered in ("code", "sig") or is_secret_name(name)
 

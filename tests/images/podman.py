@@ -144,7 +144,7 @@ class Podman:
         try:
             self.run("pull", "--quiet", f"docker.io/library/{name}", timeout_s=PULL_S)
         except (AssertionError, subprocess.TimeoutExpired):
-            self.provide_debian()
+            self._debian()
             self.build(name, STANDINS / f"{standin}.Containerfile", STANDINS)
         return name
 
@@ -152,8 +152,8 @@ class Podman:
         (found,) = json.loads(self.run("inspect", name))
         return dict(found)
 
-    def provide_debian(self) -> None:
-        """Make a minimal Debian as an image, on which stand-ins stand."""
+    def _debian(self) -> None:
+        """A minimal Debian as an image."""
         if self.run("images", "--quiet", DEBIAN):
             return
         if shutil.which("debootstrap") is None:
