@@ -75,7 +75,7 @@ test: $(STAMP) ## run every test that CI runs, four at a time
 test-all: $(STAMP) ## run them on both databases each, with more examples, seeds, sizes and shapes, each process started anew
 	@TESTS_START_FROM_NOTHING=1 $(MAKE) test LEFT_OUT="$(ELSEWHERE)" PYTEST="--both-databases --hypothesis-profile=whole"
 
-test-fast: $(STAMP) ## run the unit and contract tests only: a minute, while you work
+test-fast: $(STAMP) ## run the unit and contract tests only: a few minutes, while you work
 	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile -m "not ($(LEFT_OUT))" tests/unit tests/contract
 
 test-long: $(STAMP) ## run the tests that take minutes: every fault on both databases, long kill storms, 50,000 lines (about an hour; FAULT_SEEDS=1,2)

@@ -66,7 +66,7 @@ MAX_VALUES: Final = 500  # forms of values that are remembered; each costs every
 MAX_PATTERN_BYTES: Final = 64 * 1024
 
 _SECRET_NAME: Final = re.compile(
-    r"(?:^|[_.-])(?:api_?key|access_?key|key|token|secret|pass|passwd|password|credentials?|basic_auth|dsn)$",
+    r"(?:^|[_.-])(?:api_?key|access_?key|key|token|secret|pass|passwd|password|credentials?|auth|authorization|cookie|dsn)$",
     re.I,
 )
 
@@ -86,6 +86,8 @@ _SHAPES: Final = (
         r"\1",
     ),
     ("://", re.compile(r"(://[^\s:/@\"']*:)[^\s\"']+@"), r"\1"),
+    # a user alone of a web server: a token in the place of a name and a password
+    ("http", re.compile(r"\b(https?://)[^\s:/@?#\"']{8,}(?=@)", re.I), r"\1"),
     (
         "=",
         re.compile(
@@ -193,7 +195,9 @@ def remember_url(url: str | None) -> None:
     after = url.partition("://")[2]
     # the last @: one that is not encoded may stand in a password
     login, _, rest = after.rpartition("@")
-    user, _, password = login.partition(":")
+    user, colon, password = login.partition(":")
+    if not colon and url.startswith(("http:", "https:")):
+        user, password = "", user  # a token in the place of a name and a password
     shown = {user, *re.split(r"[/:?,]", rest)}
     remember(*(value for value in {password, unquote(password)} if value not in shown))
     query = parse_qsl(split_hosts(url).query)
@@ -228,8 +232,11 @@ def is_secret_name(name: str) -> bool:
 
 
 def is_secret_option(name: str) -> bool:
-    """Return whether an option of a URL holds a secret: `password`, `sslpassword`, `token`."""
-    return name.lower().endswith("password") or is_secret_name(name)
+    """Return whether an option of a URL holds a secret: `password`, `sslpassword`, `token`.
+
+    `code` and `sig` are Azure's names of its own."""
+    lowered = name.lower()
+    return lowered.endswith("password") or lowered in ("code", "sig") or is_secret_name(name)
 
 
 def looks_secret(value: str) -> bool:

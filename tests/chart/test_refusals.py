@@ -527,7 +527,12 @@ MISSPELT: list[tuple[Values, str]] = [
     ({"providers": {"openai": {"base_url": "api.openai.com"}}}, "base_url"),
     ({"providers": {"openai": {"rpn": 5}}}, "rpn"),
     ({"providers": {"openai": {"api_key": "sk-1"}}}, "api_key"),
-    ({"settings": {"reconcile_interval": 5}}, "reconcile_interval"),
+    ({"settings": {"reconcile_interval": 5}}, "'/settings': additional properties 'reconcile_"),
+    ({"workerPools": {"api": {"settings": {"xy": 5}}}}, "'/workerPools/api/settings': additional"),
+    (
+        {"gateway": {"settings": {"thread": 5}}},
+        "'/gateway/settings': additional properties 'thread",
+    ),
     ({"jobs": {"tickets": {"volume": {"accessMode": "ReadWriteMany"}}}}, "/volume/accessMode"),
     ({"jobs": {"a-name-of-15-ch": {}}}, "a-name-of-15-ch"),
     ({"redis": {"persistence": {"size": "big"}}}, "/redis/persistence/size"),

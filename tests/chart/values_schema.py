@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any, Final, NamedTuple
 
 from chart.values_table import Key, keys
 from commands_page import meanings
+from pydantic import BaseModel
 
+from penstock_gateway.settings import GatewayFields
 from penstock_workers.settings import ProviderSettings, WorkerSettings
 
 Schema = dict[str, Any]
@@ -19,6 +21,8 @@ Schema = dict[str, Any]
 DEFS: Final = "#/$defs/"
 # Their values are laid over poolDefaults, whose defaults are those of a pool.
 OVER_DEFAULTS: Final = ("kinds.", "workerPools.")
+# What the chart sets itself.
+GATEWAYS_OWN: Final = frozenset({"host", "port", "files", "drain_s"})
 # A line of the file, which people read.
 COLUMNS: Final = 140
 
@@ -78,15 +82,21 @@ def completed(schema: Schema, values: str) -> Schema:
     for name, text in meanings(ProviderSettings).items():
         if text and name in provider:
             put_first(provider[name], "description", text)
-    settings = root["$defs"]["settings"]
-    settings["propertyNames"] = {"enum": sorted(WorkerSettings.model_fields)}
-    settings["properties"] = {
-        name: {"description": text}
-        for name, text in sorted(meanings(WorkerSettings).items())
-        if text and name in WorkerSettings.model_fields
-    }
+    # Named one by one: what Helm says of `propertyNames` stands at the place of another value.
+    gateway = root["properties"]["gateway"]["properties"]["settings"]
+    gateway["properties"] = settings_of(GatewayFields, but=GATEWAYS_OWN)
+    root["$defs"]["settings"]["properties"] = settings_of(WorkerSettings)
     pool["properties"] = own | copy.deepcopy(defaults["properties"])
     return root
+
+
+def settings_of(model: type[BaseModel], but: Set[str] = frozenset()) -> Schema:
+    """Return each setting with what its class says of it."""
+    said = meanings(model)
+    return {
+        name: {"description": said.get(name) or "As in penstock.toml: docs/commands.md."}
+        for name in sorted(set(model.model_fields) - but)
+    }
 
 
 def places(root: Schema, values: str) -> Iterator[Place]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from contracts import KEY_LINE
 
 import penstock_ledger
 import penstock_producer
@@ -115,16 +117,50 @@ def test_every_script_documents_its_keys_and_has_a_stub(name: str) -> None:
     assert callable(stub)
 
 
-def test_keys_are_built_as_documented() -> None:
-    """The key builders agree with the table on top of keys.py."""
-    assert keys.__doc__ is not None
-    for shown in (
-        "penstock:epoch ",
-        "penstock:epoch:run ",
-        "penstock:workers ",
-        "penstock:delayed:<queue>:raw",
-    ):
-        assert shown in keys.__doc__
+def documented(key: str) -> bool:
+    """Whether the table on top of keys.py, which is a contract, has a row for this key."""
+    rows = [row for row, _ in KEY_LINE.findall(keys.__doc__ or "")]
+    assert len(rows) > 40
+    return any(
+        re.fullmatch(
+            "".join("[^:]+" if part.startswith("<") else re.escape(part) for part in parts), key
+        )
+        for parts in (re.split(r"(<[^>]+>)", row) for row in rows)
+    )
+
+
+# Parts of names, numbers and words of values.
+NO_KEYS = {
+    *("DEAD", "DONE", "JOB_ID", "PREFIX", "PURGED", "QUEUE_PREFIX", "bucket_count", "buckets_for"),
+    *("done_bucket", "done_field", "is_queue_of", "lane_queue", "job_scope", "feed_scope"),
+    *("warm_prefix", "EPOCH_REBUILD", "OLDER_UNACKED", "OLDER_UNACKED_INDEX"),
+    *("ANSWERED", "passed_to"),  # channels
+}
+
+
+@pytest.mark.parametrize("name", sorted(set(keys.__all__) - NO_KEYS))
+def test_keys_are_built_as_documented(name: str) -> None:
+    """A key that is renamed in the code is renamed in the table, and so in its contract."""
+    built = getattr(keys, name)
+    if callable(built):
+        built = built(*(["penstock.api"] * len(inspect.signature(built).parameters)))
+    if isinstance(built, str):
+        assert documented(built), built
+
+
+def test_what_is_appended_to_a_prefix_is_documented_and_is_so_in_the_code() -> None:
+    """Scripts put the last word behind the prefix of a job or a generation."""
+    folder = Path(keys.__file__).parent
+    code = (
+        "".join(
+            path.read_text("utf-8")
+            for path in folder.rglob("*")
+            if path.suffix in {".lua", ".py"} and path != Path(keys.__file__)
+        )
+        + inspect.getsource(keys).partition("PREFIX: Final")[2]
+    )
+    rows = re.findall(r"^penstock:<job>(?::<gen>)?:(\w+)", keys.__doc__ or "", re.MULTILINE)
+    assert len(rows) > 10
+    assert [word for word in rows if not re.search(rf"[:\"']{word}\b", code)] == []
     assert keys.feed_scope("j", 2) == "penstock:j:2"
-    assert keys.delayed_raw("q") == keys.delayed("q") + ":raw" == "penstock:delayed:q:raw"
-    assert keys.worker("w") == "penstock:worker:w"
+    assert keys.warm_prefix("j", "b") == "penstock:j:warm:b"

@@ -31,7 +31,9 @@ GOLDEN: Final = Path(__file__).parents[1] / "contract" / "golden"
 REQUIRED: Final = ", required"  # ends the value of what a writer has to give
 DEEPEST: Final = 3  # levels of objects inside one another that are facts of their own
 ITEM: Final = ItemKey("job_abcdefghij", 3, "doc-1")
-KEY_LINE: Final = re.compile(r"^((?:penstock:|<queue>|unacked)\S*)\s{2,}(\w+)", re.MULTILINE)
+KEY_LINE: Final = re.compile(
+    r"^((?:penstock:|<queue>|unacked).*?)\s{2,}(string|hash|list|zset)\b", re.MULTILINE
+)
 
 Facts = dict[str, str]
 

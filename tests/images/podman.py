@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ COMMAND_S = 300.0
 PIP_FILES = ("/etc/ssl/certs", "/etc/pip.conf", str(Path.home() / ".config" / "pip"))
 
 _STORAGE = """[storage]
-driver = "vfs"
+driver = "{driver}"
 runroot = "{folder}/run"
 graphroot = "{folder}/graph"
 """
@@ -38,10 +39,12 @@ runtime = "test"
 cgroup_manager = "cgroupfs"
 events_logger = "file"
 [engine.runtimes]
-test = ["{folder}/runc"]
+test = ["{folder}/runtime"]
 """
-# Limits that a machine may not set are left out of what runc is asked for.
-_RUNC = """#!{python}
+# Limits that a machine may not set are left out of what the runtime is asked for.
+# crun, podman's usual one, refuses machines that have both versions of cgroups.
+_RUNTIMES = ("runc", "crun")
+_RUNTIME = """#!{python}
 import json, os, sys
 flags = dict(zip(sys.argv, sys.argv[1:]))
 bundle, process = flags.get("--bundle") or flags.get("-b"), flags.get("--process") or flags.get("-p")
@@ -53,7 +56,7 @@ for path in filter(None, (bundle and os.path.join(bundle, "config.json"), proces
     asked.pop("oomScoreAdj", None)
     with open(path, "w") as file:
         json.dump(config, file)
-os.execv({runc!r}, ["runc", *sys.argv[1:]])
+os.execv({runtime!r}, [{runtime!r}, *sys.argv[1:]])
 """
 
 
@@ -61,23 +64,38 @@ class NoPodman(Exception):
     """Containers cannot be run here; the message says why."""
 
 
+def _overlays(folder: Path) -> bool:
+    """Whether layers can lie over one another here; where they cannot, each is a copy of all below
+    it, which takes ten times as long and as much."""
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        lower, upper, work, whole = (Path(place) / name for name in ("l", "u", "w", "m"))
+        for one in (lower, upper, work, whole):
+            one.mkdir()
+        given = f"lowerdir={lower},upperdir={upper},workdir={work}"
+        argv = ["mount", "-t", "overlay", "overlay", "-o", given, str(whole)]
+        if subprocess.run(argv, capture_output=True).returncode:
+            return False
+        subprocess.run(["umount", str(whole)], check=True)
+        return True
+
+
 class Podman:
     """One storage in one folder."""
 
     def __init__(self, folder: Path) -> None:
-        missing = [name for name in ("podman", "runc") if shutil.which(name) is None]
-        if missing:
+        runtime = next(filter(None, map(shutil.which, _RUNTIMES)), None)
+        if shutil.which("podman") is None or runtime is None:
             raise NoPodman(
-                f"no {' and no '.join(missing)}: apt-get install podman runc debootstrap"
+                f"no podman, or no {' and no '.join(_RUNTIMES)}: "
+                "apt-get install podman runc debootstrap"
             )
         if os.geteuid() != 0:
             raise NoPodman("images are built as root here: sudo make test-images")
         self.folder = folder
-        self._write("storage.conf", _STORAGE.format(folder=folder))
+        driver = "overlay" if _overlays(folder) else "vfs"
+        self._write("storage.conf", _STORAGE.format(folder=folder, driver=driver))
         self._write("containers.conf", _CONTAINERS.format(folder=folder))
-        self._write("runc", _RUNC.format(python=sys.executable, runc=shutil.which("runc"))).chmod(
-            0o755
-        )
+        self._write("runtime", _RUNTIME.format(python=sys.executable, runtime=runtime)).chmod(0o755)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -111,14 +129,23 @@ class Podman:
         return done.stdout
 
     def build(
-        self, tag: str, file: Path, context: Path, *, mounted: Sequence[str] = (), **arguments: str
+        self,
+        tag: str,
+        file: Path,
+        context: Path,
+        *,
+        mounted: Sequence[str] = (),
+        layers: bool = True,
+        **arguments: str,
     ) -> None:
+        """Build an image; without ``layers`` a step keeps no copy of all that is below it."""
         mounts = [f"--volume={path}:{path}:ro" for path in mounted if Path(path).exists()]
         given = [f"--build-arg={name}={value}" for name, value in arguments.items()]
         self.run(
             "build",
             "--isolation=chroot",
             "--network=host",
+            f"--layers={str(layers).lower()}",
             *mounts,
             *given,
             f"--tag=localhost/{tag}",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
+import sys
 import time
 import tomllib
 from collections.abc import Iterator
@@ -11,13 +14,14 @@ from pathlib import Path
 
 import pytest
 from images.compose_file import EXAMPLE, FILES, ROOT, services
-from images.podman import PIP_FILES, NoPodman, Podman, Project
+from images.podman import PIP_FILES, STANDINS, NoPodman, Podman, Project
 from servers import free_port
 
 pytestmark = pytest.mark.images
 
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 IMAGE = f"penstock:{VERSION}"
+GPU_IMAGE, EMBED_IMAGE = f"penstock-gpu:{VERSION}", f"penstock-embed:{VERSION}"
 
 # over its base, 170 of them pyarrow; nothing else in it is large, and nothing large may creep in
 MAX_ADDED_MB = 450
@@ -99,6 +103,64 @@ def test_each_role_is_the_first_argument(podman: Podman, role: str) -> None:
     )
 
 
+def test_the_gpu_image_keeps_what_upstream_has(podman: Podman) -> None:
+    """Every step of its recipe, over a stand-in for vLLM's image: what is there stays at its
+    version, what Penstock needs besides is added, and the lane's command explains itself."""
+    podman.build(
+        "penstock-test-vllm",
+        STANDINS / "vllm.Containerfile",
+        STANDINS,
+        mounted=PIP_FILES,
+        PYTHON_IMAGE="python:3.12-slim",
+    )
+    podman.build(
+        GPU_IMAGE,
+        ROOT / "docker" / "Dockerfile.gpu",
+        ROOT,
+        mounted=PIP_FILES,
+        PYTHON_IMAGE="python:3.12-slim",
+        VLLM_IMAGE="localhost/penstock-test-vllm",
+    )
+    before, after = (
+        versions(podman, name, "python3") for name in ("localhost/penstock-test-vllm", GPU_IMAGE)
+    )
+    assert before.items() <= after.items()
+    assert {"penstock", "celery", "msgspec"} <= after.keys() - before.keys()
+    hardened = [*HARDENED, "--tmpfs=/cache"]
+    assert "penstock worker [OPTIONS]" in podman.run(
+        "run", "--rm", *hardened, GPU_IMAGE, "worker", "--lane", "gpu", "--help"
+    )
+
+
+def test_the_embed_image_holds_an_encoders_libraries(podman: Podman) -> None:
+    """Every step of its recipe, with the usual wheels of torch, and with a read-only root."""
+    podman.build(
+        EMBED_IMAGE,
+        ROOT / "docker" / "Dockerfile.embed",
+        ROOT,
+        mounted=PIP_FILES,
+        layers=False,
+        PYTHON_IMAGE="python:3.12-slim",
+    )
+    print(f"\n{EMBED_IMAGE}: {size_mb(podman, EMBED_IMAGE):.0f} MB")
+    hardened = [*HARDENED, "--tmpfs=/cache", "--entrypoint=/opt/penstock/bin/python"]
+    loaded = "import sentence_transformers, torch; print(torch.ones(2).sum().item())"
+    said = podman.run("run", "--rm", *hardened, EMBED_IMAGE, "-c", loaded)
+    assert said.split()[-1] == "2.0"
+    assert "ModuleNotFoundError" in podman.run(
+        "run", "--rm", *hardened, EMBED_IMAGE, "-c", "import pip", check=False
+    )
+
+
+def versions(podman: Podman, image: str, python: str) -> dict[str, str]:
+    """Return the packages of an image by name."""
+    listed = podman.run(
+        "run", "--rm", f"--entrypoint={python}", image, "-m", "pip", "list", "--format=json"
+    )
+    found = json.loads(next(line for line in listed.splitlines() if line.startswith("[")))
+    return {one["name"]: one["version"] for one in found}
+
+
 @pytest.fixture
 def project(podman: Podman, tmp_path: Path) -> Project:
     """The repository's compose file in a folder of its own, as a user has it, on ports that are
@@ -112,7 +174,10 @@ def project(podman: Podman, tmp_path: Path) -> Project:
         shutil.copytree(ROOT / folder, tmp_path / folder)
     (tmp_path / "data").mkdir()
     ports = f"REDIS_PORT={free_port()}\nPOSTGRES_PORT={free_port()}\n"
-    (tmp_path / ".env").write_text(EXAMPLE.read_text() + ports + "DEMO_DOCS=100\n")
+    shutil.copy(EXAMPLE, tmp_path)
+    subprocess.run([sys.executable, "docker/passwords.py"], cwd=tmp_path, check=True)
+    with (tmp_path / ".env").open("a") as file:
+        file.write(ports + "DEMO_DOCS=100\n")
     return Project(podman, tmp_path, f"pt{os.getpid()}")
 
 

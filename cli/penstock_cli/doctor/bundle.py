@@ -46,6 +46,7 @@ CAUSES: Final = 20  # of failing calls, of each provider
 REFUSALS: Final = 10
 LOG_LINES: Final = 20  # of each log of a state folder
 LOG_TAIL_BYTES: Final = 1024 * 1024  # of a log are looked through
+QUERY_VALUE: Final = re.compile(r"([?&][^=&]*=)[^&]+")
 WARNED: Final = re.compile(r"^\S+ \S+ (WARNING|ERROR|CRITICAL) ")
 
 HEAD: Final = """\
@@ -167,7 +168,10 @@ def _flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str
         elif isinstance(value, dict) and value:
             yield from _flat(value, f"{name}.")
         elif isinstance(value, str):
-            yield name, without_password(value) if "://" in value else value
+            shown = without_password(value) if "://" in value else value
+            # no list of names knows each service's own word for a key
+            is_web = shown.startswith(("http://", "https://"))
+            yield name, QUERY_VALUE.sub(rf"\1{HIDDEN}", shown) if is_web else shown
         else:
             yield name, json.dumps(value)
 

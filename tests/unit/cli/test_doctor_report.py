@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 import time
 from collections.abc import Iterator
@@ -64,7 +65,11 @@ def test_a_secret_of_any_setting_is_left_out(
     of settings and variables are."""
     monkeypatch.setenv("PENSTOCK_PROVIDERS__MINE__BASE_URL", f"https://me:{CANARY}@127.0.0.1:1/v1")
     monkeypatch.setenv("PENSTOCK_PROVIDERS__MINE__API_KEY_ENV", "MINE_KEY")
-    monkeypatch.setenv("PENSTOCK_GPU__ENGINE", f'{{"hf_token": "{CANARY}-2"}}')
+    monkeypatch.setenv("PENSTOCK_PROVIDERS__ALONE__BASE_URL", f"https://{CANARY}-5@127.0.0.1:1/v1")
+    azure = f"https://127.0.0.1:1/v1?code={CANARY}-6&subscription-key={CANARY}-7&of={CANARY}-8"
+    monkeypatch.setenv("PENSTOCK_PROVIDERS__AZURE__BASE_URL", azure)
+    engine = {"hf_token": f"{CANARY}-2", "more": {"auth": f"{CANARY}-9"}}
+    monkeypatch.setenv("PENSTOCK_GPU__ENGINE", json.dumps(engine))
     monkeypatch.setenv("MINE_KEY", f"{CANARY}-3")
     monkeypatch.setenv("OPENAI_API_KEY", f"{CANARY}-4")
     _, text = asked("--report", "-")

@@ -138,6 +138,19 @@ def test_tracebacks_are_indented_and_clean(lines: tuple[logging.Logger, io.Strin
     assert "\x1b" not in out.getvalue()
 
 
+def test_a_token_in_the_place_of_a_user_is_hidden() -> None:
+    """A web server's user without a password is one, and so are the options that Azure's functions
+    and its signed addresses have; a database's user is none."""
+    remember_url("https://whole-login-1@git.example/v1?code=lonely-code-2&sig=lonely-sig-3&v=1")
+    assert redact("whole-login-1 lonely-code-2 lonely-sig-3") == " ".join([HIDDEN] * 3)
+    assert (
+        redact("at https://other-login-4@git.example/v1") == f"at https://{HIDDEN}@git.example/v1"
+    )
+    url = "postgresql+psycopg://somebody@db/penstock"
+    remember_url(url)
+    assert redact(url) == url
+
+
 def test_a_list_of_hosts_hides_what_stands_behind_it() -> None:
     """An address in brackets behind another host, which Python's own reading refuses, takes the
     password of the Sentinels away as any other."""
