@@ -175,6 +175,14 @@ def _tokens_input() -> Callable[[list[int]], Any] | None:
     return make
 
 
+def keep_variables() -> None:
+    """Have vLLM read its environment variables once, now that its engine is up.
+
+    As its own engine does in the engine's process; else it reads some anew for each token."""
+    with contextlib.suppress(BadEngineSettings):  # an older one cannot
+        upstream("vllm.envs", "enable_envs_cache")()
+
+
 def is_pooling(params: Any) -> bool:
     return type(params).__name__ == "PoolingParams"
 
@@ -205,7 +213,7 @@ def options(
 def _tap(note: Callable[[Any, Any, int], None]) -> Any:
     """Make a class of stat loggers, whose ``record`` vLLM calls once per step of each engine.
 
-    It stands in the place of vLLM's own Prometheus logger, which nobody reads in a worker, and
+    It stands in the place of vLLM's own Prometheus logger, which is read nowhere in a worker, and
     which takes a twelfth of the worker's time."""
     base = upstream("vllm.v1.metrics.loggers", "PrometheusStatLogger")
 
