@@ -123,16 +123,16 @@ TARGETS: Final = {
         "t", START, Limit(most=6.0), measured=16.0
     ),
     "fleet / LLM.chat, 300 items, by the clock": Target(
-        OF_ENGINES, ENGINES, Limit(least=0.97), measured=0.99
+        OF_ENGINES, ENGINES, Limit(least=0.97), measured=0.994
     ),
     "fleet / LLM.chat, 300 items, by CPU": Target(
-        OF_ENGINES, ENGINES, Limit(least=0.95), measured=0.98
+        OF_ENGINES, ENGINES, Limit(least=0.95), measured=0.976
     ),
     "fleet / LLM.chat, 1,000 items, by the clock": Target(
-        OF_ENGINES, ENGINES, Limit(least=0.97), measured=1.14
+        OF_ENGINES, ENGINES, Limit(least=0.97), measured=None
     ),
     "fleet / LLM.chat, 1,000 items, by CPU": Target(
-        OF_ENGINES, ENGINES, Limit(least=0.95), measured=0.93
+        OF_ENGINES, ENGINES, Limit(least=0.95), measured=0.961
     ),
 }
 
