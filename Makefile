@@ -211,9 +211,10 @@ format: $(STAMP) ## format the code
 bench: $(STAMP) ## measure, each figure beside its comparison (15 minutes; CHECK=1: hold the ratios to their limits, 5 minutes)
 	@$(BIN)/python $(INSTALL) --group bench
 	@$(BIN)/python -m benchmarks $(if $(CHECK),--check)
+	@$(if $(CHECK),test ! -e $(ENGINES)/.installed || $(ENGINES)/bin/python -m benchmarks.engine --check)
 
-bench-vllm: $(ENGINES)/.installed ## measure the gpu lane beside vLLM's own batch class, on the CPU (half an hour; a GPU: --gpu)
-	@$(ENGINES)/bin/python -m benchmarks.engine
+bench-vllm: $(ENGINES)/.installed ## measure the gpu lane beside vLLM's own batch class, on the CPU (ten minutes; CHECK=1: hold the ratios to their limits)
+	@$(ENGINES)/bin/python -m benchmarks.engine $(if $(CHECK),--check)
 
 chaos: $(STAMP) ## break a fleet in every way that penstock chaos knows, in each lane and on both databases, and write docs/chaos-results.md (an hour and a quarter)
 	@$(BIN)/python -m tools.chaos_results

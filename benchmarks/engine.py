@@ -1,5 +1,5 @@
 """Our gpu lane beside vLLM's own batch class: `python -m benchmarks.engine [--quick] [--items N]
-[--gpu]`.
+[--rounds N] [--gpu] [--check]`.
 
 It runs in the environment of `make test-vllm`, and takes a model that is made on the spot. On a CPU
 the engine is slow and the rest of the machine is not, so ratios are kinder to us than on a GPU:
@@ -17,8 +17,10 @@ from importlib import metadata
 
 from benchmarks.engines import offline
 from benchmarks.engines.setup import cpu_setup, gpu_setup
+from benchmarks.harness.check import end_by, missed
 from benchmarks.harness.ground import folder, redis_server
 from benchmarks.harness.report import machine, show
+from benchmarks.harness.targets import OF_ENGINES
 
 
 def main() -> None:
@@ -30,9 +32,15 @@ def main() -> None:
             print(f"{machine(server.client())}; {_vllm()}", flush=True)
         setup = (gpu_setup if arguments.gpu else cpu_setup)(place, arguments.quick)
         if arguments.items is not None:
-            setup = replace(setup, items=arguments.items)
-        show(offline.run(place, setup))
+            short = min(setup.short, arguments.items // 2)
+            setup = replace(setup, items=arguments.items, short=short)
+        if arguments.rounds is not None:
+            setup = replace(setup, rounds=arguments.rounds)
+        report = offline.run(place, setup)
+        show(report)
         print(f"  load average {os.getloadavg()[0]:.1f} at the end", flush=True)
+    if arguments.check:
+        end_by(missed(report.ratios, [OF_ENGINES]))
 
 
 def _vllm() -> str:
@@ -60,7 +68,15 @@ def _arguments() -> argparse.Namespace:
         "--items",
         type=int,
         metavar="N",
-        help="items of a round, in place of 2,000 (40,000 with --gpu)",
+        help="items of a long run, in place of 1,000 (40,000 with --gpu)",
+    )
+    parser.add_argument(
+        "--rounds", type=int, metavar="N", help="rounds, in place of 7 (3 with --gpu or --quick)"
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="exit with 1 where a ratio is beyond its limit in targets.py",
     )
     parser.add_argument(
         "--gpu", action="store_true", help="a model of 8B's shape, and sizes for a large GPU"

@@ -27,9 +27,9 @@ class Setup:
     max_num_seqs: int
     max_num_batched_tokens: int
     engine: dict[str, Any]  # further engine arguments, by vLLM's names
-    items: int
-    # of as many items each, and of a fifth of them: the difference has neither start nor end
-    rounds: int
+    items: int  # of a long run
+    short: int  # of a short one: the difference of both has neither start nor end
+    rounds: int  # of a short and a long run each
     output_tokens: int
 
     @property
@@ -57,8 +57,9 @@ def cpu_setup(place: Path, quick: bool) -> Setup:
         max_num_seqs=128,
         max_num_batched_tokens=2048,
         engine={"dtype": "bfloat16", "enforce_eager": True, "max_model_len": 1024},
-        items=200 if quick else 2_000,
-        rounds=3,
+        items=400 if quick else 1_000,
+        short=100 if quick else 300,
+        rounds=3 if quick else 7,
         output_tokens=32,
     )
 
@@ -83,7 +84,8 @@ def gpu_setup(place: Path, quick: bool) -> Setup:
         max_num_seqs=1024,
         max_num_batched_tokens=16_384,
         engine={"dtype": "bfloat16", "max_model_len": 4096, "load_format": "dummy"},
-        items=2_000 if quick else 40_000,
+        items=4_000 if quick else 40_000,
+        short=1_000 if quick else 8_000,
         rounds=3,
         output_tokens=128,
     )

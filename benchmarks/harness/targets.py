@@ -44,7 +44,7 @@ class Target:
     """A ratio that a benchmark measures: where it should get to, what was measured last, and where
     that is argued."""
 
-    benchmark: str  # its letter
+    benchmark: str  # its letter, or ``OF_ENGINES``
     argued: str
     wanted: Limit
     measured: float | None  # on a quiet machine; None: not yet, so that nothing is held
@@ -74,11 +74,14 @@ class Judged:
     held: bool | None = None
 
 
+# the ratios that `make bench-vllm CHECK=1` holds, in the environment that has vLLM
+OF_ENGINES: Final = "vllm"
 QUIET = "benchmarks/RESULTS.md, 'What an item costs: the whole of it, quiet machine, 2026-11-22'"
 GROWTH = "docs/growth.md"
 INTERACTIVE = "benchmarks/RESULTS.md, 'Interactive traffic beside a job'"
 FEED = "benchmarks/RESULTS.md, 'What the items of later releases cost'"
 START: Final = "benchmarks/RESULTS.md, Starting and ending again"
+ENGINES: Final = "benchmarks/RESULTS.md, The gpu lane beside `LLM.chat` at 300 items"
 IDLE: Final = "benchmarks/RESULTS.md, Idle serve and an idle fleet"
 # When and where each of these was measured, for docs/figures.md.
 MEASURED: Final = {
@@ -86,6 +89,7 @@ MEASURED: Final = {
     GROWTH: "2026-11-22, 2 cores, shared",
     INTERACTIVE: "2026-11-28, 2 cores, shared",
     FEED: "2026-11-21, 2 cores, nearly alone",
+    ENGINES: "2026-11-29, 2 cores, shared",
     IDLE: "2026-11-29, 2 cores, shared",
     START: "2026-11-29, 2 cores, nearly alone",
 }
@@ -117,6 +121,18 @@ TARGETS: Final = {
     "CPU of penstock --help / typer": Target("t", START, Limit(most=1.6), measured=1.8),
     "CPU of penstock serve until it answers / uvicorn": Target(
         "t", START, Limit(most=6.0), measured=16.0
+    ),
+    "fleet / LLM.chat, 300 items, by the clock": Target(
+        OF_ENGINES, ENGINES, Limit(least=0.97), measured=0.994
+    ),
+    "fleet / LLM.chat, 300 items, by CPU": Target(
+        OF_ENGINES, ENGINES, Limit(least=0.95), measured=0.976
+    ),
+    "fleet / LLM.chat, 1,000 items, by the clock": Target(
+        OF_ENGINES, ENGINES, Limit(least=0.97), measured=None
+    ),
+    "fleet / LLM.chat, 1,000 items, by CPU": Target(
+        OF_ENGINES, ENGINES, Limit(least=0.95), measured=0.961
     ),
 }
 

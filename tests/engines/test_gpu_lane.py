@@ -115,6 +115,15 @@ async def test_hundreds_at_once_each_get_their_own_answer(lane: GpuLane) -> None
     assert lane.queue.inside == 0
 
 
+async def test_the_engine_keeps_no_metrics_beside_the_workers(lane: GpuLane) -> None:
+    """vLLM's own, which cost time at each step, are not made, as they could be read nowhere in a
+    worker; its steps are heard all the same."""
+    await body_of(lane, request(chat(8)))
+    series = {metric.name for metric in import_module("prometheus_client").REGISTRY.collect()}
+    assert not {name for name in series if name.startswith("vllm")}
+    assert {"running", "waiting", "kv_usage", "preempted"} <= lane.gauges().keys()
+
+
 async def test_the_same_greedy_request_has_the_same_answer(lane: GpuLane) -> None:
     """Two equal requests without temperature, run side by side, have equal answers."""
     first, second = await asyncio.gather(*(body_of(lane, request(chat(7))) for _ in range(2)))

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from benchmarks.harness.targets import MEASURED, TARGETS, Target
+from benchmarks.harness.targets import MEASURED, OF_ENGINES, TARGETS, Target
 
 ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = ROOT / "docs" / "figures.md"
@@ -38,7 +38,9 @@ def row(name: str, target: Target) -> str:
         f"[{measured}]({link(target.argued)})",
         held,
         MEASURED[target.argued],
-        f"`python -m benchmarks {target.benchmark}`",
+        "`make bench-vllm`"
+        if target.benchmark == OF_ENGINES
+        else f"`python -m benchmarks {target.benchmark}`",
     )
     return "| " + " | ".join(cells) + " |\n"
 

@@ -19,6 +19,9 @@ IDLE_SHARE = 8  # one slot in so many may wait for the group commit while items 
 # CPU of an item, at least. Commits that come more often than the slots can turn round let no more
 # items in, and each costs as much CPU as ten items.
 ITEM_CPU_S = 0.0001
+# Where all that is in flight is answered, nothing is gained by waiting for more: but so often only,
+# as items that come one by one are cheaper together.
+ALL_ANSWERED_S = 0.05
 
 
 class Slots:
@@ -62,20 +65,26 @@ class Slots:
         return SlotPlace(self, flow)
 
     def are_short(self, answered: int, all_of_them: bool = False) -> bool:
-        """Return whether items wait for slots that are held by outcomes to be stored.
+        """Return whether so many outcomes, which hold slots, are to be stored at once.
 
-        Where all slots are, nothing more is answered until those are stored. Where many are, that
-        is said once in the time in which the slots can turn round, unless ``all_of_them``."""
-        if self.taken < self.size or not self._waiting:
-            return False
-        if answered < self.taken and (
-            all_of_them
-            or answered * IDLE_SHARE < self.size
-            or self._clock() - self._said_short_at < self.size * ITEM_CPU_S
-        ):
-            return False
-        self._said_short_at = self._clock()
-        return True
+        Where they hold all slots that are taken, nothing more is answered until others come. Where
+        items wait for slots and many are held, that is said once in the time in which the slots can
+        turn round, unless ``all_of_them``."""
+        silent_s = self._clock() - self._said_short_at
+        if not self._waiting:
+            is_short = answered >= self.taken and silent_s >= ALL_ANSWERED_S
+        elif answered >= self.taken:
+            is_short = self.taken >= self.size
+        else:
+            is_short = (
+                self.taken >= self.size
+                and not all_of_them
+                and answered * IDLE_SHARE >= self.size
+                and silent_s >= self.size * ITEM_CPU_S
+            )
+        if is_short:
+            self._said_short_at = self._clock()
+        return is_short
 
     def resize(self, size: int) -> None:
         """Change the number of slots.

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from penstock_ratelimit.fairness import DEFAULT_FLOW, Flow, Priority
-from penstock_workers.item.slots import ITEM_CPU_S, Slots
+from penstock_workers.item.slots import ALL_ANSWERED_S, ITEM_CPU_S, Slots
 
 
 async def settle_loop() -> None:
@@ -125,7 +125,7 @@ async def test_slots_are_short_where_stored_answers_would_let_others_in() -> Non
     slots = Slots(32, lambda: now[0])
     for _ in range(32):
         await slots.take(DEFAULT_FLOW)
-    assert not slots.are_short(32), "no item waits"
+    assert not slots.are_short(31), "no item waits"
     waiter = asyncio.create_task(slots.take(DEFAULT_FLOW))
     await settle_loop()
     assert [slots.are_short(answered) for answered in (0, 3, 4)] == [False, False, True]
@@ -137,4 +137,19 @@ async def test_slots_are_short_where_stored_answers_would_let_others_in() -> Non
     slots.give_up()
     await waiter
     now[0] = 1.0
-    assert not slots.are_short(32)
+    assert not slots.are_short(31)
+
+
+async def test_what_is_answered_is_stored_at_once_where_nothing_else_is_in_flight() -> None:
+    """The last outcomes of a job wait for no others; where items come one by one, each answered
+    before the next, they are stored together all the same."""
+    now = [0.0]
+    slots = Slots(32, lambda: now[0])
+    places = [await slots.place() for _ in range(3)]
+    assert [slots.are_short(answered) for answered in (1, 2, 3)] == [False, False, True]
+    for place in places:
+        place.leave()
+    await slots.take(DEFAULT_FLOW)
+    assert not slots.are_short(1), "that is too soon after the last time"
+    now[0] = ALL_ANSWERED_S
+    assert slots.are_short(1)

@@ -132,6 +132,9 @@ class Gatherer(Generic[T]):
                     return
 
     async def _linger(self) -> None:
+        # asked again: what came while the last group was flushed may be all that there is
+        if self._at_once is not None and self._at_once(self._waiting[-1], len(self._waiting)):
+            return
         try:
             async with asyncio.timeout(self.linger_s):
                 await self._full.wait()

@@ -56,7 +56,7 @@ class Settler:
         on_durable: Durable | None = None,
         is_short: Callable[[int, bool], bool] = lambda *_: False,
     ) -> None:
-        """Take ``is_short``: whether others wait for what so many outcomes hold.
+        """Take ``is_short``: whether so many outcomes are to be stored at once.
 
         Its second argument says that it is to be all that can be held."""
         self._bridge, self._records, self._on_durable = bridge, records, on_durable

@@ -201,9 +201,10 @@ class GpuLane:
     async def prepare(self, request: Request) -> Prepared:
         """Make tokens and sampling parameters, in a thread: the loop feeds the engine meanwhile."""
         try:
-            call, tokens = await self._built(self._host.calls, request)
-            await self._parsers.ask_for(call)
-            await self._grammars.check(call.params, request.tag.partition(":")[0])
+            with self.queue.coming():
+                call, tokens = await self._built(self._host.calls, request)
+                await self._parsers.ask_for(call)
+                await self._grammars.check(call.params, request.tag.partition(":")[0])
         except RequestRefused as error:
             return Prepared(request, refused=refusal(error))
         except Unreadable as error:

@@ -61,6 +61,22 @@ async def test_close_flushes_what_waits() -> None:
     assert recorder.groups == [[1, 2]]
 
 
+async def test_what_came_during_a_flush_is_asked_about_again() -> None:
+    """Whether what waits is to go at once is asked once more before it lingers: the flush that
+    has ended meanwhile may be what others waited for."""
+    recorder = Recorder()
+    is_last = False
+    gatherer = Gatherer(
+        recorder.flush, group_max=100, linger_s=3600, at_once=lambda _thing, _number: is_last
+    )
+    gatherer.put(1)
+    is_last = True
+    gatherer.start()
+    await asyncio.wait_for(recorder.flushed.wait(), 5)
+    assert recorder.groups == [[1]]
+    await gatherer.close()
+
+
 async def test_what_callers_wait_for_goes_at_once() -> None:
     """A thing that is to go at once takes what has gathered with it; others linger."""
     recorder = Recorder()

@@ -14,6 +14,7 @@ from penstock_producer.reporting.engines import engines_line, engines_of
 from penstock_ratelimit import ServerGauges
 from penstock_ratelimit.fairness import Flow, Priority
 from penstock_ratelimit.shared.interactive import START
+from penstock_workers.lanes.gpu.engine import engine_queue
 from penstock_workers.lanes.gpu.engine.engine_queue import (
     BUFFER_MIN,
     PASSED_MAX,
@@ -80,6 +81,88 @@ async def test_an_empty_engine_gets_all_it_can_run_and_a_buffer() -> None:
     assert len(inside) == 125
     assert queue.waiting == 175
     await end(waiting)
+
+
+async def test_an_engine_whose_places_fall_free_together_gets_a_larger_buffer() -> None:
+    """An engine that was full and had nothing left while items waited for it gets as many more as
+    it could have run, and fewer with time, down to the usual quarter."""
+    queue = EngineQueue()
+    queue.open(max_seqs=100, kv_tokens=0)
+    places, waiting = await fill(queue, [10] * 600)
+    queue.heard(EngineState(running=100, waiting=25))
+    for place in places[:100]:
+        queue.leave(place)
+    queue.heard(EngineState(running=25, waiting=0))
+    await turns()
+    assert queue.inside == 200, "25 that waited in it and 75 that it lacked, besides what it runs"
+    queue.heard(EngineState(running=100, waiting=100))
+    assert queue.inside == 200
+    entered = [task.result() for task in waiting if task.done()]
+    for _ in range(3_000):
+        queue.heard(EngineState(running=100, waiting=100))
+    for place in places[100:] + entered:
+        queue.leave(place)
+    await turns()
+    assert queue.inside == 125
+    await end([task for task in waiting if not task.done()])
+
+
+async def test_an_engine_that_runs_dry_with_the_last_items_needs_no_larger_buffer() -> None:
+    """Where no item waits for the engine, a larger buffer would have held none."""
+    queue = EngineQueue()
+    queue.open(max_seqs=100, kv_tokens=0)
+    places, _ = await fill(queue, [10] * 125)
+    queue.heard(EngineState(running=100, waiting=25))
+    for place in places[:100]:
+        queue.leave(place)
+    queue.heard(EngineState(running=25, waiting=0))
+    inside, waiting = await fill(queue, [10] * 300)
+    assert len(inside) == 100, "125, and 25 are inside"
+    await end(waiting)
+
+
+async def test_an_empty_engine_begins_with_all_that_is_being_made_ready() -> None:
+    """The first items wait for those that are nearly ready; once the engine has something to do,
+    each enters at once."""
+    queue = EngineQueue()
+    queue.open(max_seqs=100, kv_tokens=0)
+    first, second = queue.coming(), queue.coming()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    inside, waiting = await fill(queue, [10])
+    assert not inside, "one is not ready yet"
+    second.__exit__(None, None, None)
+    await turns()
+    assert waiting[0].done()
+    with queue.coming():
+        inside, _ = await fill(queue, [10])
+        assert len(inside) == 1, "it is busy"
+
+
+async def test_an_empty_engine_waits_for_no_more_than_it_runs() -> None:
+    """As many as it runs at once are enough, whatever else is being made ready."""
+    queue = EngineQueue()
+    queue.open(max_seqs=3, kv_tokens=0)
+    with queue.coming():
+        inside, waiting = await fill(queue, [10] * 2)
+        assert not inside
+        more, late = await fill(queue, [10] * 2)
+        assert (len(more), [task.done() for task in waiting]) == (2, [True, True])
+        assert not late
+
+
+async def test_an_empty_engine_does_not_wait_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An item that takes long to be made ready, such as one with large images, holds up no
+    other."""
+    monkeypatch.setattr(engine_queue, "GATHER_S", 0.0)
+    queue = EngineQueue()
+    queue.open(max_seqs=100, kv_tokens=0)
+    with queue.coming():
+        place = await queue.enter(10)
+        queue.leave(place)
+        again = await queue.enter(10)
+        assert (place.inside, again.inside) == (False, True)
 
 
 async def test_an_item_of_several_answers_takes_as_many_places() -> None:

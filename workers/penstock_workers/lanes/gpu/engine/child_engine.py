@@ -24,6 +24,7 @@ from penstock_workers.lanes.gpu.engine.vllm_calls import (
     engine_arguments,
     explained,
     is_pooling,
+    keep_variables,
     options,
     prompt,
     translated,
@@ -75,6 +76,7 @@ class ChildEngine:
         except BaseException:
             await _give_up(building)
             raise
+        keep_variables()
         self.config = self._llm.vllm_config
         self._pids = frozenset(await asyncio.to_thread(guard.marked, _mark()))
         self._memory = await asyncio.to_thread(guard.shared_memory, list(self._pids))

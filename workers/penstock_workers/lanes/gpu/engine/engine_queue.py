@@ -3,8 +3,13 @@
 An engine that batches continuously is fastest with a few requests more than it can run, so that a
 place that falls free is taken at the next step. More than that would wait there instead of here,
 where items can still be ordered, given back or taken by another worker. What the engine reports at
-each step decides: while nothing waits in it, it gets more. What is counted are sequences, as the
-engine counts them: an item with `n` answers is as many.
+each step decides: while nothing waits in it, it gets more. Where many answers end with one step, as
+answers of one length do, their places are empty until the worker has taken the answers in and sent
+others: an engine that was seen so gets as many more. What is counted are sequences, as the engine
+counts them: an item with `n` answers is as many.
+
+An engine that has nothing to do begins with all that is being made ready: it computes a step for
+one request in the time of a step for twenty, and the places of one wave fall free together.
 
 Items that were in engines that died are let in apart from all others: a few together, then alone.
 
@@ -18,8 +23,8 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +34,12 @@ from penstock_ratelimit.for_penstock import DEFAULT_FLOW, FairLine
 # sequences that wait in the engine, as a part of those that run: 1.1 to 1.25 measured best
 BUFFER_SHARE = 0.25
 BUFFER_MIN = 4
+# of the larger buffer, kept from step to step: half of it after some five hundred
+LARGER_KEPT = 0.9986
 # of the KV cache promised: what waits needs none yet, and answers end before their longest length
 MEMORY_SHARE = 1.25
+# an idle engine waits no longer for items that are being made ready: images may take seconds
+GATHER_S = 0.05
 KV_FULL = 0.9  # above this a waiting line of zero does not mean that the engine starves
 LEARN_RATE = 0.02  # per item: how long answers really are is known after some fifty
 # shorter items that may pass one too long for the memory that is free; then it goes first
@@ -71,12 +80,17 @@ class EngineQueue:
         self._max_seqs = 0  # 0 while there is no engine
         self._kv_tokens = 0
         self._state = EngineState()
+        self._larger = 0.0  # a buffer that an engine would have needed whose places fell free
         self._entered = 0  # sequences, since the engine last reported
         # Both bounded by the runner's slots: each place belongs to an item in one of them.
         self._line: FairLine[EnginePlace] = FairLine(gone=lambda place: place.entry.done())
         self._held: deque[EnginePlace] = deque()
         self._suspects: deque[tuple[asyncio.Future[None], bool]] = deque()
         self._isolated = 0  # suspects inside
+        self._coming = 0  # items that are being made ready
+        # while the first of them wait for the others
+        self._gathering: asyncio.TimerHandle | None = None
+        self._gathered = False  # for long enough
 
     def open(self, max_seqs: int, kv_tokens: int) -> None:
         """Open the queue.
@@ -93,6 +107,9 @@ class EngineQueue:
         self._max_seqs = 0
 
     def heard(self, state: EngineState) -> None:
+        self._larger *= LARGER_KEPT
+        if self._state.waiting and not state.waiting and self.waiting:
+            self._larger = max(self._larger, self._buffer() + self._max_seqs - state.running)
         self._state = state
         self._entered = 0
         self._let_in()
@@ -101,6 +118,17 @@ class EngineQueue:
     def waiting(self) -> int:
         """Items that are ready and have no place."""
         return len(self._line) + len(self._held)
+
+    @contextmanager
+    def coming(self) -> Iterator[None]:
+        """Say that an item is being made ready, and enters after that unless it is refused."""
+        self._coming += 1
+        try:
+            yield
+        finally:
+            self._coming -= 1
+            if not self._coming:
+                self._let_in()
 
     async def enter(
         self, tokens: int, flow: Flow = DEFAULT_FLOW, *, sequences: int = 1
@@ -161,7 +189,7 @@ class EngineQueue:
         if not self._max_seqs:
             return
         self._let_suspects_in()
-        if self._suspects or self._isolated:
+        if self._suspects or self._isolated or self._gathers():
             return
         while self.inside < self._limit():
             place = self._next()
@@ -172,6 +200,22 @@ class EngineQueue:
             self.inside += place.sequences
             self._entered += place.sequences
             self._tokens += place.tokens
+
+    def _gathers(self) -> bool:
+        """Return whether the engine is empty, and more items are about to be ready for it."""
+        if self.inside or not self._coming or self.waiting >= self._max_seqs:
+            if self._gathering is not None:
+                self._gathering.cancel()
+            self._gathering, self._gathered = None, False
+            return False
+        if self._gathering is None and self.waiting:
+            loop = asyncio.get_running_loop()
+            self._gathering = loop.call_later(GATHER_S, self._let_gathered_in)
+        return not self._gathered
+
+    def _let_gathered_in(self) -> None:
+        self._gathered = True
+        self._let_in()
 
     def _let_suspects_in(self) -> None:
         """Let suspects in as soon as the engine is empty.
@@ -198,8 +242,13 @@ class EngineQueue:
 
         Where some wait already, those that run and a buffer; else as many as ever fit."""
         running = self._state.running if self._state.waiting else self._max_seqs
-        full = running + max(BUFFER_MIN, math.ceil(BUFFER_SHARE * running))
-        return min(full, self.ceiling)
+        return min(running + self._buffer(), self.ceiling)
+
+    def _buffer(self) -> int:
+        """Return how many sequences may wait in the engine."""
+        running = self._state.running if self._state.waiting else self._max_seqs
+        least = max(BUFFER_MIN, math.ceil(BUFFER_SHARE * running))
+        return max(least, math.ceil(min(running, self._larger)))
 
     def _next(self) -> EnginePlace | None:
         """Take the first in line that fits into memory.
