@@ -23,7 +23,7 @@ import redis
 from redis.exceptions import NoScriptError
 
 from explore.scheduler import PROCESS, Process, World
-from explore.virtual import Threading
+from explore.virtual import Bell, Threading
 from penstock_ledger import (
     REDIS_TIMEOUT_S,
     Begin,
@@ -41,6 +41,7 @@ from penstock_ledger import (
     open_database,
 )
 from penstock_ledger.errors import DatabaseUnavailable
+from penstock_ledger.sql.sqlite_file import Commits
 from penstock_producer import Producer
 from penstock_producer.errors import JobRefused
 from penstock_producer.feed.queues import queue_name
@@ -77,7 +78,7 @@ from penstock_workers.build import WorkerEngine  # noqa: E402
 from penstock_workers.celery_app.events import EventSample  # noqa: E402
 from penstock_workers.celery_app.handover import HandOver  # noqa: E402
 from penstock_workers.celery_app.running_items import LateAcks  # noqa: E402
-from penstock_workers.control import closing  # noqa: E402
+from penstock_workers.control import closing, resting  # noqa: E402
 from penstock_workers.control import loop as control_loop  # noqa: E402
 from penstock_workers.control.feeds import feed_windows  # noqa: E402
 from penstock_workers.control.job import sinks as job_sinks  # noqa: E402
@@ -95,6 +96,8 @@ from penstock_workers.stores import open_stores  # noqa: E402
 # a job of few documents is always near its end, and its window is never full
 setattr(closing, "ENDING_INTERVAL_S", 3.0)  # noqa: B010  # for mypy it is a constant
 setattr(feed_windows, "LOOK_EVERY_S", 1e9)  # noqa: B010
+setattr(resting, "Bell", Bell)  # noqa: B010
+setattr(Commits, "descriptor", lambda _: None)  # noqa: B010  # as in a server, commits are looked for
 for module in (leases_module, control_loop, job_sinks, comparing, schedule_starts):
     setattr(module, "threading", Threading)  # noqa: B010  # for mypy it is not the module's to set
 

@@ -20,50 +20,65 @@ SEEN_AFTER_S: Final = (0.002, 0.01, 0.04, 0.15, 0.3)
 """Looks after a write, each so long after the one before: a commit is seen once the disk has it."""
 
 
+class Bell:
+    """Wakes a thread that waits. It is rung by any thread, and heard by one."""
+
+    def __init__(self) -> None:
+        self._heard, self._rung = os.pipe()
+        os.set_blocking(self._heard, False)
+        os.set_blocking(self._rung, False)
+
+    def ring(self) -> None:
+        """End the wait, or the next one."""
+        with contextlib.suppress(BlockingIOError):  # it is full of the same
+            os.write(self._rung, b"x")
+
+    def clear(self) -> None:
+        """Forget that it was rung."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._heard, select.PIPE_BUF)
+
+    def wait(self, seconds: float, *others: int) -> list[int]:
+        """Wait until it is rung, for ``seconds`` at most, or until one of ``others`` can be read.
+
+        Return those of ``others`` that can be, and more where it was rung."""
+        poll = select.poll()
+        for descriptor in (self._heard, *others):
+            poll.register(descriptor, select.POLLIN)
+        return [descriptor for descriptor, _ in poll.poll(seconds * 1000)]
+
+    def __del__(self) -> None:
+        os.close(self._heard)
+        os.close(self._rung)
+
+
 class Rest:
     """Belongs to the control thread, but for ``wake``."""
 
     def __init__(self, database: Database) -> None:
-        self._heard, self._tell = os.pipe()
-        os.set_blocking(self._heard, False)
-        os.set_blocking(self._tell, False)
-        self._commits = database.commits()
-
-    def wake(self) -> None:
-        """End the rest, or the next one. Any thread."""
-        with contextlib.suppress(BlockingIOError):  # it is full of the same
-            os.write(self._tell, b"x")
-
-    def forget(self) -> None:
-        """Forget what was to wake it."""
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._heard, select.PIPE_BUF)
+        self._bell, self._commits = Bell(), database.commits()
+        self.wake, self.forget = self._bell.ring, self._bell.clear
 
     def mark(self) -> int | str | None:
         """Return what each commit changes; None where nothing is known."""
         return self._commits.mark()
 
-    def wait(self, seconds: float, *others: int) -> list[int]:
-        """Wait until it is woken, for ``seconds`` at most; return the descriptors that said so.
-
-        Or until one of ``others`` can be read."""
-        poll = select.poll()
-        for descriptor in (self._heard, *others):
-            poll.register(descriptor, select.POLLIN)
-        return [descriptor for descriptor, _ in poll.poll(seconds * 1000)]
+    def wait(self, seconds: float) -> bool:
+        """Wait until it is woken, for ``seconds`` at most; return whether it was."""
+        return bool(self._bell.wait(seconds))
 
     def until_commit(self, mark: int | str, look_s: float, longest_s: float) -> None:
         """Wait until it is woken, or something was committed after ``mark``.
 
         A commit does not end it within ``look_s``, so that many make no round each."""
         until = monotonic() + longest_s
-        woken = bool(self.wait(look_s))
+        woken = self.wait(look_s)
         while not woken and monotonic() < until and self._commits.mark() == mark:
             reports = self._commits.descriptor()
             if reports is None:
-                woken = bool(self.wait(look_s))
-            elif heard := self.wait(LISTEN_S, reports):
-                woken = self._heard in heard or self._seen_after(mark)
+                woken = self.wait(look_s)
+            elif heard := self._bell.wait(LISTEN_S, reports):
+                woken = heard != [reports] or self._seen_after(mark)
 
     def _seen_after(self, mark: int | str) -> bool:
         """Look for the commit whose write was reported; return whether the rest is over."""
@@ -71,9 +86,5 @@ class Rest:
         return any(self.wait(pause_s) or self._commits.mark() != mark for pause_s in SEEN_AFTER_S)
 
     def close(self) -> None:
-        """Hear no commits any more. It may be woken, in vain, for as long as it is there."""
+        """Hear no commits any more."""
         self._commits.close()
-
-    def __del__(self) -> None:
-        os.close(self._heard)
-        os.close(self._tell)

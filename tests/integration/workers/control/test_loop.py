@@ -54,7 +54,7 @@ from penstock_workers.control.feeds.shares import TURNS, Share
 from penstock_workers.control.feeds.specs import Specs
 from penstock_workers.control.job.accounts import FIRST_DOCUMENTS
 from penstock_workers.control.loop import REST, Control
-from penstock_workers.control.resting import Rest
+from penstock_workers.control.resting import Bell
 from penstock_workers.settings import WorkerSettings
 
 QUEUE = "penstock.api"
@@ -337,18 +337,18 @@ def test_a_control_loop_that_has_much_to_look_at_rests_in_proportion(
     house.submit(1)
     stop, waited = threading.Event(), list[float]()
 
-    class AtOnce(Rest):
+    class AtOnce(Bell):
         """Does not wait, and ends the loop."""
 
-        def wait(self, seconds: float, *others: int) -> list[int]:
+        def wait(self, seconds: float, *_: int) -> list[int]:
             waited.append(seconds)
             stop.set()
-            return [self._heard]
+            return [0]
 
     clock = iter(range(1_000))
     # each look takes a second, and there are two
     monkeypatch.setattr(time, "thread_time", lambda: float(next(clock)))
-    monkeypatch.setattr(house.control, "_rest", AtOnce(house.database))
+    monkeypatch.setattr(house.control._rest, "_bell", AtOnce())
     house.control.run(stop)
     assert waited == [2 * REST]
 
@@ -363,7 +363,7 @@ def test_a_control_loop_with_nothing_to_do_rests_until_something_is_committed(
     stop, rounds = threading.Event(), list[int]()
     ticks = house.control._figures.counters.ticks
 
-    class AtOnce(Rest):
+    class AtOnce(Bell):
         """Waits for reports alone; brings a document when nothing was done for a while."""
 
         def wait(self, seconds: float, *others: int) -> list[int]:
@@ -375,10 +375,10 @@ def test_a_control_loop_with_nothing_to_do_rests_until_something_is_committed(
             return super().wait(0.0, *others)
 
     monkeypatch.setattr(loop, "AT_REST_S", 600.0)
-    rest = AtOnce(house.database)
+    rest = house.control._rest
     if not is_reported:
         monkeypatch.setattr(rest._commits, "descriptor", lambda: None)
-    monkeypatch.setattr(house.control, "_rest", rest)
+    monkeypatch.setattr(rest, "_bell", AtOnce())
     house.control.run(stop)
     assert house.queued() == ["d1"]
     assert rounds[10] == rounds[29], "it made rounds while nothing happened"
