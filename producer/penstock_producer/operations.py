@@ -226,7 +226,10 @@ class JobOperations:
     def _set_state(self, job: Job, to: JobState, operation: str, note: str | None) -> Changed:
         why = None if note is None else by_hand(note)
         moved = self._jobs.set_state(job.job_id, to, why=why, expect=_FROM[to])
-        now = self._tell_workers(job)
+        # that a job goes on control tells workers, once it has lifted the hold of its provider,
+        # which would stop their items
+        goes_on = to is JobState.RUNNING
+        now = self._jobs.get(job.job_id) if goes_on else self._tell_workers(job)
         if not moved and now.state not in _ALREADY[to]:
             raise _not_now(now, operation)
         return Changed(now, changed=moved and job.state is not to)

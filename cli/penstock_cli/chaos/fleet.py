@@ -276,17 +276,16 @@ class Fleet:
             meanwhile()
             return self.state(job) is state
 
-        try:
-            until(reached, timeout_s, f"the job is {state}")
-        except NotInTime as error:
-            raise NotInTime(f"{error}; {self.describe(job)}") from None
+        self._until(reached, timeout_s, f"the job is {state}", job)
 
     def wait_for_outcomes(self, job: Job, number: int, timeout_s: float = 60.0) -> None:
-        until(
-            lambda: self.finished(job) >= number,
-            timeout_s,
-            f"{number} outcomes; {self.describe(job)}",
-        )
+        self._until(lambda: self.finished(job) >= number, timeout_s, f"{number} outcomes", job)
+
+    def _until(self, reached: Callable[[], bool], timeout_s: float, what: str, job: Job) -> None:
+        try:
+            until(reached, timeout_s, what)
+        except NotInTime as error:
+            raise NotInTime(f"{error}; {self.describe(job)}") from None
 
     def wait_for_quiet(self, job: Job) -> None:
         """Wait until nothing is in flight, claimed or queued; parked messages stay."""

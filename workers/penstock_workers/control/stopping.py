@@ -39,7 +39,6 @@ class Resumes:
         self._quotas = quotas
         # jobs last seen paused -> when that ends by itself
         self._paused: dict[str, float | None] = {}
-        self._running: set[str] = set()  # jobs last seen running
 
     def resume_when_over(self, job: Job) -> None:
         """Let a paused job go on once the time is over for which the provider wants no calls."""
@@ -53,27 +52,26 @@ class Resumes:
         """Lift the hold on a provider when its job is resumed by hand.
 
         Resuming it says that the account is in order. Redis still calls the job paused until a
-        control process sees that it was resumed, so one that has started since sees it, too. A job
-        that went on by itself says nothing about the account: a hold from another job stays.
+        control process sees that it was resumed, so one that did not see the pause, since it looked
+        before and after it, or has started since, sees that it is over. A job that went on by
+        itself says nothing about the account: a hold from another job stays.
         """
         if job.state is not JobState.RUNNING:
-            self._running.discard(job.job_id)
             return
-        if job.job_id in self._running:
+        if not seen.is_paused:
+            self._paused.pop(job.job_id, None)
             return
-        self._running.add(job.job_id)
-        ends_at = self._paused.pop(job.job_id, None)
+        ends_at = self._paused.get(job.job_id)
         if ends_at is not None and time.time() >= ends_at:
             return
-        if not seen.is_paused or self._jobs.get(job.job_id).state is not JobState.RUNNING:
-            return  # the second: it was paused after this round had read it
+        if self._jobs.get(job.job_id).state is not JobState.RUNNING:
+            return  # it was paused after this round had read it
         provider = str(job.spec.get("provider", DEFAULT_PROVIDER))
         if lift_hold(self._quotas, provider):
             log.info("job %s was resumed: the hold on provider %s is lifted", job.job_id, provider)
 
     def keep_only(self, live: Collection[str]) -> None:
         """Forget jobs that have ended."""
-        self._running.intersection_update(live)
         self._paused = {
             job_id: ends_at for job_id, ends_at in self._paused.items() if job_id in live
         }

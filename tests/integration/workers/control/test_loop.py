@@ -722,6 +722,21 @@ def test_a_control_process_that_started_during_a_pause_lifts_the_hold(house: Hou
     assert house.redis.hget("penstock:{q:default}", "hold") is None
 
 
+def test_a_resume_lifts_the_hold_though_control_never_saw_the_pause(house: House) -> None:
+    """A job that pauses and is resumed between two looks of control, at a door that reaches Redis,
+    does not pause again over the old hold (A2)."""
+    operations = JobOperations(house.database, ProducerSettings(), house.hot)
+    job = house.submit(3)
+    house.control.tick()
+    hold_quota(house, "an empty wallet")
+    operations.pause(job, "")
+    operations.resume(house.jobs.get(job.job_id))
+    assert house.redis.get(job_state(job.job_id)) == b"paused"
+    house.control.tick()
+    assert house.redis.hget("penstock:{q:default}", "hold") is None
+    assert house.redis.get(job_state(job.job_id)) is None  # it runs
+
+
 def test_documents_of_a_resumed_job_come_back_after_the_hold_is_lifted(house: House) -> None:
     """Another control process that sees the resume first brings nothing back, which the hold would
     pause again (A2)."""
