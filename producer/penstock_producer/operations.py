@@ -226,10 +226,7 @@ class JobOperations:
     def _set_state(self, job: Job, to: JobState, operation: str, note: str | None) -> Changed:
         why = None if note is None else by_hand(note)
         moved = self._jobs.set_state(job.job_id, to, why=why, expect=_FROM[to])
-        # that a job goes on control tells workers, once it has lifted the hold of its provider,
-        # which would stop their items
-        goes_on = to is JobState.RUNNING
-        now = self._jobs.get(job.job_id) if goes_on else self._tell_workers(job)
+        now = self._tell_workers(job)
         if not moved and now.state not in _ALREADY[to]:
             raise _not_now(now, operation)
         return Changed(now, changed=moved and job.state is not to)
@@ -242,13 +239,17 @@ class JobOperations:
             raise SpecError([Problem("invalid_value", "/budget_usd", message, fix)])
 
     def _tell_workers(self, job: Job) -> Job:
-        """Tell workers where the job stands now, and return it."""
+        """Tell workers where the job stands now, and return it.
+
+        That it runs is for control to tell them, once it has lifted the hold of the job's provider:
+        that would stop its items."""
         now = self._jobs.get(job.job_id)
         if self._hot is not None:
             from redis import RedisError
 
             with contextlib.suppress(RedisError):
-                self._hot.set_job_state(now.job_id, now.state)
+                if now.state is not JobState.RUNNING:
+                    self._hot.set_job_state(now.job_id, now.state)
                 self._hot.set_job_lane(now)
         return now
 

@@ -70,6 +70,9 @@ class Balance:
         if not self._jobs.rewind_feeds(job.job_id, generation=job.generation):
             return None  # it was replayed since it was looked at, or has ended
         self._rewound[job.job_id] = (found, rewinds)
+        if job.state is JobState.CANCELLING and before < 0:
+            log.info("job %s is cancelled: what was fed is read again to write it off", job.job_id)
+            return None
         log.warning(
             "job %s: everything is read and nothing is under way, but %d of %s outcomes are there; "
             "reading it again (%d of %d)",
