@@ -22,6 +22,7 @@ from importlib import util
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import redis
 
 START_TIMEOUT_S = 120.0  # on a machine that is busy with others, too
@@ -291,14 +292,14 @@ class Postgres:
         folder = Path(tempfile.mkdtemp(prefix="penstock-postgres-"))
         guard = guarded(folder)
         handle = package.get_server(str(folder), cleanup_mode="stop")
+        server = cls(folder, handle.get_uri(), handle, guard)
         if not fsync:
-            handle.psql("alter system set fsync = off")
-            handle.psql("select pg_reload_conf()")
-        return cls(folder, handle.get_uri(), handle, guard)
+            server._execute("alter system set fsync = off", "select pg_reload_conf()")
+        return server
 
     def new_database(self, options: str = "") -> str:
         name = f"test_{os.getpid()}_{next(self.names)}"
-        self.handle.psql(f"create database {name} {options}")
+        self._execute(f"create database {name} {options}")
         return str(self.handle.get_uri(database=name))
 
     def migrated_database(self) -> str:
@@ -312,6 +313,12 @@ class Postgres:
                 database.migrate()
             self.migrated = url.partition("?")[0].rpartition("/")[2]
         return self.new_database(f"template {self.migrated}")
+
+    def _execute(self, *statements: str) -> None:
+        """The package's own ``psql`` does not run where the path to it has a blank."""
+        with psycopg.connect(self.uri, autocommit=True) as connection:
+            for statement in statements:
+                connection.execute(statement.encode())
 
     def restart(self) -> None:
         """At once: every transaction is lost, every connection broken, and the log is replayed."""
