@@ -8,6 +8,7 @@ that tests start (store_standin.py).
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -19,7 +20,10 @@ from kubelet import Image
 
 STANDIN = Path(__file__).with_name("vllm_standin.py")
 HARNESS = Path(servers.__file__).parent
-STORES = f"env PYTHONPATH={HARNESS} {sys.executable} {Path(__file__).with_name('store_standin.py')}"
+STORES = [
+    *("env", f"PYTHONPATH={HARNESS}", sys.executable),
+    str(Path(__file__).with_name("store_standin.py")),
+]
 STORE_PROGRAMS = re.compile(
     r"(?<![\w/-])(redis-server|redis-cli|docker-entrypoint\.sh|pg_isready)\b"
 )
@@ -28,8 +32,8 @@ STORE_PROGRAMS = re.compile(
 def _store(argv: Sequence[str]) -> list[str]:
     """A program by its name, or a script of the shell that names some."""
     if argv[0] == "sh":
-        return [*argv[:-1], STORE_PROGRAMS.sub(rf"{STORES} \1", argv[-1])]
-    return [*STORES.split(), *argv]
+        return [*argv[:-1], STORE_PROGRAMS.sub(rf"{shlex.join(STORES)} \1", argv[-1])]
+    return [*STORES, *argv]
 
 
 IMAGES: Mapping[str, Image] = {

@@ -78,8 +78,8 @@ class Machine:
         argv = [self._here(word) for word in service.argv]
         if argv[:2] == ["sh", "-c"]:
             here = (
-                f"{redis_binary()} - --port {self.ports['redis:6379']} --bind 127.0.0.1 --dir "
-                f"{self.folder}"
+                f"{shlex.quote(redis_binary())} - --port {self.ports['redis:6379']} --bind 127.0.0.1 "
+                f"--dir {shlex.quote(str(self.folder))}"
             )
             assert "redis-server - " in argv[2]
             return ["sh", "-c", argv[2].replace("redis-server -", here, 1)]
