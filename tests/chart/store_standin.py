@@ -14,11 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pgserver
 import redis
-from servers import redis_binary
-
-BIN = Path(pgserver.__file__).parent / "pginstall" / "bin"
+from servers import postgres_programs, redis_binary
 
 
 def redis_server(arguments: list[str]) -> None:
@@ -33,7 +30,7 @@ def redis_cli(words: list[str]) -> None:
 
 def entry_point(_: list[str]) -> None:
     """As docker-entrypoint.sh of the image: the first start makes the database."""
-    data = Path(os.environ["PGDATA"])
+    data, programs = Path(os.environ["PGDATA"]), postgres_programs()
     user = pwd.getpwnam("pgserver").pw_uid if os.geteuid() == 0 else None
     if not data.exists():
         data.mkdir(parents=True)
@@ -43,23 +40,25 @@ def entry_point(_: list[str]) -> None:
             os.chown(path, -1 if user is None else user, -1)
         made = [f"--username={os.environ['POSTGRES_USER']}", f"--pwfile={secret}"]
         subprocess.run(
-            [BIN / "initdb", "-D", data, "--auth-host=scram-sha-256", *made], check=True, user=user
+            [programs / "initdb", "-D", data, "--auth-host=scram-sha-256", *made],
+            check=True,
+            user=user,
         )
         subprocess.run(
-            [BIN / "postgres", "--single", "-D", data, "template1"],
+            [programs / "postgres", "--single", "-D", data, "template1"],
             input=f"create database {os.environ['POSTGRES_DB']}\n".encode(),
             check=True,
             user=user,
         )
     listens = ["-h", os.environ["POD_IP"], "-k", "", "-c", "fsync=off"]
-    with subprocess.Popen([BIN / "postgres", "-D", data, *listens], user=user) as server:
+    with subprocess.Popen([programs / "postgres", "-D", data, *listens], user=user) as server:
         # The image's STOPSIGNAL: SIGTERM would wait until its clients have gone.
         signal.signal(signal.SIGTERM, lambda *_: server.send_signal(signal.SIGINT))
         sys.exit(server.wait())
 
 
 def pg_isready(arguments: list[str]) -> None:
-    os.execv(BIN / "pg_isready", ["pg_isready", *arguments])
+    os.execv(postgres_programs() / "pg_isready", ["pg_isready", *arguments])
 
 
 PROGRAMS = {

@@ -265,6 +265,11 @@ def postgres_package() -> Any:
     )
 
 
+def postgres_programs() -> Path:
+    """Return the folder of `postgres`, `pg_dump` and the like in that package."""
+    return Path(postgres_package().__file__).parent / "pginstall/bin"
+
+
 @dataclass
 class Postgres:
     """A PostgreSQL server from the pgserver wheel, or from that of its successor.
@@ -337,9 +342,8 @@ class Postgres:
 
     def _control(self, *words: str) -> None:
         """Run `pg_ctl`, as the user that the server runs as."""
-        programs = Path(postgres_package().__file__).parent / "pginstall/bin"
         subprocess.run(
-            [programs / "pg_ctl", "-D", self.handle.pgdata, *words],
+            [postgres_programs() / "pg_ctl", "-D", self.handle.pgdata, *words],
             cwd="/",
             user=self.handle.system_user,
             stdout=subprocess.DEVNULL,

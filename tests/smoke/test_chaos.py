@@ -127,8 +127,6 @@ def test_nothing_outlives_it(
 ) -> None:
     """Ctrl-C and kill -9 in the middle of a fault end Redis, provider and workers, and its folder
     is gone. An interrupt breaks no promise."""
-    if more:
-        pytest.importorskip("pgserver", reason="wheels for CPython 3.11 and 3.12")
     shown = open_folder / "screen"
     with shown.open("wb") as screen:
         running = Penstock(

