@@ -342,12 +342,15 @@ def test_the_shortest_notice_of_all_is_long_enough(
 
 
 @pytest.mark.long
-def test_a_pod_ends_while_redis_hangs(fleet: Fleet, render: Render, tmp_path: Path) -> None:
+def test_a_pod_ends_while_redis_hangs(
+    render: Render, tmp_path: Path, postgres_server: Postgres
+) -> None:
     """A Redis that takes connections and answers nothing keeps no pod beyond its grace period, at
     whose end it is killed, since only Redis is left to write to. Each call that was in flight is
     made once more when its lease is over, and no other.
     """
-    with Fleet(tmp_path / "hung", database_url=fleet.database_url) as hung:
+    # a ledger of its own: in that of the other tests is a job which does not end
+    with Fleet(tmp_path / "hung", database_url=postgres_server.new_database()) as hung:
         hung.provider.start("--latency-ms", "5", "--latency-sigma", "0", "--api-key", KEY)
         settings: Values = {"settings": {"visibility_timeout_s": 5}}
         gke = Cluster(
